@@ -1,0 +1,60 @@
+"""dtlab: learn distributed training by running it, for real, in a notebook.
+
+This face is lazy: `import dtlab` loads neither torch nor anything else until a name is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtlab import collectives as collectives
+    from dtlab.errors import DeadlockError as DeadlockError
+    from dtlab.errors import DtlabError as DtlabError
+    from dtlab.errors import Failure as Failure
+    from dtlab.errors import LaunchError as LaunchError
+    from dtlab.errors import RankError as RankError
+    from dtlab.errors import RankTimeoutError as RankTimeoutError
+    from dtlab.errors import Waiting as Waiting
+    from dtlab.errors import expect as expect
+    from dtlab.grading import check as check
+    from dtlab.ranks.launch import Run as Run
+    from dtlab.ranks.launch import launch as launch
+    from dtlab.ranks.launch import rank_generator as rank_generator
+    from dtlab.trace import Event as Event
+    from dtlab.trace import Trace as Trace
+    from dtlab.trace import span as span
+
+_HOMES = {  # public name -> the module it lives in; None for a module of that name
+    "DeadlockError": "errors",
+    "DtlabError": "errors",
+    "Event": "trace",
+    "Failure": "errors",
+    "LaunchError": "errors",
+    "RankError": "errors",
+    "RankTimeoutError": "errors",
+    "Run": "ranks.launch",
+    "Trace": "trace",
+    "Waiting": "errors",
+    "check": "grading",
+    "collectives": None,
+    "expect": "errors",
+    "launch": "ranks.launch",
+    "rank_generator": "ranks.launch",
+    "span": "trace",
+}
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"dtlab has no {name!r}. It has: {', '.join(__all__)}.")
+    home = _HOMES[name]
+    module = importlib.import_module(f"dtlab.{home or name}")
+    return module if home is None else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,242 @@
+"""The notebook's side: keep a warm server, ask it for ranks, and collect what comes of them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtlab.errors import LaunchError
+from dtlab.ranks import protocol
+from dtlab.ranks.output import STREAMS, Output, Stream
+from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec
+from dtlab.ranks.transport import Closed, Packed, receive_frame, send_fds, send_frame
+
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from dtlab.ranks.server import main; main(int(sys.argv[1]))"
+)
+START_LIMIT = 120.0  # seconds that the server may take to import torch
+STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
+
+
+class Server:
+    """A handle on the warm server of this process; starts it when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0  # the process that started the server: a fork must not use it
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start it if it is not running, without waiting until it is ready."""
+        with self._lock:
+            self._start_if_needed()
+
+    def request(self, fds: list[int]) -> None:
+        """Hand the descriptors of a launch to the server; starts another if it has ended."""
+        with self._lock:
+            for last_try in (False, True):
+                sock = self._start_if_needed()
+                try:
+                    self._wait_until_ready(sock)
+                    send_fds(sock, fds)
+                    return
+                except ConnectionError:
+                    self._forget()
+                    if last_try:
+                        raise
+
+    def stop(self) -> None:
+        """End the server, and whatever it still runs."""
+        with self._lock:
+            self._forget()
+
+    def _start_if_needed(self) -> socket.socket:
+        alive = self._process is not None and self._process.poll() is None
+        if alive and self._socket is not None and self._owner == os.getpid():
+            return self._socket
+        self._forget()
+        ours, theirs = socket.socketpair()
+        path = [os.path.abspath(entry) for entry in sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, str(theirs.fileno()), json.dumps(path)],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket, self._owner, self._ready = ours, os.getpid(), False
+        return ours
+
+    def _wait_until_ready(self, sock: socket.socket) -> None:
+        if self._ready:
+            return
+        sock.settimeout(START_LIMIT)
+        with contextlib.suppress(TimeoutError):
+            self._ready = sock.recv(1) == b"R"
+        sock.settimeout(None)
+        if not self._ready:
+            said = self._last_words()
+            raise LaunchError(f"the server that forks ranks did not start. It said:\n{said}")
+
+    def _last_words(self) -> str:
+        process = self._process
+        if process is None or process.stderr is None:
+            return ""
+        process.kill()
+        text = process.stderr.read().decode(errors="replace").strip()[-2000:]
+        self._forget()
+        return text
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None and self._owner == os.getpid():
+            try:
+                self._process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stderr:
+                self._process.stderr.close()
+        self._process = self._socket = None
+
+
+SERVER = Server()  # one warm server per process: one of dtlab's two pieces of global state
+atexit.register(SERVER.stop)
+
+
+@dataclass
+class Collected:
+    """All that came back from one launch."""
+
+    values: list[Any]
+    returned: list[bool]
+    failures: dict[int, RemoteFailure] = field(default_factory=dict)
+    records: list[Any] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+
+class Conversation:
+    """One launch, seen from the notebook: ask, then read everything until the ranks are gone."""
+
+    def __init__(self, spec: Spec, call: Packed, output: Output) -> None:
+        self.spec, self.call, self.output = spec, call, output
+        self.collected = Collected([None] * spec.world_size, [False] * spec.world_size)
+        self.channels: dict[socket.socket, int] = {}
+        self.pipes: dict[int, tuple[int, Stream]] = {}
+
+    def run(self) -> Collected:
+        """Returns when no process of the launch is left, however it ends."""
+        self.control, theirs = socket.socketpair()
+        try:
+            fds = [theirs.detach(), *self._open_ends()]
+            try:
+                SERVER.request(fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
+            self.call.send(self.control, protocol.CALL)
+            while self.collected.outcome is None:
+                self._read_some(None)
+            while self._read_some(0):
+                pass  # what was still on its way when the ranks ended
+        except (Closed, ConnectionError) as error:
+            raise LaunchError(
+                "the process that looks after the ranks has gone; it was probably killed. "
+                "Run the cell again."
+            ) from error
+        finally:
+            self._close()
+        return self.collected
+
+    def _open_ends(self) -> list[int]:
+        """A channel and two pipes per rank; keeps this side, returns the ranks' side."""
+        theirs = []
+        for rank in range(self.spec.world_size):
+            channel, far = socket.socketpair()
+            self.channels[channel] = rank
+            theirs.append(far.detach())
+            for stream in STREAMS:
+                reader, writer = os.pipe()
+                self.pipes[reader] = (rank, stream)
+                theirs.append(writer)
+        return theirs
+
+    def _read_some(self, patience: float | None) -> bool:
+        """Read whatever is there, in the order of the ranks; False if there was nothing."""
+        poller = select.poll()
+        for fd in [*self.pipes, *(one.fileno() for one in [*self.channels, self.control])]:
+            poller.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(None if patience is None else patience * 1000)}
+        for reader in [reader for reader in self.pipes if reader in ready]:
+            self._read_pipe(reader)
+        for channel in [one for one in self.channels if one.fileno() in ready]:
+            self._read_channel(channel)
+        if self.control.fileno() in ready and self.collected.outcome is None:
+            _, body = receive_frame(self.control)
+            self.collected.outcome = pickle.loads(body)
+            return True
+        return bool(ready - {self.control.fileno()})
+
+    def _read_pipe(self, reader: int) -> None:
+        data = os.read(reader, 65536)
+        if data:
+            self.output.feed(*self.pipes[reader], data)
+        else:
+            os.close(reader)
+            del self.pipes[reader]
+
+    def _read_channel(self, channel: socket.socket) -> None:
+        rank = self.channels[channel]
+        try:
+            tag, body = receive_frame(channel)
+            packed = Packed.receive(channel, body)
+        except (Closed, ConnectionError):
+            channel.close()
+            del self.channels[channel]
+            return
+        if tag == protocol.VALUE:
+            self._open_value(rank, packed)
+        elif tag == protocol.FAILURE:
+            self.collected.failures[rank] = packed.load()
+        elif tag == protocol.RECORDS:
+            self.collected.records.append(packed.load())
+
+    def _open_value(self, rank: int, packed: Packed) -> None:
+        try:
+            self.collected.values[rank] = packed.load()
+            self.collected.returned[rank] = True
+        except Exception as error:  # noqa: BLE001  objects define how they are opened
+            text = f"what it returned cannot be opened here: {type(error).__name__}: {error}"
+            self.collected.failures[rank] = RemoteFailure("result", text, [])
+
+    def _close(self) -> None:
+        """Tell the supervisor that this is over, and wait until its processes are gone."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+            self.control.settimeout(STOP_LIMIT)
+            while self.control.recv(65536):
+                pass
+        for one in [self.control, *self.channels]:
+            one.close()
+        for reader in self.pipes:
+            os.close(reader)
+        self.pipes.clear()
+        self.output.finish()

@@ -1,0 +1,177 @@
+"""From how a launch ended to an error that says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from traceback import FrameSummary, StackSummary
+from typing import Any
+
+from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError, RemoteTraceback, Waiting
+from dtlab.ranks import locate
+from dtlab.ranks.client import Collected
+from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
+
+MESSAGE_LIMIT = 2000  # characters
+# What a rank says when a peer's process has gone: a consequence, not a cause.
+PEER_GONE = ("onnection closed by peer", "onnection reset by peer", "Broken pipe", "Socket closed")
+ADVICE = {
+    "memory": "Hold less at a time on each rank, or raise memory_limit.",
+    "exit": "A rank has to return from its function: its peers may still need it.",
+    "result": "Return tensors or plain data instead, or nothing.",
+    "exception": "",
+    "signal": "",
+}
+
+
+def error_of(collected: Collected, spec: Spec, stdout: list[str]) -> RanksError | None:
+    """The error that a launch ended with, or None if every rank returned."""
+    outcome = collected.outcome
+    if outcome is None:
+        return None
+    running = _waiting(outcome)
+    failures = _failures(collected, outcome)
+    if failures:
+        return rank_error(failures, running, collected.values, stdout, spec.memory_limit)
+    if outcome.reason == "timeout":
+        text = _timeout_text(running, outcome, spec)
+        return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
+    return None
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def rank_error(
+    failures: dict[int, Failure],
+    running: list[Waiting],
+    values: list[Any],
+    stdout: list[str],
+    memory_limit: int | None = None,
+) -> RankError:
+    """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
+    first = next(iter(failures.values()))
+    same = [rank for rank, one in failures.items() if one == first]
+    lines = [f"{ranks_in_words(same)} {_what_happened(first)}"]
+    if first.place:
+        lines.append(f"  {first.place}")
+    for rank, one in failures.items():
+        if rank not in same:
+            then = "then lost its peer: " if _is_consequence(one) else ""
+            lines.append(f"rank {rank} {then}{_what_happened(one)}")
+            lines.extend([f"  {one.place}"] if one.place else [])
+    for waiting in running:
+        if waiting.rank not in failures:
+            lines.append(f"rank {waiting.rank} was {_doing(waiting)} and was ended")
+            lines.extend([f"  {waiting.place}"] if waiting.place else [])
+    if first.kind == "memory" and memory_limit:
+        lines.append(f"memory_limit is {memory_limit:,} bytes for each rank.")
+    if ADVICE[first.kind]:
+        lines.append(ADVICE[first.kind])
+    error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
+    error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
+    return error
+
+
+def _failures(collected: Collected, outcome: Outcome) -> dict[int, Failure]:
+    """All failures, the guilty rank's first."""
+    found: dict[int, Failure] = {}
+    for rank, end in enumerate(outcome.ranks):
+        if rank in collected.failures:
+            found[rank] = of_exception(collected.failures[rank])
+        elif end.state == "died":
+            found[rank] = _of_death(end)
+    order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
+    order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
+    return {rank: found[rank] for rank in order if rank in found}
+
+
+def _is_consequence(failure: Failure) -> bool:
+    return failure.kind == "exception" and any(text in failure.message for text in PEER_GONE)
+
+
+def of_exception(remote: RemoteFailure) -> Failure:
+    """A rank's exception, with the learner's own line."""
+    frames = remote.chain[0][0] if remote.chain else []
+    message = remote.message
+    if remote.kind == "exit":
+        message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
+        message = message.replace("SystemExit)", "sys.exit()")
+    return Failure(
+        remote.kind, message[:MESSAGE_LIMIT], traceback=_traceback_text(remote),
+        **locate.place(locate.learner_frame(frames)),
+    )
+
+
+def _of_death(end: RankEnd) -> Failure:
+    """A rank that ended without a word."""
+    where = locate.place(locate.learner_frame(end.stack))
+    code = os.waitstatus_to_exitcode(end.status or 0)
+    if code >= 0:
+        return Failure("exit", f"left by os._exit({code})", **where)
+    name = signal.Signals(-code).name
+    meaning = {
+        "SIGKILL": " (by the system for want of memory, or by another process)",
+        "SIGSEGV": " (it crashed: memory was used that is not there)",
+        "SIGABRT": " (it aborted)",
+    }.get(name, "")
+    return Failure("signal", f"was ended by {name}{meaning}", **where)
+
+
+def _traceback_text(remote: RemoteFailure) -> str:
+    parts = []
+    for frames, message in reversed(remote.chain):
+        stack = StackSummary.from_list([FrameSummary(f.file, f.line, f.function) for f in frames])
+        parts.append("Traceback (most recent call last):\n" + "".join(stack.format()) + message)
+    return "\n\nwhich led to\n\n".join(parts)
+
+
+def _what_happened(failure: Failure) -> str:
+    verb = {"exception": "raised ", "memory": "ran out of memory: ", "result": ""}
+    return verb.get(failure.kind, "") + failure.message
+
+
+# ---------------------------------------------------------------------------- time limit
+
+
+def _waiting(outcome: Outcome) -> list[Waiting]:
+    """What the ranks that had to be ended were doing."""
+    found = []
+    for rank, end in enumerate(outcome.ranks):
+        if end.state == "stopped":
+            where = locate.place(locate.learner_frame(end.stack))
+            found.append(Waiting(rank, locate.operation(end.stack), **where))
+    return found
+
+
+def _doing(waiting: Waiting) -> str:
+    return "still computing" if waiting.op == "compute" else f"waiting in {waiting.op}"
+
+
+def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
+    if not running:
+        return (
+            f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
+            "Return less, or tensors and plain data instead of objects."
+        )
+    busy = [one.rank for one in running if one.op == "compute"]
+    lines = [f"the time limit of {spec.timeout:g} s has passed."]
+    for one in running:
+        lines.append(f"  rank {one.rank} was {_doing(one)}   {one.place}".rstrip())
+    done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
+    if done:
+        lines.append(f"  {ranks_in_words(done)} had returned")
+    if busy:
+        lines.append("If it only needs longer, pass a larger timeout= to launch.")
+    return "\n".join(lines)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0 and 3`, `ranks 0 to 3`."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,219 @@
+"""`dtlab.launch`: run a function on N real ranks, from a notebook cell or a script.
+
+    kernel (client.py)                server.py             supervisor.py          process.py
+    ──────────────────                ─────────             ─────────────          ──────────
+    launch(fn, *args)
+      pack fn and args
+      open channels and pipes ─fds─►  fork ───────────────► read spec, call
+                                      (torch is             fork ────────────────► join group
+                                       imported already)    all ready? ─── go ───► fn(*args)
+      show output  ◄─────────────────────────────────────────────────────────────  print
+      values, failures, records  ◄───────────────────────────────────────────────  hand over
+      outcome  ◄──────────────────────────────────────────  all done? ── leave ──► _exit
+      Run, or an error                                      kill whatever is left
+
+Where the environment already names a process group (torchrun, an SPMD kernel), nothing is forked:
+the function runs in place on this rank (inplace.py).
+"""
+
+from __future__ import annotations
+
+import os
+import reprlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtlab.errors import LaunchError
+from dtlab.ranks import client, explain, inplace, system
+from dtlab.ranks.output import Output
+from dtlab.ranks.protocol import IN_RANK, Spec
+from dtlab.ranks.transport import Packed, pack
+from dtlab.trace import Trace
+
+DEFAULT_WORLD_SIZE = 2
+MOST_RANKS = 256
+
+
+@dataclass
+class Run:
+    """What came of a launch: one entry per rank in `values` and `stdout`."""
+
+    values: list[Any]
+    stdout: list[str]
+    trace: Trace | None
+    seconds: float  # wall time of the whole call
+    backend: str
+    stderr: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks ran."""
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        short = reprlib.Repr()
+        short.maxother = short.maxstring = 60
+        head = f"{self.world_size} ranks on {self.backend}, {self.seconds:.2f} s"
+        if all(value is None for value in self.values):
+            return head
+        lines = [f"  rank {rank}: {short.repr(value)}" for rank, value in enumerate(self.values)]
+        return "\n".join([head, *lines])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def launch(
+    fn: Callable[..., Any],
+    *args: Any,
+    world_size: int | None = None,
+    backend: str | None = None,
+    timeout: float | None = 30.0,
+    trace: bool = True,
+    seed: int = 0,
+    threads: int | None = None,
+    memory_limit: int | None = None,
+    engine: str = "local",
+) -> Run:
+    """Run `fn(*args)` on every rank, each a process of its own, and return what came of it.
+
+    Inside, the default process group is initialised: `dist.get_rank()` and the rest of
+    `torch.distributed` work as anywhere. Ranks are fresh at each call; nothing of them stays.
+
+    Args:
+        fn: any function, also one defined in a cell with the notebook's names in it.
+        args: handed to `fn` on each rank, as a copy of its own.
+        world_size: number of ranks; None means 2, or what the environment (torchrun) says.
+        backend: "gloo" or "nccl"; None means NCCL if there is a GPU for every rank, else gloo.
+        timeout: seconds that `fn` may take; None for no limit.
+        trace: record communication and `dtlab.span`s into `Run.trace`.
+        seed: of torch, NumPy and random, the same on every rank (see `rank_generator`).
+        threads: of torch on each rank; None shares the CPUs that may be used fairly.
+        memory_limit: bytes that each rank may allocate beyond what a fresh one has.
+        engine: "local", processes on this machine.
+
+    Raises:
+        LaunchError: what was asked for cannot be launched.
+        RankError: a rank raised, exited, was killed, ran out of memory, or returned something
+            that cannot be sent.
+        RankTimeoutError: some rank was still running after `timeout` seconds.
+    """
+    begun = time.perf_counter()
+    _check(fn, world_size, timeout, threads, memory_limit, engine)
+    if inplace.environment_is_set():
+        return inplace.run(fn, args, world_size, backend, trace, seed, begun)
+    if system.WINDOWS:
+        raise LaunchError("dtlab needs Linux, macOS or WSL2. On Windows, use WSL2.")
+    client.SERVER.start()
+    world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
+    spec = Spec(
+        world_size=world_size,
+        backend=choose_backend(backend, world_size),
+        timeout=timeout,
+        trace=trace,
+        seed=seed,
+        threads=threads or max(1, int(system.usable_cpus() / world_size)),
+        memory_limit=memory_limit,
+        environment=dict(os.environ),
+        folder=os.getcwd(),
+        path=[os.path.abspath(entry) for entry in sys.path],
+    )
+    output = Output(world_size)
+    collected = client.Conversation(spec, _pack_call(fn, args), output).run()
+    error = explain.error_of(collected, spec, output.kept("out"))
+    if error is not None:
+        raise error
+    return Run(
+        values=collected.values,
+        stdout=output.kept("out"),
+        trace=_trace(collected) if trace else None,
+        seconds=time.perf_counter() - begun,
+        backend=spec.backend,
+        stderr=output.kept("err"),
+    )
+
+
+def _trace(collected: client.Collected) -> Trace:
+    return Trace.from_records(
+        collected.records, collected.outcome.wire if collected.outcome else None
+    )
+
+
+def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
+    try:
+        return pack((fn, args))
+    except Exception as error:  # anything: objects define how they are pickled
+        name = getattr(fn, "__name__", repr(fn))
+        raise LaunchError(
+            f"{name} cannot be sent to the ranks: {type(error).__name__}: {error}\n"
+            "It uses something that only lives in this process (a lock, an open file, a process "
+            "group, ...). Make that inside the function instead."
+        ) from error
+
+
+def choose_backend(backend: str | None, world_size: int) -> str:
+    """The backend to use, or a LaunchError that says what is missing for the one asked for."""
+    if backend is None:
+        return "nccl" if 0 < world_size <= _gpu_count() else "gloo"
+    if backend == "nccl" and _gpu_count() < world_size:
+        raise LaunchError(
+            f"backend='nccl' needs a GPU for each of the {world_size} ranks; here are "
+            f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
+            if _gpu_count()
+            else f"backend='nccl' needs a GPU for each of the {world_size} ranks; here is none. "
+            "Use backend='gloo', which runs on the CPU."
+        )
+    if backend not in ("gloo", "nccl", "cpu:gloo,cuda:nccl"):
+        raise LaunchError(f"backend={backend!r} is not known: use 'gloo', 'nccl', or None.")
+    return backend
+
+
+def _gpu_count() -> int:
+    """GPUs that ranks could use. Asked without making a CUDA context in this process."""
+    if not system.has_nvidia_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _check(
+    fn: object, world_size: object, timeout: object, threads: object, memory: object, engine: str
+) -> None:
+    """Refuse what cannot be meant, saying what was given and what is allowed."""
+    if IN_RANK in os.environ:
+        raise LaunchError(
+            f"dtlab.launch was called inside rank {os.environ[IN_RANK]} of another launch. "
+            "Call it from the notebook; inside a rank, use torch.distributed directly."
+        )
+    if not callable(fn):
+        raise LaunchError(f"launch needs a function to run on every rank, not {fn!r}.")
+    if engine != "local":
+        raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
+    for name, value, most in (
+        ("world_size", world_size, MOST_RANKS),
+        ("threads", threads, 4096),
+        ("memory_limit", memory, None),
+    ):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1 or (most and value > most)):  # type: ignore[operator]
+            limits = f"from 1 to {most}" if most else "of at least 1 (bytes)"
+            raise LaunchError(f"{name} is a whole number {limits}, not {value!r}.")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise LaunchError(f"timeout is a number of seconds above 0, or None, not {timeout!r}.")
+
+
+def rank_generator() -> Any:
+    """A `torch.Generator` for this rank: differs from rank to rank, repeats from run to run.
+
+    Its seed is made of the seed of the launch and the rank.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mixed = (torch.initial_seed() * 1_000_003 + rank + 1) % 2**63
+    return torch.Generator().manual_seed(mixed)

@@ -1,0 +1,245 @@
+"""What a rank does: become a process of its own, join the group, run the function, hand over.
+
+A rank is forked from its supervisor and never returns into it: it ends by `os._exit`, which is
+quick and leaves no thread a chance to hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import numpy as np
+import setproctitle
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks import protocol, stacks, system
+from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
+from dtlab.ranks.recorder import Recorder
+from dtlab.ranks.transport import Packed, pack
+
+GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
+THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
+
+
+def run_rank(
+    rank: int,
+    spec: Spec,
+    call: Packed,
+    fds: list[int],
+    status: socket.socket,
+    store: socket.socket,
+    stack_writer: int,
+) -> NoReturn:
+    """Be rank `rank`. `fds`: the channel to the notebook, stdout, stderr."""
+    code = 1
+    try:
+        system.die_with_parent()
+        _close_all_but({*fds, status.fileno(), store.fileno(), stack_writer})
+        channel = socket.socket(fileno=fds[0])
+        _become_ordinary(rank, spec, fds[1], fds[2], stack_writer)
+        outcome = _Outcome(channel, status)
+        try:
+            _take_part(rank, spec, call, store, outcome)
+        except BaseException as error:  # noqa: BLE001  dtlab's own trouble, joining the group for instance
+            outcome.failure = describe(error)
+            outcome.deliver(None)
+        status.recv(1)  # LEAVE: peers may still need this rank's connections
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _take_part(
+    rank: int, spec: Spec, call: Packed, store: socket.socket, outcome: _Outcome
+) -> None:
+    """Join, wait for the others, run the function, hand over what came of it."""
+    with outcome.catching():
+        function, args = call.load()
+        _fill_main(function)
+    _join(rank, spec, store)
+    outcome.status.send(protocol.READY)
+    if outcome.status.recv(1) != protocol.GO:
+        return
+    recorder = Recorder(rank) if spec.trace else None
+    _limit_memory(spec.memory_limit)
+    if not outcome.failure:
+        if recorder:
+            recorder.start()
+        with outcome.catching():
+            outcome.value = function(*args)
+    outcome.deliver(recorder)
+
+
+class _Outcome:
+    """What came of the function, and how it is handed over."""
+
+    def __init__(self, channel: socket.socket, status: socket.socket) -> None:
+        self.channel = channel
+        self.status = status
+        self.value: Any = None
+        self.failure: RemoteFailure | None = None
+
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the learner's to hear of
+            self.failure = describe(error)
+
+    def deliver(self, recorder: Recorder | None) -> None:
+        """Hand over the value, or the failure, and what was recorded."""
+        _flush()
+        self.status.send(protocol.RAISED if self.failure else protocol.RETURNED)
+        resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
+        if recorder:
+            pack(recorder.stop()).send(self.channel, protocol.RECORDS)
+        if not self.failure:
+            try:
+                pack(self.value).send(self.channel, protocol.VALUE)
+            except Exception as error:  # noqa: BLE001  anything: objects define how they are pickled
+                self.failure = describe(error, kind="result", value=self.value)
+                self.status.send(protocol.RAISED)
+        if self.failure:
+            pack(self.failure).send(self.channel, protocol.FAILURE)
+        self.status.send(protocol.DELIVERED)
+
+
+_UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+# ---------------------------------------------------------------------------- becoming a rank
+
+
+def _close_all_but(keep: set[int]) -> None:
+    start = 3
+    for fd in sorted(keep):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+
+
+def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: int) -> None:
+    """Undo what made this process a supervisor, and take on what the notebook has."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no core file
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout = open(1, "w", 1, "utf-8", "replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, "utf-8", "replace", closefd=False)  # noqa: SIM115
+    stacks.report_on_signal(stack_writer)
+    stacks.report_before_ending(stack_writer)
+    setproctitle.setproctitle(f"{protocol.RANK_TITLE} {rank}")
+    os.environ.clear()
+    os.environ.update(spec.environment)
+    os.environ.update(_rank_environment(rank, spec))
+    os.chdir(spec.folder)
+    sys.path[:] = spec.path
+    importlib.invalidate_caches()
+    torch.set_num_threads(spec.threads)
+    torch.manual_seed(spec.seed)
+    np.random.seed(spec.seed % 2**32)  # noqa: NPY002  people use the global generator
+    random.seed(spec.seed)
+
+
+def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
+    loopback = "lo" if system.LINUX else "lo0"
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.world_size),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        protocol.IN_RANK: str(rank),
+    }
+
+
+def _fill_main(function: Any) -> None:
+    """Make the notebook's names importable from `__main__` here too.
+
+    Objects of a class defined in a cell are pickled by that name when ranks exchange them.
+    """
+    main = sys.modules["__main__"]
+    names = getattr(function, "__globals__", {})
+    vars(main).update({k: v for k, v in names.items() if not k.startswith("__")})
+
+
+def _join(rank: int, spec: Spec, listener: socket.socket) -> None:
+    """Initialise the default process group. The listening socket existed before the ranks did."""
+    port = listener.getsockname()[1]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1",
+        port,
+        spec.world_size,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
+    if rank != 0:
+        listener.close()
+    if "nccl" in spec.backend:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=GROUP_PATIENCE
+    )
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Let private memory grow by `limit` bytes from here on; what passes it raises."""
+    if limit is None:
+        return
+    with open("/proc/self/status") as lines:
+        used = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+    ceiling = used + limit + THREAD_STACKS
+    resource.setrlimit(resource.RLIMIT_DATA, (ceiling, resource.RLIM_INFINITY))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteFailure:
+    """An exception as plain data, with the exceptions that led to it."""
+    chain: list[tuple[list[Frame], str]] = []
+    one: BaseException | None = error
+    while one is not None and len(chain) < 5:
+        frames = [Frame(f.filename, f.lineno or 0, f.name)
+                  for f in traceback.extract_tb(one.__traceback__)]
+        frames = [f for f in frames if f.file != __file__]
+        chain.append((frames, "".join(traceback.format_exception_only(one)).strip()))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    message = chain[0][1]
+    if kind == "result":
+        message = f"what it returned, a {type(value).__name__}, cannot be sent back: {message}"
+    return RemoteFailure(kind or _kind(error), message, chain)  # type: ignore[arg-type]
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "exit"
+    text = str(error)
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in text or "bad_alloc" in text)
+    )
+    return "memory" if out_of_memory else "exception"

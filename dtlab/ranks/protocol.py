@@ -1,0 +1,84 @@
+"""The words that notebook, supervisor and ranks use with each other: plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+# What the processes call themselves in the process list.
+SERVER_TITLE = "dtlab-rank-server"
+SUPERVISOR_TITLE = "dtlab-rank-supervisor"
+RANK_TITLE = "dtlab-rank"
+
+IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
+
+# Frames between the notebook and a supervisor, and from a rank to the notebook.
+SPEC = b"s"  # notebook -> supervisor: a Spec
+CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened by ranks only
+OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
+VALUE = b"v"  # rank -> notebook: what the function returned
+FAILURE = b"f"  # rank -> notebook: a RemoteFailure
+RECORDS = b"r"  # rank -> notebook: what the recorder saw
+
+# Single letters between a rank and its supervisor.
+READY = b"R"  # the group is joined
+RETURNED = b"F"  # the function has returned
+RAISED = b"X"  # the function has raised, or left by sys.exit
+DELIVERED = b"D"  # everything has been handed to the notebook
+GO = b"g"  # all are ready: begin
+LEAVE = b"l"  # all are done: end
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that a launch needs besides the function and its arguments."""
+
+    world_size: int
+    backend: str
+    timeout: float | None  # seconds
+    trace: bool
+    seed: int
+    threads: int
+    memory_limit: int | None  # bytes per rank
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+
+
+class Frame(NamedTuple):
+    """One line of a traceback: where, and in which function."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class RemoteFailure:
+    """An exception of a rank as plain data; `chain` begins with the exception itself."""
+
+    kind: Literal["exception", "exit", "memory", "result"]
+    message: str
+    chain: list[tuple[list[Frame], str]]
+
+
+Reason = Literal["returned", "failed", "timeout"]
+
+
+@dataclass
+class RankEnd:
+    """How one rank ended, as its supervisor saw it."""
+
+    state: Literal["returned", "raised", "died", "stopped"] = "stopped"
+    status: int | None = None  # as os.waitpid reports it, for a rank that died
+    stack: list[Frame] = field(default_factory=list)  # where it was last seen, outermost first
+
+
+@dataclass
+class Outcome:
+    """How a launch ended."""
+
+    reason: Reason
+    ranks: list[RankEnd]
+    failed_first: list[int]  # ranks that raised or died, in the order in which that was seen
+    wire: list[int | None]  # bytes that each rank put on its sockets, where they can be counted

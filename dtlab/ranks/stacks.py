@@ -1,0 +1,83 @@
+"""Where a rank is, told from outside: it writes its stack when a signal asks it to.
+
+Python's `faulthandler` writes the stack from inside the signal handler, so this works while the
+rank is blocked in C++, and also when it crashes. Each rank has a pipe that it writes to.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import select
+import signal
+import time
+from typing import NoReturn
+
+from dtlab.ranks.protocol import Frame
+
+# One that no program uses for itself, where the system has it.
+SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+class StackPipe:
+    """The pipe of one rank; it is made before the fork."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+
+    def close_writer(self) -> None:
+        os.close(self.writer)
+
+    def read(self, deadline: float = 0.0) -> list[Frame]:
+        """The main thread's frames, outermost first; waits for them until `deadline`."""
+        text = b""
+        while True:
+            patience = max(0.0, deadline - time.monotonic()) if not text else 0.02
+            if not select.select([self.reader], [], [], patience)[0]:
+                break
+            data = os.read(self.reader, 65536)
+            if not data:
+                break
+            text += data
+        return parse(text.decode(errors="replace"))
+
+
+def report_on_signal(writer: int) -> None:
+    """In a rank: write the stacks of all threads to `writer` when asked, and upon a crash."""
+    faulthandler.enable(file=writer, all_threads=True)
+    faulthandler.register(SIGNAL, file=writer, all_threads=True)
+
+
+def report_before_ending(writer: int) -> None:
+    """In a rank: write the stack before the rank ends itself without an exception."""
+    rank = os.getpid()
+    exit_at_once, send_signal = os._exit, os.kill
+
+    def _exit(status: int) -> NoReturn:
+        if os.getpid() == rank:
+            faulthandler.dump_traceback(writer, all_threads=False)
+        exit_at_once(status)
+
+    def kill(pid: int, number: int, /) -> None:
+        if pid == rank and os.getpid() == rank and number != 0:
+            faulthandler.dump_traceback(writer, all_threads=False)
+        send_signal(pid, number)
+
+    os._exit, os.kill = _exit, kill
+
+
+def parse(text: str) -> list[Frame]:
+    """The frames of the main thread in what `faulthandler` wrote, outermost first.
+
+    The main thread is the last one written: threads are listed from the newest to the oldest.
+    """
+    threads: list[list[Frame]] = [[]]
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append([])
+        elif found := LINE.match(line):
+            threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
+    return threads[-1][::-1]

@@ -1,0 +1,243 @@
+"""One launch: fork its ranks, begin and end them together, and leave nothing behind.
+
+      notebook ── control ──► supervisor ── fork ──► rank 0, rank 1, ...
+          ▲                       ▲                     │   │
+          │                       └── status letters ───┘   │
+          └── values, failures, records, output ────────────┘
+
+Ranks begin together, because a rank that returns before its peers have connected breaks their
+start, and end together, because a rank that is gone resets its peers' connections. The supervisor
+is the parent of all that its ranks leave behind (a "subreaper"), so killing its children until it
+has none ends everything, however often a descendant forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+import setproctitle
+
+from dtlab.ranks import protocol, stacks, system
+from dtlab.ranks.process import run_rank
+from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Spec
+from dtlab.ranks.traffic import Traffic
+from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
+
+GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once one has failed
+SAMPLE_SOCKETS_EVERY = 0.25  # seconds
+DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
+STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
+
+
+def main(fds: list[int]) -> NoReturn:
+    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank."""
+    code = 1
+    try:
+        setproctitle.setproctitle(protocol.SUPERVISOR_TITLE)
+        os.setsid()
+        system.adopt_orphans()
+        signal.signal(signal.SIGTERM, _end_at_once)
+        control = socket.socket(fileno=fds[0])
+        _, body = receive_frame(control)
+        spec: Spec = pickle.loads(body)
+        _, body = receive_frame(control)
+        call = Packed.receive(control, body)
+        outcome = Supervisor(spec, control).run(call, fds[1:])
+        send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
+        code = 0
+    except (Closed, ConnectionError):
+        pass  # the notebook has gone, or does not want to know any more
+    finally:
+        system.kill_children()
+        os._exit(code)
+
+
+def _end_at_once(*_: object) -> None:
+    system.kill_children()
+    os._exit(1)
+
+
+class Rank:
+    """What the supervisor knows of one rank."""
+
+    def __init__(self, rank: int, status: socket.socket, stack: stacks.StackPipe) -> None:
+        self.rank = rank
+        self.pid = -1
+        self.status = status
+        self.stack = stack
+        self.end = RankEnd()
+        self.letters = b""  # every status letter so far
+        self.alive = True
+
+    def has(self, *letters: bytes) -> bool:
+        return any(letter in self.letters for letter in letters)
+
+
+class Supervisor:
+    """Runs the ranks of one launch from fork to the last child reaped."""
+
+    def __init__(self, spec: Spec, control: socket.socket) -> None:
+        self.spec = spec
+        self.control = control
+        self.ranks: list[Rank] = []
+        self.failed: list[int] = []
+        self.failed_at: float | None = None
+        self.deadline: float | None = None
+        self.delivering = False
+        self.child_ended = system.wake_on_child()
+
+    def run(self, call: Packed, fds: list[int]) -> Outcome:
+        store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
+        self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None)
+        self._fork(call, fds, store)
+        reason = self._watch()
+        if reason in ("timeout", "failed"):
+            self._collect_stacks()
+        wire = self.traffic.total([rank.pid for rank in self.ranks])
+        if reason == "returned":
+            self._tell(protocol.LEAVE)
+            self._reap_until_gone()
+        system.kill_children()
+        return Outcome(reason, [rank.end for rank in self.ranks], self.failed, wire)
+
+    # ------------------------------------------------------------------ begin
+
+    def _fork(self, call: Packed, fds: list[int], store: socket.socket) -> None:
+        for number in range(self.spec.world_size):
+            ours, theirs = socket.socketpair()
+            rank = Rank(number, ours, stacks.StackPipe())
+            self.ranks.append(rank)
+            rank.pid = os.fork()
+            if rank.pid == 0:
+                mine = fds[3 * number : 3 * number + 3]
+                run_rank(number, self.spec, call, mine, theirs, store, rank.stack.writer)
+            theirs.close()
+            rank.stack.close_writer()
+        store.close()
+        for fd in fds:
+            os.close(fd)
+
+    def _tell(self, letter: bytes) -> None:
+        for rank in self.ranks:
+            if rank.alive:
+                with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
+                    rank.status.send(letter)
+
+    # ------------------------------------------------------------------ watch
+
+    def _watch(self) -> Reason:
+        """Wait until all ranks are done, or must be ended, and say why."""
+        begun = False
+        while True:
+            self._wait_for_news()
+            now = time.monotonic()
+            if all(rank.has(protocol.DELIVERED) for rank in self.ranks):
+                return "failed" if self.failed else "returned"
+            if not begun and all(rank.has(protocol.READY) for rank in self.ranks):
+                begun = True
+                self.traffic.start([rank.pid for rank in self.ranks])
+                self.deadline = now + self.spec.timeout if self.spec.timeout else None
+                self._tell(protocol.GO)
+            if self.failed_at is not None:
+                if self._others_done() or now > self.failed_at + GRACE:
+                    return "failed"
+            elif begun:
+                self._begin_delivery(now)
+                if self.deadline is not None and now > self.deadline:
+                    return "timeout"
+
+    def _begin_delivery(self, now: float) -> None:
+        """Once every function has returned, results get a time limit of their own."""
+        if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
+            self.delivering = True
+            if self.deadline is not None:
+                self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
+
+    def _others_done(self) -> bool:
+        return all(not rank.alive or rank.has(protocol.DELIVERED) for rank in self.ranks)
+
+    def _wait_for_news(self) -> None:
+        by_socket = {rank.status: rank for rank in self.ranks if rank.alive}
+        watched: list[Any] = [self.control, self.child_ended, *by_socket]
+        ready, _, _ = select.select(watched, [], [], self._patience())
+        if self.control in ready:
+            raise Closed("the notebook asked to stop, or has gone")
+        for status in ready:
+            if status in by_socket:
+                self._read_letters(by_socket[status])
+        if self.child_ended in ready:
+            os.read(self.child_ended, 4096)
+            self._note_deaths(system.reap())
+        self.traffic.sample([rank.pid for rank in self.ranks if rank.alive])
+
+    def _patience(self) -> float | None:
+        """Seconds until something has to be looked at even without news."""
+        now = time.monotonic()
+        times = [SAMPLE_SOCKETS_EVERY] if self.spec.trace else []
+        if self.deadline is not None:
+            times.append(self.deadline - now)
+        if self.failed_at is not None:
+            times.append(self.failed_at + GRACE - now)
+        return max(0.0, min(times)) + 0.001 if times else None
+
+    def _read_letters(self, rank: Rank) -> None:
+        try:
+            letters = rank.status.recv(64)
+        except ConnectionError:
+            letters = b""
+        if not letters:
+            rank.status.close()
+            rank.alive = False
+            return
+        rank.letters += letters
+        if protocol.RETURNED in letters:
+            rank.end.state = "returned"
+        if protocol.RAISED in letters:
+            rank.end.state = "raised"
+            self._note_failure(rank)
+
+    def _note_failure(self, rank: Rank) -> None:
+        if rank.rank not in self.failed:
+            self.failed.append(rank.rank)
+        if self.failed_at is None:
+            self.failed_at = time.monotonic()
+
+    def _note_deaths(self, ended: dict[int, int]) -> None:
+        for rank in self.ranks:
+            if rank.pid not in ended:
+                continue
+            if rank.alive:
+                self._read_letters(rank)
+            rank.alive = False
+            if not rank.has(protocol.DELIVERED):
+                rank.end.state, rank.end.status = "died", ended[rank.pid]
+                rank.end.stack = rank.stack.read()
+                self._note_failure(rank)
+
+    # ------------------------------------------------------------------ end
+
+    def _collect_stacks(self) -> None:
+        """Ask the ranks that are still running where they are."""
+        done = (protocol.RETURNED, protocol.RAISED)
+        running = [rank for rank in self.ranks if rank.alive and not rank.has(*done)]
+        for rank in running:
+            system.kill(rank.pid, stacks.SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT
+        for rank in running:
+            rank.end.stack = rank.stack.read(deadline)
+
+    def _reap_until_gone(self) -> None:
+        """Wait for ranks that were told to leave; they have nothing left to do."""
+        deadline = time.monotonic() + 1.0
+        while any(rank.alive for rank in self.ranks) and time.monotonic() < deadline:
+            select.select([self.child_ended], [], [], 0.05)
+            ended = system.reap()
+            for rank in self.ranks:
+                rank.alive = rank.alive and rank.pid not in ended

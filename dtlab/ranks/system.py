@@ -1,0 +1,126 @@
+"""The few things that ranks ask of the operating system."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+LINUX = sys.platform == "linux"
+WINDOWS = sys.platform == "win32"
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Be killed when the process that forked this one ends, however it ends (Linux)."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux)."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Process ids of this process's children, adopted orphans included."""
+    try:
+        lists = Path("/proc/self/task").glob("*/children")
+        return [int(pid) for one in lists for pid in one.read_text().split()]
+    except (OSError, ValueError):
+        pass
+    import psutil
+
+    return [child.pid for child in psutil.Process().children()]
+
+
+def reap() -> dict[int, int]:
+    """Collect the children that have ended: {pid: wait status}."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def wake_on_child() -> int:
+    """A file descriptor that becomes readable whenever a child ends."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have ended already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def has_nvidia_driver() -> bool:
+    """Whether there can be a GPU at all; quick, and without importing torch."""
+    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidia0").exists()
+
+
+def usable_cpus() -> float:
+    """CPUs that this process may use: its affinity, cut down to the quotas of its cgroups."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    return max(0.01, min([count, *_cgroup_quotas()]))
+
+
+def _cgroup_quotas(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> list[float]:
+    """CPU quotas (in CPUs) of this process's control group and all groups above it."""
+    quotas: list[float] = []
+    try:
+        lines = Path(proc).read_text().splitlines()
+    except OSError:
+        return quotas
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+            continue
+        base = Path(root) / controllers
+        for folder in [base / group.lstrip("/"), *(base / group.lstrip("/")).parents]:
+            quotas.extend(_quota(folder))
+            if folder == Path(root):
+                break
+    return quotas
+
+
+def _quota(folder: Path) -> list[float]:
+    """The quota written in one control group's folder, version 2 or 1; empty where none is."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        return [int(quota) / int(period)] if int(quota) > 0 else []
+    except (OSError, ValueError):
+        return []  # "max", or no such file: no quota
+
+
+def kill_children() -> None:
+    """Kill this process's children until there are none, adopted ones included."""
+    while True:
+        for pid in children():
+            kill(pid)
+        reap()
+        if not children():
+            return
+        time.sleep(0.002)

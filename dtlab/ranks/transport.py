@@ -1,0 +1,151 @@
+"""What travels between the notebook and the ranks: framed messages, and objects in them.
+
+A frame is a one-byte tag, a length, and that many bytes. An object is several frames: the pickle
+itself, then its large buffers (tensors, arrays) one by one, so that hundreds of megabytes are
+neither joined nor copied on the way. Everything goes through Unix sockets; nothing touches
+`/dev/shm` or the disk.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import cloudpickle
+
+Buffer = bytes | bytearray | memoryview
+HEADER = struct.Struct("<cQ")
+FDS_PER_MESSAGE = 200  # the kernel takes 253
+
+
+class Closed(ConnectionError):
+    """The other side has gone."""
+
+
+# ---------------------------------------------------------------------------- frames
+
+
+def send_frame(sock: socket.socket, tag: bytes, *parts: Buffer) -> None:
+    """Send one frame whose body is `parts` joined."""
+    views = [memoryview(part).cast("B") for part in parts]
+    sock.sendall(HEADER.pack(tag, sum(view.nbytes for view in views)))
+    for view in views:
+        sock.sendall(view)
+
+
+def receive_exactly(sock: socket.socket, size: int) -> bytearray:
+    """The next `size` bytes, in memory of their own that may be written to."""
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        count = sock.recv_into(view)
+        if count == 0:
+            raise Closed("the connection was closed in the middle of a message")
+        view = view[count:]
+    return buffer
+
+
+def receive_frame(sock: socket.socket) -> tuple[bytes, bytearray]:
+    """The next frame as (tag, body)."""
+    tag, size = HEADER.unpack(receive_exactly(sock, HEADER.size))
+    return tag, receive_exactly(sock, size)
+
+
+# ---------------------------------------------------------------------------- objects
+
+
+class Packed:
+    """A pickled object that has not been opened: the pickle, and its buffers beside it."""
+
+    def __init__(self, pickled: bytes | bytearray, buffers: Iterable[Any] = ()) -> None:
+        self.pickled = pickled
+        self.buffers = list(buffers)
+
+    def load(self) -> Any:
+        """Open it. Tensors and arrays in it use the buffers as their memory."""
+        return pickle.loads(self.pickled, buffers=self.buffers)
+
+    def send(self, sock: socket.socket, tag: bytes) -> None:
+        """Send it as one frame that announces the buffers, and one frame for each of them."""
+        send_frame(sock, tag, struct.pack("<I", len(self.buffers)), self.pickled)
+        for buffer in self.buffers:
+            send_frame(sock, b"b", buffer)
+
+    @classmethod
+    def receive(cls, sock: socket.socket, body: bytearray) -> Packed:
+        """The object whose first frame's body is `body`; its buffers are read from `sock`."""
+        (count,) = struct.unpack_from("<I", body)
+        return cls(body[4:], [receive_frame(sock)[1] for _ in range(count)])
+
+
+def pack(obj: Any) -> Packed:
+    """Pickle anything that people write in a notebook: functions, classes, modules, tensors."""
+    stream = io.BytesIO()
+    buffers: list[pickle.PickleBuffer] = []
+    _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
+    return Packed(stream.getvalue(), [buffer.raw() for buffer in buffers])
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle, with the memory of CPU tensors out of band and shared storages kept shared."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            if isinstance(obj, torch.storage.TypedStorage):
+                storage = obj._untyped_storage
+                if storage.device.type == "cpu":
+                    return _typed_storage, (storage, obj.dtype)
+            elif isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
+                return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
+        return super().reducer_override(obj)
+
+
+def _bytes_of(storage: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _untyped_storage(buffer: Any) -> Any:
+    import torch
+
+    if memoryview(buffer).nbytes == 0:
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
+        wrap_storage=storage, dtype=dtype, _internal=True
+    )
+
+
+# ---------------------------------------------------------------------------- file descriptors
+
+
+def send_fds(sock: socket.socket, fds: list[int]) -> None:
+    """Hand open file descriptors to the other side, as many as there are."""
+    sock.sendall(struct.pack("<I", len(fds)))
+    for start in range(0, len(fds), FDS_PER_MESSAGE):
+        socket.send_fds(sock, [b"f"], fds[start : start + FDS_PER_MESSAGE])
+
+
+def receive_fds(sock: socket.socket) -> list[int]:
+    """The file descriptors that the other side sent, now open here too."""
+    (count,) = struct.unpack("<I", receive_exactly(sock, 4))
+    fds: list[int] = []
+    while len(fds) < count:
+        data, some, _, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
+        if not data:
+            raise Closed("the connection was closed in the middle of a message")
+        fds.extend(some)
+    return fds
+

@@ -1,0 +1,357 @@
+"""`dtlab.launch` as people use it: what goes in, what comes out, what must not matter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dtlab
+from dtlab.ranks import launch as launch_module
+from dtlab.ranks.client import SERVER
+
+
+def run_script(script: Path, text: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    """Run `text` as a script of its own, as a user would."""
+    script.write_text(textwrap.dedent(text))
+    return subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, **kwargs
+    )
+
+
+def test_values_come_back_in_the_order_of_ranks() -> None:
+    def rank_and_size() -> tuple[int, int]:
+        return dist.get_rank(), dist.get_world_size()
+
+    run = dtlab.launch(rank_and_size, world_size=3)
+    assert run.values == [(0, 3), (1, 3), (2, 3)]
+    assert run.world_size == 3
+    assert 0 < run.seconds < 30
+
+
+def test_two_ranks_unless_told_otherwise() -> None:
+    assert dtlab.launch(lambda: dist.get_world_size()).values == [2, 2]
+
+
+def test_one_rank_is_a_group_too() -> None:
+    def alone() -> float:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    assert dtlab.launch(alone, world_size=1).values == [1.0]
+
+
+def test_ranks_talk_to_each_other() -> None:
+    def total(scale: float) -> torch.Tensor:
+        tensor = torch.full((5,), scale * (dist.get_rank() + 1))
+        dist.all_reduce(tensor)
+        return tensor
+
+    for value in dtlab.launch(total, 2.0, world_size=4).values:
+        assert torch.equal(value, torch.full((5,), 20.0))
+
+
+def test_lambdas_closures_and_globals() -> None:
+    factor = 7
+    names = {"module": np}
+
+    def inner(x: int) -> int:
+        return factor * x + int(names["module"].ones(1)[0])
+
+    assert dtlab.launch(lambda: inner(dist.get_rank())).values == [1, 8]
+
+
+def test_classes_defined_here_are_the_same_class_when_they_come_back() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+    def build() -> Net:
+        return Net()
+
+    first, second = dtlab.launch(build).values
+    assert isinstance(first, Net)
+    assert torch.equal(first.layer.weight, second.layer.weight)  # the same seed on every rank
+
+
+def test_arguments_are_copies_and_results_may_be_changed() -> None:
+    tensor, array = torch.zeros(3), np.zeros(3)
+
+    def change(t: torch.Tensor, a: np.ndarray) -> tuple[torch.Tensor, np.ndarray]:
+        t += 1
+        a += 1
+        return t, a
+
+    values = dtlab.launch(change, tensor, array).values
+    assert tensor.sum() == 0 and array.sum() == 0
+    values[0][0].add_(1)
+    values[0][1][0] = 5
+    assert torch.equal(values[1][0], torch.ones(3))
+
+
+def test_shared_storage_stays_shared_and_parameters_stay_tied() -> None:
+    def tied() -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
+        base = torch.arange(6.0)
+        module = nn.Module()
+        module.first = nn.Linear(2, 2)
+        module.second = module.first
+        return base, base[2:4], module
+
+    base, view, module = dtlab.launch(tied, world_size=1).values[0]
+    base[2] = 99
+    assert view[0] == 99
+    assert module.first is module.second
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.int8, torch.complex64])
+def test_tensors_of_every_kind(dtype: torch.dtype) -> None:
+    tensor = torch.ones(2, 3).to(dtype).t()
+    value = dtlab.launch(lambda t: t, tensor, world_size=1).values[0]
+    assert value.dtype == dtype and torch.equal(value, tensor)
+    empty = dtlab.launch(lambda: torch.empty(0, 4, dtype=dtype), world_size=1).values[0]
+    assert empty.shape == (0, 4)
+
+
+@pytest.mark.slow
+def test_results_of_hundreds_of_megabytes() -> None:
+    values = dtlab.launch(lambda: torch.full((50_000_000,), float(dist.get_rank()))).values
+    assert [value.numel() for value in values] == [50_000_000] * 2
+    assert [value[-1].item() for value in values] == [0.0, 1.0]
+
+
+def test_environment_folder_and_path_reach_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtlab.launch(lambda: None)  # the server is warm before anything changes
+    (tmp_path / "my_module.py").write_text("answer = 42")
+    monkeypatch.setenv("DTLAB_TEST", "yes")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def look() -> tuple[str, str, int]:
+        import my_module
+
+        return os.environ["DTLAB_TEST"], os.getcwd(), my_module.answer
+
+    assert dtlab.launch(look).values == [("yes", str(tmp_path), 42)] * 2
+    (tmp_path / "my_module.py").write_text("answer = 'changed'")
+    assert dtlab.launch(look).values[0][2] == "changed"
+
+
+def test_a_removed_variable_is_gone_in_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTLAB_TEST", "yes")
+    dtlab.launch(lambda: None)
+    monkeypatch.delenv("DTLAB_TEST")
+    assert dtlab.launch(lambda: os.environ.get("DTLAB_TEST")).values == [None, None]
+
+
+def test_seeds_are_the_same_on_every_rank_and_rank_generators_differ() -> None:
+    def draw() -> tuple[float, float, float, float]:
+        import random
+
+        own = torch.rand(1, generator=dtlab.rank_generator()).item()
+        return torch.rand(1).item(), np.random.rand(), random.random(), own  # noqa: NPY002
+
+    first, second = dtlab.launch(draw, seed=5).values
+    assert first[:3] == second[:3]
+    assert first[3] != second[3]
+    assert dtlab.launch(draw, seed=5).values == [first, second]
+    assert dtlab.launch(draw, seed=6).values[0] != first
+
+
+def test_cpus_are_shared_fairly() -> None:
+    assert dtlab.launch(torch.get_num_threads, world_size=4).values == [1] * 4
+    assert dtlab.launch(torch.get_num_threads, world_size=1, threads=3).values == [3]
+
+
+def test_a_script_without_a_main_guard(script: Path) -> None:
+    done = run_script(
+        script,
+        """
+        import torch, torch.distributed as dist
+        import dtlab
+
+        class Point:
+            def __init__(self, x): self.x = x
+
+        def exchange():
+            points = [None] * dist.get_world_size()
+            dist.all_gather_object(points, Point(dist.get_rank()))   # pickled by name
+            return [point.x for point in points], points[0]
+
+        run = dtlab.launch(exchange, world_size=3)
+        print(run.values[0][0], isinstance(run.values[2][1], Point))
+        """,
+    )
+    assert done.stderr == ""
+    assert done.stdout == "[0, 1, 2] True\n"
+
+
+def test_a_script_ends_without_waiting_and_leaves_no_server(script: Path) -> None:
+    done = run_script(
+        script,
+        """
+        import dtlab, psutil
+        dtlab.launch(lambda: None)
+        print(*[child.pid for child in psutil.Process().children(recursive=True)])
+        """,
+    )
+    import psutil
+
+    for pid in map(int, done.stdout.split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_server_has_one_thread_and_its_name() -> None:
+    import psutil
+
+    dtlab.launch(lambda: None)
+    server = psutil.Process(SERVER._process.pid)
+    assert server.num_threads() == 1
+    assert server.cmdline()[0] == "dtlab-rank-server"
+    title = dtlab.launch(lambda: psutil.Process().cmdline()[0]).values
+    assert title == ["dtlab-rank 0", "dtlab-rank 1"]
+
+
+def test_a_killed_server_is_replaced() -> None:
+    dtlab.launch(lambda: None)
+    SERVER._process.kill()
+    SERVER._process.wait()
+    assert dtlab.launch(lambda: 1).values == [1, 1]
+
+
+def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
+    dtlab.launch(lambda: None)
+    pid = os.fork()
+    if pid == 0:
+        ok = dtlab.launch(lambda: dist.get_rank()).values == [0, 1]
+        SERVER.stop()
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert dtlab.launch(lambda: 1).values == [1, 1]
+
+
+@pytest.mark.slow
+def test_launches_from_several_threads() -> None:
+    found: dict[int, list[int]] = {}
+
+    def one(number: int) -> None:
+        found[number] = dtlab.launch(lambda: number * 10 + dist.get_rank()).values
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [n * 10, n * 10 + 1] for n in range(4)}
+
+
+@pytest.mark.slow
+def test_two_hundred_launches_in_a_row() -> None:
+    import psutil
+
+    dtlab.launch(lambda: None)
+    before = psutil.Process().num_fds(), psutil.Process(SERVER._process.pid).num_fds()
+    for _ in range(200):
+        dtlab.launch(lambda: dist.get_rank(), trace=False)
+    after = psutil.Process().num_fds(), psutil.Process(SERVER._process.pid).num_fds()
+    assert after == before
+
+
+def test_many_ranks() -> None:
+    def total() -> float:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return tensor.item()
+
+    assert dtlab.launch(total, world_size=16).values == [16.0] * 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        ({"world_size": 0}, "world_size is a whole number from 1 to"),
+        ({"world_size": 2.0}, "not 2.0"),
+        ({"world_size": True}, "not True"),
+        ({"threads": 0}, "threads is a whole number"),
+        ({"timeout": -1}, "timeout is a number of seconds above 0"),
+        ({"memory_limit": 0}, "memory_limit"),
+        ({"backend": "mpi"}, "backend='mpi' is not known"),
+        ({"engine": "cloud"}, "engine='cloud' is not known"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: dict[str, object], piece: str) -> None:
+    with pytest.raises(dtlab.LaunchError, match=piece):
+        dtlab.launch(lambda: None, **arguments)
+
+
+def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 0)
+    with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; here is none"):
+        dtlab.launch(lambda: None, world_size=4, backend="nccl")
+    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
+    with pytest.raises(dtlab.LaunchError, match="here are 2. Use world_size=2"):
+        dtlab.launch(lambda: None, world_size=4, backend="nccl")
+
+
+def test_the_backend_is_nccl_when_there_is_a_gpu_for_every_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
+    assert launch_module.choose_backend(None, 2) == "nccl"
+    assert launch_module.choose_backend(None, 3) == "gloo"
+
+
+def test_something_that_cannot_be_sent_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(dtlab.LaunchError, match=r"uses_lock cannot be sent to the ranks.*lock"):
+
+        def uses_lock() -> None:
+            with lock:
+                pass
+
+        dtlab.launch(uses_lock)
+
+
+def test_launch_inside_a_rank_is_refused() -> None:
+    def nested() -> None:
+        dtlab.launch(lambda: None)
+
+    with pytest.raises(dtlab.RankError, match="called inside rank [01] of another launch"):
+        dtlab.launch(nested)
+
+
+def test_not_a_function() -> None:
+    with pytest.raises(dtlab.LaunchError, match="needs a function"):
+        dtlab.launch(5)
+
+
+def test_a_run_shows_itself() -> None:
+    text = repr(dtlab.launch(lambda: dist.get_rank() * 10))
+    assert text.startswith("2 ranks on gloo, ")
+    assert text.endswith("  rank 0: 0\n  rank 1: 10")
+
+
+def test_importing_dtlab_loads_no_torch() -> None:
+    code = "import sys, dtlab, dtlab.errors, dtlab.trace, dtlab.ranks.launch; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_lazy_face_is_complete() -> None:
+    for name in dtlab.__all__:
+        assert getattr(dtlab, name) is not None
+    assert dtlab.__all__ == sorted(dtlab.__all__)
+    with pytest.raises(AttributeError, match="dtlab has no 'lunch'"):
+        dtlab.lunch  # noqa: B018
