@@ -14,13 +14,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.dtlab-installed
 TORCH ?= torch==2.13.0
 PORT ?= 8888
+COURSE ?= $(CURDIR)
 FIRST := notebooks/01_ranks_and_collectives.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: lab check test bench exercises clean
 
 lab: $(READY)
-	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" --ip=127.0.0.1 --port=$(PORT) \
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
+	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) \
 	  $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser) $(LAB_OPTIONS)
 

@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dtlab import collectives as collectives
+    import dtlab.collectives as collectives
+    import dtlab.show as show
     from dtlab.errors import DeadlockError as DeadlockError
     from dtlab.errors import DtlabError as DtlabError
     from dtlab.errors import Failure as Failure
@@ -42,6 +43,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "expect": "errors",
     "launch": "ranks.launch",
     "rank_generator": "ranks.launch",
+    "show": None,
     "span": "trace",
 }
 __all__ = sorted(_HOMES)

@@ -154,7 +154,8 @@ class Conversation:
             send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
             self.call.send(self.control, protocol.CALL)
             while self.collected.outcome is None:
-                self._read_some(None)
+                self._read_some(self.output.patience())
+                self.output.show_if_due()
             while self._read_some(0):
                 pass  # what was still on its way when the ranks ended
         except (Closed, ConnectionError) as error:

@@ -25,13 +25,15 @@ ADVICE = {
 }
 
 
-def error_of(collected: Collected, spec: Spec, stdout: list[str]) -> RanksError | None:
+def error_of(
+    collected: Collected, spec: Spec, stdout: list[str], stderr: list[str]
+) -> RanksError | None:
     """The error that a launch ended with, or None if every rank returned."""
     outcome = collected.outcome
     if outcome is None:
         return None
     running = _waiting(outcome)
-    failures = _failures(collected, outcome)
+    failures = _failures(collected, outcome, stderr)
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec.memory_limit)
     if outcome.reason == "timeout":
@@ -74,14 +76,16 @@ def rank_error(
     return error
 
 
-def _failures(collected: Collected, outcome: Outcome) -> dict[int, Failure]:
+def _failures(
+    collected: Collected, outcome: Outcome, stderr: list[str]
+) -> dict[int, Failure]:
     """All failures, the guilty rank's first."""
     found: dict[int, Failure] = {}
     for rank, end in enumerate(outcome.ranks):
         if rank in collected.failures:
             found[rank] = of_exception(collected.failures[rank])
         elif end.state == "died":
-            found[rank] = _of_death(end)
+            found[rank] = _of_death(end, stderr[rank])
     order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
     order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
     return {rank: found[rank] for rank in order if rank in found}
@@ -104,7 +108,7 @@ def of_exception(remote: RemoteFailure) -> Failure:
     )
 
 
-def _of_death(end: RankEnd) -> Failure:
+def _of_death(end: RankEnd, stderr: str) -> Failure:
     """A rank that ended without a word."""
     where = locate.place(locate.learner_frame(end.stack))
     code = os.waitstatus_to_exitcode(end.status or 0)
@@ -116,7 +120,14 @@ def _of_death(end: RankEnd) -> Failure:
         "SIGSEGV": " (it crashed: memory was used that is not there)",
         "SIGABRT": " (it aborted)",
     }.get(name, "")
-    return Failure("signal", f"was ended by {name}{meaning}", **where)
+    said = _why_it_aborted(stderr) if name == "SIGABRT" else ""
+    return Failure("signal", f"was ended by {name}{meaning}{said}", **where)
+
+
+def _why_it_aborted(stderr: str) -> str:
+    """What C++ says before it ends a process that it cannot go on with."""
+    reasons = [line.split("what():")[1] for line in stderr.splitlines() if "what():" in line]
+    return f":{reasons[-1][:MESSAGE_LIMIT].rstrip()}" if reasons else ""
 
 
 def _traceback_text(remote: RemoteFailure) -> str:

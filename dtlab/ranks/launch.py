@@ -123,7 +123,7 @@ def launch(
     )
     output = Output(world_size)
     collected = client.Conversation(spec, _pack_call(fn, args), output).run()
-    error = explain.error_of(collected, spec, output.kept("out"))
+    error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
     return Run(

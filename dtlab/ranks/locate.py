@@ -13,6 +13,12 @@ from typing import Any
 
 from dtlab.ranks.protocol import Frame
 
+# Files whose functions are what a rank is waiting in, as its frames show it.
+OPERATIONS = (
+    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    os.path.join("dtlab", "collectives.py"),
+    os.path.join("dtlab", "ranks", "recorder.py"),  # `work.wait`, hooked
+)
 NOBODYS = ("<frozen", "<string>", "<__array_function__")
 
 
@@ -30,8 +36,7 @@ def operation(frames: Sequence[Frame]) -> str:
     names = [
         frame.function
         for frame in frames
-        if frame.file.endswith(("distributed_c10d.py", os.path.join("dtlab", "collectives.py")))
-        and not frame.function.startswith("_")
+        if frame.file.endswith(OPERATIONS) and not frame.function.startswith("_")
     ]
     return names[0] if names else "compute"
 

@@ -1,4 +1,4 @@
-"""What ranks print: shown line by line while they run, kept by rank, and bounded.
+"""What ranks print: shown while they run, grouped by rank, kept by rank, and bounded.
 
 Everything is shown on the notebook's stdout, warnings and errors of ranks too: text on stderr
 makes nbgrader take a correct answer for a failed one.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import codecs
 import sys
+import time
 from typing import Literal, TextIO
 
 Stream = Literal["out", "err"]
 STREAMS: tuple[Stream, ...] = ("out", "err")
 KEEP = 1_000_000  # characters kept of each stream of each rank
 SHOW = 200_000  # characters shown of one launch
+GATHER = 0.15  # seconds for which lines are gathered, to be shown rank by rank
 
 
 class Output:
@@ -22,23 +24,36 @@ class Output:
     def __init__(self, world_size: int, file: TextIO | None = None) -> None:
         self._file = file or sys.stdout
         self._sources = {(r, s): _Source(r) for r in range(world_size) for s in STREAMS}
-        self._open: _Source | None = None  # whose unfinished line the cursor stands in
+        self._open: tuple[_Source, str] | None = None  # the unfinished line the cursor stands in
         self._shown = 0
+        self._due: float | None = None  # when something has to be shown
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Take what rank `rank` has written; show its finished lines, and rank 0's as it grows."""
-        source = self._sources[rank, stream]
-        lines = source.take(data)
-        for line in lines:
-            self._show(source, line, finished=True)
-        if rank == 0 and source.rest:
-            self._show(source, source.rest, finished=False)
+        """Take what rank `rank` has written."""
+        self._sources[rank, stream].take(data)
+        if self._due is None:
+            self._due = time.monotonic() + GATHER
+
+    def patience(self) -> float | None:
+        """Seconds until `show_if_due` has something to do; None while nothing waits."""
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
+
+    def show_if_due(self) -> None:
+        """Show what has gathered, rank by rank: finished lines, and rank 0's line as it grows."""
+        if self.patience() != 0.0:
+            return
+        self._due = None
+        self._show_lines()
+        for stream in STREAMS:
+            growing = self._sources[0, stream]
+            if growing.rest and self._open != (growing, growing.rest):
+                self._show(growing, growing.rest, finished=False)
 
     def finish(self) -> None:
-        """Show what was left without a line end, and say what was too much."""
+        """Show what is left, also without a line end, and say what was too much."""
         for source in self._sources.values():
-            for line in source.end():
-                self._show(source, line, finished=True)
+            source.end()
+        self._show_lines()
         self._close_line()
         if self._shown > SHOW:
             self._file.write(f"... only the first {SHOW:,} characters are shown.\n")
@@ -52,17 +67,23 @@ class Output:
         """What each rank has written to the stream, in the order of the ranks."""
         return ["".join(src.kept) for (_, name), src in self._sources.items() if name == stream]
 
+    def _show_lines(self) -> None:
+        for source in self._sources.values():
+            for line in source.lines:
+                self._show(source, line, finished=True)
+            source.lines.clear()
+
     def _show(self, source: _Source, line: str, *, finished: bool) -> None:
         if self._shown > SHOW:
             return
         visible = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line
-        if self._open is source:
+        if self._open is not None and self._open[0] is source:
             self._file.write("\r")
         else:
             self._close_line()
         text = f"rank {source.rank}: {visible}"
         self._file.write(text + ("\n" if finished else ""))
-        self._open = None if finished else source
+        self._open = None if finished else (source, line)
         self._shown += len(text)
         self._file.flush()
 
@@ -77,23 +98,25 @@ class _Source:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.lines: list[str] = []  # finished, not shown yet
         self.rest = ""  # the line that has not ended yet
         self.kept: list[str] = []
         self.dropped = 0
         self._room = KEEP
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def take(self, data: bytes) -> list[str]:
+    def take(self, data: bytes) -> None:
         text = self._decoder.decode(data)
         self._keep(text)
         *lines, self.rest = (self.rest + text).split("\n")
+        self.lines += lines
         self.rest = self.rest[-10_000:]
-        return lines
 
-    def end(self) -> list[str]:
-        """The unfinished line, if there is one."""
-        lines, self.rest = [self.rest] if self.rest else [], ""
-        return lines
+    def end(self) -> None:
+        """Take the unfinished line, if there is one, for finished."""
+        if self.rest:
+            self.lines.append(self.rest)
+        self.rest = ""
 
     def _keep(self, text: str) -> None:
         kept = text[: self._room]

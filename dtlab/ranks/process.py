@@ -7,7 +7,6 @@ quick and leaves no thread a chance to hang.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import random
 import resource
@@ -90,6 +89,7 @@ class _Outcome:
         self.status = status
         self.value: Any = None
         self.failure: RemoteFailure | None = None
+        self.not_warm = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
 
     @contextlib.contextmanager
     def catching(self) -> Iterator[None]:
@@ -113,6 +113,8 @@ class _Outcome:
                 self.status.send(protocol.RAISED)
         if self.failure:
             pack(self.failure).send(self.channel, protocol.FAILURE)
+        if any(name in sys.modules for name in self.not_warm):
+            self.status.send(protocol.IMPORTED)
         self.status.send(protocol.DELIVERED)
 
 
@@ -148,11 +150,18 @@ def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: in
     os.environ.update(_rank_environment(rank, spec))
     os.chdir(spec.folder)
     sys.path[:] = spec.path
-    importlib.invalidate_caches()
     torch.set_num_threads(spec.threads)
-    torch.manual_seed(spec.seed)
-    np.random.seed(spec.seed % 2**32)  # noqa: NPY002  people use the global generator
-    random.seed(spec.seed)
+    _seed(spec.seed)
+
+
+def _seed(seed: int) -> None:
+    """Seed the global generators: they are what people use."""
+    if system.has_nvidia_driver():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # the same, without 2 ms for absent devices
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
 
 
 def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
@@ -164,6 +173,8 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(spec.world_size),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
+        "TORCHINDUCTOR_CACHE_DIR": spec.environment.get("TORCHINDUCTOR_CACHE_DIR")
+        or os.path.expanduser("~/.cache/torchinductor"),  # not in the temporary folder
         protocol.IN_RANK: str(rank),
     }
 

@@ -12,6 +12,15 @@ RANK_TITLE = "dtlab-rank"
 
 IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
 
+# Modules that take long to import. The server has them ready once a rank has asked for one.
+SLOW_MODULES = (
+    "torch._dynamo",  # behind the first optimizer and the first DistributedDataParallel
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+)
+ASKED_FOR_SLOW_MODULES = 3  # a supervisor's exit status: a rank did
+
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec
 CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened by ranks only
@@ -24,6 +33,7 @@ RECORDS = b"r"  # rank -> notebook: what the recorder saw
 READY = b"R"  # the group is joined
 RETURNED = b"F"  # the function has returned
 RAISED = b"X"  # the function has raised, or left by sys.exit
+IMPORTED = b"I"  # modules were imported that the server could have had ready
 DELIVERED = b"D"  # everything has been handed to the notebook
 GO = b"g"  # all are ready: begin
 LEAVE = b"l"  # all are done: end

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import setproctitle
@@ -27,11 +28,9 @@ from dtlab.ranks.transport import Closed, receive_fds
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
 CHECK_PARENT_EVERY = 0.5  # seconds
-QUIET_BEFORE_PRELOAD = 0.3  # seconds
+QUIET = 0.3  # seconds without a request before slow modules are imported
 
-WARM = ("torch.distributed", "numpy", "dtlab.collectives", "dtlab.ranks.process")
-# What ranks often import and what takes long. Loaded while nobody waits, after the first launch.
-PRELOAD = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining")
+WARM = ("torch.distributed", "numpy.ma", "dtlab.collectives", "dtlab.ranks.process")
 
 
 def main(fd: int) -> None:
@@ -50,10 +49,7 @@ def _prepare() -> None:
     setproctitle.setproctitle(protocol.SERVER_TITLE)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in WARM:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
+    _import(WARM)
 
 
 def _silence() -> None:
@@ -66,33 +62,36 @@ def _silence() -> None:
 def _serve(sock: socket.socket, parent: int) -> None:
     child_ended = system.wake_on_child()
     supervisors: set[int] = set()
-    to_preload = list(PRELOAD)
+    to_import: list[str] = []
     served_at = time.monotonic()
-    served = False
     while os.getppid() == parent:
-        quiet = served and not supervisors and to_preload
-        wait = QUIET_BEFORE_PRELOAD if quiet else CHECK_PARENT_EVERY
         watched: list[Any] = [sock, child_ended]
-        ready, _, _ = select.select(watched, [], [], wait)
+        patience = QUIET if to_import else CHECK_PARENT_EVERY
+        ready, _, _ = select.select(watched, [], [], patience)
         if child_ended in ready:
             os.read(child_ended, 4096)
-        supervisors -= set(system.reap())
+        for pid, status in system.reap().items():
+            supervisors.discard(pid)
+            if os.waitstatus_to_exitcode(status) == protocol.ASKED_FOR_SLOW_MODULES:
+                to_import = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
         for orphan in set(system.children()) - supervisors:
             system.kill(orphan)  # left by a supervisor that was itself killed
         if sock in ready:
             supervisors.add(_fork_supervisor(sock))
-            served, served_at = True, time.monotonic()
-        elif quiet and not ready:
-            _preload(to_preload.pop(0))
+            served_at = time.monotonic()
+        elif to_import and not ready and not supervisors:
+            _import([to_import.pop(0)])
         elif not supervisors and time.monotonic() - served_at > IDLE_LIMIT:
             return
 
 
-def _preload(name: str) -> None:
-    with contextlib.suppress(ImportError):
-        importlib.import_module(name)
+def _import(names: Sequence[str]) -> None:
+    """Have modules ready for the ranks to come."""
+    for name in names:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
 
 
 def _fork_supervisor(sock: socket.socket) -> int:

@@ -49,9 +49,11 @@ def main(fds: list[int]) -> NoReturn:
         spec: Spec = pickle.loads(body)
         _, body = receive_frame(control)
         call = Packed.receive(control, body)
-        outcome = Supervisor(spec, control).run(call, fds[1:])
+        supervisor = Supervisor(spec, control)
+        outcome = supervisor.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
-        code = 0
+        imported = any(rank.has(protocol.IMPORTED) for rank in supervisor.ranks)
+        code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
     except (Closed, ConnectionError):
         pass  # the notebook has gone, or does not want to know any more
     finally:

@@ -1,0 +1,94 @@
+"""Checks as data: what is run, which criteria are judged, in which order, for how many points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dtlab.grading.report import Criterion, Status
+from dtlab.grading.trials import Observation, Trial, observe
+
+__all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
+
+
+class Verdict(NamedTuple):
+    """What a judge says on one criterion."""
+
+    status: Status
+    message: str
+
+
+Judge = Callable[[Sequence[Observation]], Verdict]
+
+
+def ok(message: str) -> Verdict:
+    """The points are earned."""
+    return Verdict("ok", message)
+
+
+def lost(message: str) -> Verdict:
+    """The points are not earned; `message` says what is wrong and what to look at next."""
+    return Verdict("lost", message)
+
+
+def blocked(message: str) -> Verdict:
+    """It cannot be judged before something else is mended, which `message` names."""
+    return Verdict("blocked", message)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A criterion before it is judged: its name, its points, and its judge."""
+
+    name: str
+    points: float
+    judge: Judge
+
+    def settle(self, seen: Sequence[Observation]) -> Criterion:
+        """The criterion as judged."""
+        return self.closed(self.judge(seen))
+
+    def closed(self, verdict: Verdict) -> Criterion:
+        """The criterion with a verdict: all of its points or none."""
+        earned = self.points if verdict.status == "ok" else 0
+        return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a part is checked: trials made from a seed, run in order, and the rules that judge them.
+
+    A trial that hangs is the last one run, so that a hang costs its time limit once.
+    """
+
+    trials: Callable[[int], Sequence[Trial]]
+    rules: tuple[Rule, ...]
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        return sum(rule.points for rule in self.rules)
+
+    def run(self, symbol: str, fn: Any, seed: int = 0) -> list[Criterion]:
+        """Runs `fn`, which the learner calls `symbol`, on ranks and judges what was seen."""
+        if not callable(fn):
+            return self._nothing_to_judge(
+                f"{symbol} is {type(fn).__name__} here, not a function: hand in the function "
+                f"itself, without brackets."
+            )
+        seen: list[Observation] = []
+        for trial in self.trials(seed):
+            seen.append(observe(trial, fn))
+            if seen[-1].unwritten:
+                return self._nothing_to_judge(
+                    f"{symbol} is not written yet: it still raises NotImplementedError."
+                )
+            if seen[-1].hung:
+                break
+        return [rule.settle(seen) for rule in self.rules]
+
+    def _nothing_to_judge(self, why: str) -> list[Criterion]:
+        first, *others = self.rules
+        waiting = blocked("judged once there is something to judge")
+        return [first.closed(lost(why)), *(rule.closed(waiting) for rule in others)]

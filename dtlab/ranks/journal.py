@@ -1,0 +1,222 @@
+"""What a recorder writes down while a rank is running, and the `Records` made of it afterwards.
+
+A training step issues dozens of operations, so noting one is a few appends of integers; names,
+members of groups and source files are looked up afterwards. The appends need no lock: each is one
+call into C under the GIL, and nothing that is written is changed later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks.locate import is_learners
+from dtlab.ranks.operators import OPERATORS, Operator
+from dtlab.trace import Records
+
+__all__ = ["Journal"]
+
+Ints = npt.NDArray[np.int64]
+_now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
+
+
+class Journal:
+    """The columns being filled. `limit`: how many operations, and how many spans, are kept."""
+
+    def __init__(self, world_size: int = 1, limit: int = 0) -> None:
+        self.world_size = world_size
+        self.limit = limit
+        self._count = itertools.count()
+        self._issued: list[tuple[int, ...]] = []  # as in `issue`
+        self._ended: list[tuple[int, int]] = []  # operation, time
+        self._blocked: list[tuple[int, int, int, int]] = []  # operation, start, end, thread
+        self._sources: list[tuple[int, int]] = []  # operation, rank in group: from anybody
+        self._spans: list[tuple[str, dict[str, Any], int, int, int]] = []
+        self._spans_dropped = 0
+        self._groups: dict[Any, int] = {}  # keeps the groups alive, so that no two are confused
+        self._members: list[tuple[str, tuple[int, ...]]] = []
+        self._dtypes: dict[torch.dtype, int] = {}
+        self._files: dict[str, int] = {}  # -1: not the learner's
+
+    # --------------------------------------------------------------- while the rank is running
+
+    def issuer(self, number: int, operator: Operator) -> Callable[[tuple[Any, ...]], int | None]:
+        """A function that notes one operator's operations as they are about to be issued.
+
+        It takes the arguments, and returns the operation's index, None beyond the limit. It runs
+        for each operation: hence the local names, and no call that can be avoided.
+        """
+        count, limit, groups, unbox = (
+            self._count,
+            self.limit,
+            self._groups,
+            dist.ProcessGroup.unbox,
+        )
+        append, measure, dtypes = self._issued.append, self._measure, self._dtypes
+        caller, ident = self._caller, threading.get_ident
+        _, _, payload_at, group_at, _, _, _, peer_at, tag_at = operator
+
+        def issue(args: tuple[Any, ...]) -> int | None:
+            index = next(count)
+            if index >= limit:
+                return None
+            group = unbox(args[group_at])
+            tensor = None if payload_at is None else args[payload_at]
+            if type(tensor) is list and len(tensor) == 1:
+                tensor = tensor[0]
+            if isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes:
+                size, dtype = tensor.nbytes, dtypes[tensor.dtype]
+            else:
+                size, dtype = measure(tensor)
+            file, line = caller()
+            append((
+                index, number, groups[group] if group in groups else self._add_group(group),
+                -1 if peer_at is None else args[peer_at], 0 if tag_at is None else args[tag_at],
+                size, dtype, ident(), file, line, _now(),
+            ))  # fmt: skip
+            return index
+
+        return issue
+
+    def end(self, index: int, now: int) -> None:
+        """The operation was complete at `now`."""
+        self._ended.append((index, now))
+
+    def block(self, index: int, start: int) -> None:
+        """This thread has waited for the operation since `start`, and now it is complete."""
+        self._blocked.append((index, start, _now(), threading.get_ident()))
+
+    def source(self, index: int, source: int) -> None:
+        """The message of a receive from anybody came from `source`, a rank in its group."""
+        self._sources.append((index, source))
+
+    def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
+        """Take a finished span; called by `dtlab.span`."""
+        if len(self._spans) < self.limit:
+            self._spans.append((name, extra, start, end, threading.get_ident()))
+        else:
+            self._spans_dropped += 1
+
+    def _measure(self, payload: Any) -> tuple[int, int]:
+        """Bytes of a tensor, a list of them, or the first of a list of lists; number of dtype."""
+        if isinstance(payload, torch.Tensor):
+            payload = [payload]
+        while payload and isinstance(payload[0], list):
+            payload = payload[0]
+        if not payload:
+            return 0, -1
+        dtype = self._dtypes.setdefault(payload[0].dtype, len(self._dtypes))
+        return sum(tensor.nbytes for tensor in payload), dtype
+
+    def _caller(self) -> tuple[int, int]:
+        """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
+
+        Costs half a microsecond, since the verdict on each file is kept.
+        """
+        try:
+            frame = sys._getframe(3)
+        except ValueError:  # a thread of C++, as in DDP's backward
+            return -1, 0
+        files = self._files
+        while True:
+            file = frame.f_code.co_filename
+            number = files.get(file)
+            if number is None:
+                number = files[file] = len(files) if is_learners(file) else -1
+            if number >= 0:
+                return number, frame.f_lineno
+            if frame.f_back is None:
+                return -1, 0
+            frame = frame.f_back
+
+    def _add_group(self, group: Any) -> int:
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # made by hand, so torch does not know it
+            ranks = list(range(group.size()))
+        self._members.append((group.group_name, tuple(ranks)))
+        return self._groups.setdefault(group, len(self._members) - 1)
+
+    # ------------------------------------------------------------------------------- afterwards
+
+    def records(self, rank: int) -> Records:
+        """Everything as plain columns. What has not ended until now ends now."""
+        stopped = _now()
+        issued = _table(self._issued, 11)
+        issued = issued[np.argsort(issued[:, 0])]
+        index, operator, group, peer, tag, size, dtype, thread, file, line, start = issued.T
+        row_of = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
+        row_of[index] = np.arange(len(issued))
+        peer = self._global_peers(row_of, group, peer)
+        size = self._whole_sizes(operator, group, size)
+        blocked = _table(self._blocked, 4)
+        blocked[:, 0] = row_of[blocked[:, 0]]
+        end = np.full(len(issued), stopped)
+        np.minimum.at(end, blocked[:, 0], blocked[:, 2])
+        ended = _table(self._ended, 2)
+        np.minimum.at(end, row_of[ended[:, 0]], ended[:, 1])
+        names = [operator.name for operator in OPERATORS]
+        names += sorted({span[0] for span in self._spans})
+        spans = np.array(
+            [(names.index(name), *rest) for name, _, *rest in self._spans], dtype=np.int64
+        ).reshape(-1, 4)
+        _number_threads(thread, blocked[:, 3], spans[:, 3])
+        columns = (operator, group, peer, tag, size, dtype, start, end, thread, file, line)
+        return Records(
+            rank,
+            self.world_size,
+            np.column_stack(columns),
+            blocked,
+            spans,
+            [_plain(extra) for _, extra, *_ in self._spans],
+            names,
+            self._members,
+            [(str(dtype).removeprefix("torch."), dtype.itemsize) for dtype in self._dtypes],
+            list(self._files),
+            max(0, next(self._count) - self.limit) + self._spans_dropped,
+        )
+
+    def _global_peers(self, row_of: Ints, group: Ints, peer: Ints) -> Ints:
+        """Ranks of the world instead of ranks in a group; -1 stays."""
+        sources = _table(self._sources, 2)
+        peer[row_of[sources[:, 0]]] = sources[:, 1]
+        widest = max((len(ranks) for _, ranks in self._members), default=0)
+        world = np.full((len(self._members) + 1, widest + 1), -1, dtype=np.int64)
+        for number, (_, ranks) in enumerate(self._members):
+            world[number, : len(ranks)] = ranks
+        return world[group, np.clip(peer, -1, widest)]
+
+    def _whole_sizes(self, operator: Ints, group: Ints, size: Ints) -> Ints:
+        """Bytes of all shards together, where one member's share was measured."""
+        is_part = np.array([operator.part for operator in OPERATORS])
+        members = np.array([len(ranks) for _, ranks in self._members] or [0])
+        return np.where(is_part[operator], size * members[group], size)
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def _number_threads(*columns: Ints) -> None:
+    """Put small numbers in place of identifiers of threads; the main thread's is 0."""
+    main = threading.main_thread().ident
+    known = [main, *sorted({int(each) for column in columns for each in np.unique(column)})]
+    numbers = {ident: number for number, ident in enumerate(dict.fromkeys(known))}
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        column[:] = np.array([numbers[int(value)] for value in values], dtype=np.int64)[inverse]
+
+
+def _plain(extra: dict[str, Any]) -> dict[str, Any]:
+    """What was given to `span`, as something that surely can be sent to another process."""
+    plain = (bool, int, float, str, type(None))
+    return {key: value if type(value) in plain else str(value) for key, value in extra.items()}

@@ -1,0 +1,217 @@
+"""Sees every communication of a rank, from any thread, by standing in the c10d operators.
+
+    dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
+        |
+        v
+    torch.ops.c10d.allreduce_       dispatch key BackendSelect: our kernel, notes and passes on
+        |
+        v
+    ProcessGroupGloo / NCCL         dispatch keys CPU, CUDA: as ever
+        |
+        v
+    Work                            its future says when a collective is complete;
+                                    Work.wait, hooked, says when a thread is blocked
+
+BackendSelect comes before every device's kernel, also under `inference_mode` and for tensors that
+need no gradient, and no autograd machinery is touched. (Keys of autograd would miss inference
+tensors; a TorchDispatchMode is blind to other threads.)
+
+How an operation is noted is in `journal.py`; which operators there are, in `operators.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks.journal import Journal
+from dtlab.ranks.operators import OPERATORS, Operator
+from dtlab.trace import Records, set_span_sink
+
+__all__ = ["Recorder"]
+
+_LIMIT = 1_000_000  # operations, and spans: some 150 MB each at the worst
+_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+_now = time.perf_counter_ns
+
+
+class Recorder:
+    """Records the communication and the spans of this process between `start` and `stop`.
+
+    `limit` is how many operations, and how many spans, it keeps; what comes after is counted only.
+    One recorder at a time; it can be started and stopped repeatedly, each time from nothing.
+    """
+
+    def __init__(self, rank: int, *, limit: int = _LIMIT) -> None:
+        self.rank = rank
+        self.limit = limit
+        self._journal = Journal()
+        self._hooks: _Hooks | None = None
+
+    def start(self) -> None:
+        """Begin. Call after `init_process_group`; raises RuntimeError where one is recording."""
+        if getattr(dist.Work.wait, "__module__", None) == __name__:
+            raise RuntimeError("A dtlab recorder is already running in this process.")
+        self._journal = Journal(dist.get_world_size(), self.limit)
+        self._hooks = _Hooks(self._journal)
+        set_span_sink(self._journal)
+
+    def stop(self) -> Records:
+        """End, leave nothing behind in torch, and return what was seen (nothing if not started).
+
+        Operations that have not been waited for until now end now.
+        """
+        set_span_sink(None)
+        if self._hooks:
+            self._hooks.remove()
+            self._hooks = None
+        journal, self._journal = self._journal, Journal()
+        return journal.records(self.rank)
+
+
+# An operation of which nobody has seen the end: its index, its Work, the tensors that it writes
+# to, whether it receives from anybody. A Work is known by its Python object, which is the same
+# for as long as one is alive: so it is kept here.
+_Pending = tuple[int, Any, Any, bool]
+
+
+class _Hooks:
+    """Our kernels and the hook on `Work.wait`, from construction until `remove`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pending: dict[int, _Pending] = {}  # by the id of its Work
+        # Operation, id of its Work, time: written by the backend's threads when it is complete.
+        # They run no Python for it, only iterators in C: a thread that is not Python's own needs
+        # a new stack for each call, whose mmap and munmap cost a multiple of all the rest.
+        self._completed: deque[tuple[int, int, int]] = deque()
+        self._c10d = _library("c10d")
+        for number, operator in enumerate(OPERATORS):
+            if hasattr(torch.ops.c10d, operator.c10d):  # versions of torch differ
+                _put(self._c10d, operator.c10d, self._kernel(number, operator))
+        self._functional = _library("_c10d_functional")
+        _put(self._functional, "wait_tensor", self._wait_tensor_kernel())
+        self._plain_wait = dist.Work.wait
+        dist.Work.wait = self._waiting()  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Everything as it was before."""
+        dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
+        self._c10d._destroy()
+        self._functional._destroy()
+        self._settle()
+        self._pending.clear()
+
+    def _kernel(self, number: int, operator: Operator) -> Callable[..., Any]:
+        """What runs in place of one operator: note it, pass it on, follow its Work."""
+        # `redispatch_boxed` lets go of the GIL. `call_boxed` does not, and DDP's reducer, which
+        # holds a lock of its own while it communicates, can then deadlock.
+        redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
+        issue, block, below = self._journal.issuer(number, operator), self._journal.block, _BELOW
+        pending, completed, unbox = self._pending, self._completed, dist.Work.unbox
+        clock = iter(_now, None)  # gives the time at each `next`
+        on_done = torch._C.Future.add_done_callback
+        work_at, async_at = operator.work, operator.async_op or 0
+        has_future = operator.async_op is not None  # messages have none on gloo
+        from_anybody = operator.c10d == "recv_any_source_"
+
+        def kernel(keyset: Any, *args: Any) -> Any:
+            if completed:
+                self._settle()
+            index = issue(args)
+            if index is None:
+                return redispatch(keyset & below, *args)
+            start = _now()
+            result = redispatch(keyset & below, *args)
+            if result is None:  # no Work, so it has happened already
+                block(index, start)
+                return result
+            work = unbox(result if work_at is None else result[work_at])
+            key = id(work)
+            pending[key] = (index, work, args[0], from_anybody)
+            if has_future and (len(args) <= async_at or args[async_at]):
+                # Otherwise the caller waits at once, and the end of the wait is the end of it.
+                tell = map(completed.append, zip((index,), (key,), clock, strict=False))
+                on_done(work.get_future(), partial(next, tell))
+            return result
+
+        return kernel
+
+    def _settle(self) -> None:
+        """Take note of what has been completed since the last time."""
+        while self._completed:
+            try:
+                index, key, now = self._completed.popleft()
+            except IndexError:  # another thread is doing the same
+                return
+            self._journal.end(index, now)
+            known = self._pending.get(key)
+            if known and known[0] == index:  # else it has been waited for, and the key used again
+                self._pending.pop(key, None)
+
+    def _waiting(self) -> Callable[..., Any]:
+        """`Work.wait`, noting how long it took."""
+        pending, plain, waited = self._pending, self._plain_wait, self._waited
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            known = pending.get(id(work))
+            if known is None:
+                return plain(work, *args, **kwargs)
+            start = _now()
+            try:
+                return plain(work, *args, **kwargs)
+            finally:
+                waited(known, start)
+
+        return wait
+
+    def _wait_tensor_kernel(self) -> Callable[..., Any]:
+        """How DTensor and functional collectives wait: for the operation behind a tensor."""
+        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+        below, waited = _BELOW, self._waited
+
+        def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
+            known = self._operation_behind(tensor)
+            start = _now()
+            try:
+                return redispatch(keyset & below, tensor)
+            finally:
+                if known is not None:
+                    waited(known, start)
+
+        return wait_tensor
+
+    def _operation_behind(self, tensor: torch.Tensor) -> _Pending | None:
+        """The pending operation whose result is in the storage of `tensor`."""
+        for known in reversed(list(self._pending.values())):
+            outputs = known[2]
+            for output in (outputs,) if isinstance(outputs, torch.Tensor) else outputs:
+                if isinstance(output, torch.Tensor) and _same_storage(output, tensor):
+                    return known
+        return None
+
+    def _waited(self, known: _Pending, start: int) -> None:
+        """A thread has waited for an operation since `start`, and does so no longer."""
+        index, work, _, from_anybody = known
+        self._journal.block(index, start)
+        if from_anybody:
+            self._journal.source(index, work._source_rank())
+        self._pending.pop(id(work), None)
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
+def _library(namespace: str) -> Any:
+    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _put(library: Any, name: str, kernel: Callable[..., Any]) -> None:
+    library.impl(name, kernel, "BackendSelect", with_keyset=True)

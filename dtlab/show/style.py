@@ -1,0 +1,143 @@
+"""One look for every figure: what each colour means, and the sheet that figures are drawn on.
+
+Colours mean the same in every figure of the course. Forward and backward are two blues (both are
+compute), communication is orange, the optimizer is wine, idle time is pale grey with a hatch.
+Three are Okabe and Ito's (2008), the wine is Paul Tol's; all pairs stay apart for readers with
+protanopia, deuteranopia and tritanopia, which `tests/test_figures.py` works out.
+
+A figure brings its own near-white sheet with dark ink, so that it reads the same in JupyterLab's
+light and dark themes, in exported HTML and on paper.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure as MatplotlibFigure
+
+__all__ = [
+    "COLOURS",
+    "INK",
+    "MUTED",
+    "SHEET",
+    "Figure",
+    "Role",
+    "blend",
+    "centred",
+    "edge",
+    "role_of",
+]
+
+Role = Literal["forward", "backward", "communication", "optimizer", "idle", "compute"]
+
+COLOURS: Final[Mapping[Role, str]] = MappingProxyType(
+    {
+        "forward": "#56B4E9",
+        "backward": "#0072B2",
+        "communication": "#E69F00",
+        "optimizer": "#882255",
+        "idle": "#DCDCD8",
+        "compute": "#8FA3A8",  # a span whose name says none of the others
+    }
+)
+SHEET: Final = "#FAFAF7"
+INK: Final = "#22262A"
+MUTED: Final = "#5B6167"
+_SHARPNESS: Final = 2  # drawn at twice the shown size, sharp on dense screens
+
+_SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("optim", "optimizer"),
+    ("step", "optimizer"),
+)
+
+
+def role_of(kind: str, name: str) -> Role:
+    """What an event of this kind and name is, and so which colour it has."""
+    if kind == "comm":
+        return "communication"
+    lowered = name.lower()
+    for start, role in _SPAN_ROLES:
+        if lowered.startswith(start):
+            return role
+    return "compute"
+
+
+def blend(colour: str, other: str, share: float) -> str:
+    """`colour` mixed with `share` (0 to 1) of `other`."""
+    pairs = zip(to_rgb(colour), to_rgb(other), strict=True)
+    return str(to_hex([a + (b - a) * share for a, b in pairs]))
+
+
+def edge(colour: str) -> str:
+    """The outline that goes with a fill: the same hue, dark enough to stand out on the sheet."""
+    return blend(colour, "#000000", 0.45)
+
+
+def centred(size: float, colour: str, weight: str = "normal") -> dict[str, Any]:
+    """The settings of a text that is centred on its place."""
+    return {"fontsize": size, "color": colour, "weight": weight, "ha": "center", "va": "center"}
+
+
+class Figure(MatplotlibFigure):
+    """A Matplotlib figure that shows itself in a notebook, once, with a text alternative.
+
+    It does not go through pyplot: nothing has to be imported or switched on, no global figure
+    list is touched, and a figure that is the last expression of a cell is shown exactly once.
+    `alt_text` says in words what is to be seen in this very figure.
+    """
+
+    alt_text: str
+
+    def __init__(self, width: float, height: float, *, alt_text: str = "") -> None:
+        """`width` and `height` in inches; the figure is shown at 96 pixels per inch."""
+        super().__init__(figsize=(width, height), dpi=96, facecolor=SHEET, edgecolor=SHEET)
+        self.alt_text = alt_text
+
+    def sheet(self, left: float, bottom: float, width: float, height: float) -> Axes:
+        """Empty axes at a place in inches from the lower left corner, without frame or ticks."""
+        across, upwards = self.get_size_inches()
+        box = (left / across, bottom / upwards, width / across, height / upwards)
+        axes = self.add_axes(box, facecolor="none")
+        axes.set_axis_off()
+        return axes
+
+    def heading(self, words: str) -> None:
+        """The figure's title, at the top left."""
+        width, height = self.get_size_inches()
+        text = self.text(0.15 / width, 1 - 0.25 / height, words, gid="title")
+        text.set(fontsize=11.5, color=INK, weight="bold", ha="left", va="center")
+
+    def to_png(self) -> bytes:
+        """The figure as a PNG at twice its shown size."""
+        buffer = io.BytesIO()
+        self.savefig(
+            buffer,
+            format="png",
+            dpi=96 * _SHARPNESS,
+            facecolor=SHEET,
+            bbox_inches=None,
+        )
+        return buffer.getvalue()
+
+    def _repr_mimebundle_(
+        self, include: Any = None, exclude: Any = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """An `<img>` with its alt text; the bare PNG for readers without HTML; the alt text."""
+        width, height = (round(96 * inches) for inches in self.get_size_inches())
+        picture = base64.b64encode(self.to_png()).decode("ascii")
+        image = (
+            f'<img alt="{html.escape(self.alt_text)}" width="{width}" '
+            f'style="max-width:100%;height:auto;border-radius:6px" '
+            f'src="data:image/png;base64,{picture}">'
+        )
+        data = {"text/html": image, "image/png": picture, "text/plain": self.alt_text}
+        return data, {"image/png": {"width": width, "height": height, "alt": self.alt_text}}

@@ -1,0 +1,143 @@
+"""Who met whom, and where the time went: arithmetic on the columns of a trace.
+
+A receive whose sender comes late (rank 0 blocks from B to D, rank 1 sends from C to D):
+
+             A            B           C            D            E
+    rank 0   |=== span ===|--- blocked in recv ----|=== span ===|
+    rank 1   |========= span =========|--- send ---|=== span ===|
+
+    rank 0        busy       idle: no    exposed:       busy
+                            sender yet   under way
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dtlab.trace.columns import COLLECTIVE, COMPUTE, NO_THREAD, RECV, SEND, Columns, Floats, Ints
+
+__all__ = ["Meetings", "TimeUse", "meetings", "time_use"]
+
+
+class Meetings(NamedTuple):
+    """How operations of different ranks belong together.
+
+    `partner[row]` is the row of the other end of a message, -1 where there is none. `ready[row]`
+    is the time in seconds from which the operation did not wait for a rank to arrive any more.
+    """
+
+    partner: Ints
+    ready: Floats
+
+
+class TimeUse(NamedTuple):
+    """Seconds of one rank; they add up to the duration of the trace."""
+
+    busy: float
+    exposed_comm: float
+    idle: float
+
+
+def meetings(columns: Columns) -> Meetings:
+    """Match the k-th send with the k-th receive, and the k-th collective of a group's members.
+
+    What finds no match, for a rank that failed or operations that do not fit each other, counts
+    as ready from its start.
+    """
+    partner = np.full(len(columns.rank), -1, dtype=np.int64)
+    ready = columns.start.copy()
+    _match_messages(columns, partner, ready)
+    _match_collectives(columns, ready)
+    return Meetings(partner, ready)
+
+
+def _match_messages(columns: Columns, partner: Ints, ready: Floats) -> None:
+    rows = np.flatnonzero((columns.role == SEND) | (columns.role == RECV))
+    ends = np.array([ranks[0] if len(ranks) == 1 else -1 for ranks in columns.peer_sets] or [0])
+    rank, peer = columns.rank[rows], ends[columns.peers[rows]]
+    rows, rank, peer = rows[peer >= 0], rank[peer >= 0], peer[peer >= 0]
+    sends = columns.role[rows] == SEND
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
+    channel = _numbered(columns.group[rows], source, target, columns.tag[rows])
+    message = _numbered(channel, _occurrence(_numbered(channel, sends)))
+    _, i, j = np.intersect1d(message[sends], message[~sends], return_indices=True)
+    here, there = rows[sends][i], rows[~sends][j]
+    partner[here], partner[there] = there, here
+    together = np.maximum(columns.start[here], columns.start[there])
+    for side in (here, there):
+        # One that ended before the other came (a small message is buffered) did not wait for it.
+        ready[side] = np.where(together <= columns.end[side], together, columns.start[side])
+
+
+def _match_collectives(columns: Columns, ready: Floats) -> None:
+    rows = np.flatnonzero(columns.role == COLLECTIVE)
+    if not len(rows):
+        return
+    group = columns.group[rows]
+    meeting = _numbered(group, _occurrence(_numbered(group, columns.rank[rows])))
+    last = np.full(meeting.max() + 1, -np.inf)
+    np.maximum.at(last, meeting, columns.start[rows])
+    sizes = np.array([len(ranks) for _, ranks in columns.groups])
+    complete = np.bincount(meeting)[meeting] == sizes[group]
+    first_name = np.zeros(len(last), dtype=np.int64)
+    first_name[meeting] = columns.name[rows]
+    mixed = np.zeros(len(last), dtype=bool)
+    mixed[meeting[columns.name[rows] != first_name[meeting]]] = True
+    waited = complete & ~mixed[meeting] & (last[meeting] <= columns.end[rows])
+    ready[rows[waited]] = last[meeting[waited]]
+
+
+def _numbered(*keys: Ints) -> Ints:
+    """Give equal combinations of keys equal numbers, from 0 on."""
+    _, numbers = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64)
+
+
+def _occurrence(numbers: Ints) -> Ints:
+    """How many times each number has come before, entry by entry."""
+    order = np.argsort(numbers, kind="stable")
+    runs = numbers[order]
+    position = np.arange(len(runs))
+    fresh = np.ones(len(runs), dtype=bool)
+    fresh[1:] = runs[1:] != runs[:-1]
+    count = np.empty_like(numbers)
+    count[order] = position - np.maximum.accumulate(np.where(fresh, position, 0))
+    return count
+
+
+def time_use(columns: Columns, ready: Floats, rank: int, duration: float) -> TimeUse:
+    """Divide a rank's time as `Trace.busy`, `Trace.exposed_comm` and `Trace.idle` define it."""
+    spans = np.flatnonzero((columns.rank == rank) & (columns.role == COMPUTE))
+    waits = np.flatnonzero(columns.rank[columns.blocked_row] == rank)
+    computing = np.empty((0, 2))
+    for thread in np.unique(columns.thread[spans]):
+        mine = spans[columns.thread[spans] == thread]
+        inside = waits[columns.blocked_thread[waits] == thread]
+        marked = np.column_stack((columns.start[mine], columns.end[mine]))
+        stuck = np.column_stack((columns.blocked_start[inside], columns.blocked_end[inside]))
+        if thread != NO_THREAD:
+            marked = _minus(marked, stuck)
+        computing = np.concatenate((computing, marked))
+    begin = np.maximum(columns.blocked_start[waits], ready[columns.blocked_row[waits]])
+    under_way = np.column_stack((begin, columns.blocked_end[waits]))
+    busy = _seconds(_minus(computing, np.empty((0, 2))))
+    exposed = _seconds(_minus(under_way[begin < under_way[:, 1]], computing))
+    return TimeUse(busy, exposed, max(0.0, duration - busy - exposed))
+
+
+def _minus(covered: Floats, holes: Floats) -> Floats:
+    """Disjoint intervals of the points in `covered` and not in `holes`; both of shape (n, 2)."""
+    edges = np.concatenate((covered, holes)).T.reshape(-1)
+    step = np.repeat([1, -1], len(edges) // 2)
+    is_hole = np.tile(np.repeat([False, True], [len(covered), len(holes)]), 2)
+    order = np.argsort(edges, kind="stable")
+    inside = np.cumsum(np.where(is_hole, 0, step)[order]) > 0
+    out = np.cumsum(np.where(is_hole, step, 0)[order]) <= 0
+    kept = np.flatnonzero((inside & out)[:-1])
+    return np.column_stack((edges[order][kept], edges[order][kept + 1]))
+
+
+def _seconds(intervals: Floats) -> float:
+    return float((intervals[:, 1] - intervals[:, 0]).sum())

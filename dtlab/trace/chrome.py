@@ -1,0 +1,94 @@
+"""A trace as Chrome's trace-event JSON, which https://ui.perfetto.dev opens.
+
+One process per rank. In it a row for each thread that computes, then rows for communication: as
+many as there were operations under way at a time. An arrow leads from each send to its receive.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+from dtlab.trace.analysis import Meetings
+from dtlab.trace.columns import COMPUTE, SEND, Columns, Event
+
+__all__ = ["chrome_events"]
+
+_COMM_ROW = 1000  # so that communication comes below every thread
+
+
+def chrome_events(columns: Columns, found: Meetings) -> Iterator[dict[str, Any]]:
+    """The entries of `traceEvents`; times in microseconds."""
+    rows = _rows(columns)
+    yield from _names(columns, rows)
+    for row, line in enumerate(rows):
+        yield _slice(columns.event(row), line)
+        partner = int(found.partner[row])
+        if columns.role[row] == SEND and partner >= 0:
+            yield from _arrow(columns, rows, row, partner)
+
+
+def _rows(columns: Columns) -> list[int]:
+    """Which row of its rank each event is drawn in: overlapping communication side by side."""
+    free: dict[int, list[int]] = {}  # per rank: rows in use before, the topmost first
+    running: dict[int, list[tuple[float, int]]] = {}
+    rows: list[int] = []
+    for row in range(len(columns.rank)):
+        if columns.role[row] == COMPUTE:
+            rows.append(int(columns.thread[row]))
+            continue
+        rank, start, end = int(columns.rank[row]), columns.start[row], columns.end[row]
+        mine, idle = running.setdefault(rank, []), free.setdefault(rank, [])
+        while mine and mine[0][0] <= start:
+            heapq.heappush(idle, heapq.heappop(mine)[1])
+        line = heapq.heappop(idle) if idle else _COMM_ROW + len(mine)
+        heapq.heappush(mine, (float(end), line))
+        rows.append(line)
+    return rows
+
+
+def _names(columns: Columns, rows: list[int]) -> Iterator[dict[str, Any]]:
+    for rank in sorted(set(columns.rank.tolist())):
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    for rank, row in sorted(set(zip(columns.rank.tolist(), rows, strict=True))):
+        number = row - _COMM_ROW if row >= _COMM_ROW else row
+        name = "communication" if row >= _COMM_ROW else "compute"
+        name += f" {number + 1}" if number else ""
+        about = {"pid": rank, "tid": row}
+        yield {"ph": "M", "name": "thread_name", **about, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", **about, "args": {"sort_index": row}}
+
+
+def _slice(event: Event, line: int) -> dict[str, Any]:
+    details = {key: _plain(value) for key, value in event.extra.items() if key != "blocked"}
+    if event.kind == "comm":
+        waits = event.extra.get("blocked", ((event.start, event.end),))
+        details |= {
+            "bytes": event.bytes,
+            "peers": list(event.peers),
+            "blocked_us": sum(end - start for start, end in waits) * 1e6,
+        }
+    return {
+        "ph": "X", "name": event.name, "cat": event.kind, "pid": event.rank, "tid": line,
+        "ts": event.start * 1e6, "dur": (event.end - event.start) * 1e6, "args": details,
+    }  # fmt: skip
+
+
+def _arrow(columns: Columns, rows: list[int], send: int, recv: int) -> Iterator[dict[str, Any]]:
+    common = {"name": "message", "cat": "message", "id": send}
+    for phase, row, at in (("s", send, columns.start[send]), ("f", recv, _inside(columns, recv))):
+        place = {"pid": int(columns.rank[row]), "tid": rows[row], "ts": float(at) * 1e6}
+        yield {"ph": phase, **common, **place, **({"bp": "e"} if phase == "f" else {})}
+
+
+def _inside(columns: Columns, row: int) -> float:
+    """A time just before the end of an event: an arrow binds to the slice that it falls into."""
+    return float(columns.end[row] - 0.02 * (columns.end[row] - columns.start[row]))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)

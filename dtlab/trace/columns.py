@@ -1,0 +1,185 @@
+"""`Event`, and the columns that a `Trace` is made of inside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "COLLECTIVE",
+    "COMPUTE",
+    "NO_THREAD",
+    "RECV",
+    "SEND",
+    "Columns",
+    "Event",
+    "Group",
+    "Table",
+    "columns_from_events",
+    "role_of",
+]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Group = tuple[str, tuple[int, ...]]  # its name, the global ranks in it
+Key = TypeVar("Key", bound=Hashable)
+
+COMPUTE, COLLECTIVE, SEND, RECV = range(4)  # the values of the column `role`
+NO_THREAD = -1  # blocked somewhere, but not known to be inside anybody's span
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that a rank did, or is predicted to do.
+
+    `start` and `end` are seconds from the first event of the trace. For communication, `name` is
+    that of the public function of `torch.distributed` without variants ("send", "recv",
+    "all_reduce", "all_gather", ...), `peers` the global ranks at the other end (for a collective
+    all other members of the group), and `bytes` the size of the message; for a collective the
+    size of the whole tensor that it works on, so of all shards together.
+
+    `extra` of a communication: "group" (the global ranks in it), "group_name", "tag", "dtype",
+    "numel", "file" and "line" (the line of yours that asked for it, where known), "thread" (where
+    it is not the main one) and "blocked": the (start, end) pairs during which a thread waited for
+    it, in seconds. Without "blocked", as in a prediction, the rank waits from start to end
+    wherever it does not compute. `extra` of compute is what was given to `span`.
+    """
+
+    rank: int
+    kind: Literal["compute", "comm"]
+    name: str
+    peers: tuple[int, ...] = ()
+    bytes: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Table(Generic[Key]):
+    """Gives each distinct value a number, in order of appearance."""
+
+    def __init__(self, *values: Key) -> None:
+        self.numbers: dict[Key, int] = {value: number for number, value in enumerate(values)}
+
+    def __call__(self, value: Key) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    def values(self) -> list[Key]:
+        """The values, each at the place that its number says."""
+        return list(self.numbers)
+
+
+@dataclass
+class Columns:
+    """One entry per event in each of the first eleven, sorted by start; seconds, bytes.
+
+    `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread` only
+    tells threads of one rank apart. Times during which a thread was blocked: `blocked_row` is the
+    event that it waited for, ascending.
+    """
+
+    rank: Ints
+    role: Ints
+    name: Ints
+    peers: Ints
+    group: Ints
+    tag: Ints
+    bytes: Ints
+    thread: Ints
+    start: Floats
+    end: Floats
+    extras: Sequence[Mapping[str, Any]]
+    blocked_row: Ints
+    blocked_start: Floats
+    blocked_end: Floats
+    blocked_thread: Ints
+    names: list[str]
+    peer_sets: list[tuple[int, ...]]
+    groups: list[Group]
+
+    @classmethod
+    def assemble(
+        cls,
+        ints: Ints,
+        times: Floats,
+        extras: Sequence[Mapping[str, Any]],
+        blocked: tuple[Ints, Floats, Floats, Ints],
+        tables: tuple[Table[str], Table[tuple[int, ...]], Table[Group]],
+    ) -> Columns:
+        """From the columns `rank` to `thread` as an array, `start` and `end` as another."""
+        rank, role, name, peers, group, tag, size, thread = np.ascontiguousarray(ints.T)
+        start, end = np.ascontiguousarray(times.T)
+        names, peer_sets, groups = tables
+        return cls(
+            rank, role, name, peers, group, tag, size, thread, start, end, extras, *blocked,
+            names.values(), peer_sets.values(), groups.values(),
+        )  # fmt: skip
+
+    def event(self, row: int) -> Event:
+        """The event of one row, built anew."""
+        return Event(
+            rank=int(self.rank[row]),
+            kind="compute" if self.role[row] == COMPUTE else "comm",
+            name=self.names[self.name[row]],
+            peers=self.peer_sets[self.peers[row]],
+            bytes=int(self.bytes[row]),
+            start=float(self.start[row]),
+            end=float(self.end[row]),
+            extra=self.extras[row],
+        )
+
+
+def role_of(name: str) -> int:
+    """The role of a communication, by its name."""
+    return {"send": SEND, "recv": RECV}.get(name, COLLECTIVE)
+
+
+def columns_from_events(events: Iterable[Event]) -> Columns:
+    """Columns of events in any order, whose times may start anywhere."""
+    ordered = sorted(events, key=lambda event: event.start)
+    names: Table[str] = Table()
+    peer_sets: Table[tuple[int, ...]] = Table()
+    groups: Table[Group] = Table()
+    zero = ordered[0].start if ordered else 0.0
+    rows: list[tuple[int, ...]] = []
+    blocked: list[tuple[int, float, float, int]] = []
+    for row, event in enumerate(ordered):
+        extra = event.extra
+        thread = int(extra.get("thread", 0))
+        role = COMPUTE if event.kind == "compute" else role_of(event.name)
+        rows.append((
+            event.rank, role, names(event.name), peer_sets(tuple(event.peers)),
+            groups(_group_of(event)), int(extra.get("tag", 0)), event.bytes, thread,
+        ))  # fmt: skip
+        if event.kind == "comm" and "blocked" in extra:
+            blocked += [(row, start - zero, end - zero, thread) for start, end in extra["blocked"]]
+        elif event.kind == "comm":
+            blocked.append((row, event.start - zero, event.end - zero, NO_THREAD))
+    waits = np.array(blocked, dtype=np.float64).reshape(-1, 4)
+    times = [(event.start - zero, event.end - zero) for event in ordered]
+    return Columns.assemble(
+        np.array(rows, dtype=np.int64).reshape(-1, 8),
+        np.array(times, dtype=np.float64).reshape(-1, 2),
+        [_shifted(event.extra, zero) for event in ordered],
+        (waits[:, 0].astype(np.int64), waits[:, 1], waits[:, 2], waits[:, 3].astype(np.int64)),
+        (names, peer_sets, groups),
+    )
+
+
+def _group_of(event: Event) -> Group:
+    """Name and members of an event's group. Messages between two ranks need not name one."""
+    ranks = event.extra.get("group")
+    if ranks is None:
+        together = {event.rank, *event.peers} if role_of(event.name) == COLLECTIVE else set()
+        ranks = sorted(together)
+    return str(event.extra.get("group_name", "")), tuple(ranks)
+
+
+def _shifted(extra: Mapping[str, Any], zero: float) -> Mapping[str, Any]:
+    if not zero or "blocked" not in extra:
+        return extra
+    return {**extra, "blocked": [(start - zero, end - zero) for start, end in extra["blocked"]]}

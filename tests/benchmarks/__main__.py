@@ -1,0 +1,17 @@
+"""`make bench`: every benchmark, one after the other."""
+
+from __future__ import annotations
+
+import importlib
+
+NAMES = ("launch", "recorder", "collectives")
+
+
+def main() -> None:
+    """Run them all."""
+    for name in NAMES:
+        importlib.import_module(f"tests.benchmarks.{name}").main()
+        print(flush=True)
+
+
+main()

@@ -1,0 +1,169 @@
+"""A real JupyterLab, started by the README's command on a copy of the course, in real Chromium."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+ROOT = Path(__file__).parent.parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@contextlib.contextmanager
+def running_lab(folder: Path) -> Iterator[str]:
+    """`make lab` on a copy of the course in `folder`; yields its address. Ends it afterwards."""
+    course = folder / "course"
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / name, course / name)
+    runtime = folder / "runtime"
+    environment = {
+        **os.environ,
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTERLAB_SETTINGS_DIR": str(_settings(folder / "settings")),
+    }
+    environment.pop("DISPLAY", None)
+    options = "LAB_OPTIONS=--IdentityProvider.token="
+    with (folder / "lab.log").open("w") as log:
+        make = subprocess.Popen(
+            ["make", "lab", f"COURSE={course}", "PORT=0", options],
+            cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield _address(runtime, make, folder / "lab.log")
+    finally:
+        _end(make)
+
+
+def _settings(folder: Path) -> Path:
+    """Keep every cell in the page, so that cells out of sight can be looked at too."""
+    place = folder / "@jupyterlab" / "notebook-extension"
+    place.mkdir(parents=True)
+    (place / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
+    return folder
+
+
+def _address(runtime: Path, make: subprocess.Popen[bytes], log: Path) -> str:
+    """Where the server listens, as it wrote it down."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and make.poll() is None:
+        for path in runtime.glob("jpserver-*.json"):
+            with contextlib.suppress(json.JSONDecodeError):
+                return str(json.loads(path.read_text())["url"]).rstrip("/")
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+
+
+def _end(make: subprocess.Popen[bytes]) -> None:
+    """Stop the server as a user would; kill what does not listen."""
+    family = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(make.pid).children(recursive=True)
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs(family, timeout=15)
+    for process in left:
+        process.kill()
+    make.wait(timeout=15)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """Headless Chromium of the system."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Notebook:
+    """A notebook open in JupyterLab."""
+
+    def __init__(self, page: Page, address: str, path: str) -> None:
+        self.page = page
+        page.goto(f"{address}/lab/workspaces/test/tree/{path}?reset", timeout=60_000)
+        self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+        self.panel.locator(".jp-Cell").first.wait_for(timeout=60_000)
+        self.wait_until_idle()
+
+    def wait_until_idle(self, timeout: float = 60.0) -> None:
+        """Wait until the kernel has nothing left to do."""
+        self.page.locator('.jp-NotebookPanel-toolbar [data-status="idle"]').first.wait_for(
+            timeout=timeout * 1000
+        )
+
+    def menu(self, *items: str) -> None:
+        """Choose from the menus: `menu("Run", "Run All Cells")`."""
+        self.page.locator(".lm-MenuBar-itemLabel", has_text=items[0]).first.click()
+        for item in items[1:]:
+            self.page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
+
+    def run_all(self, timeout: float = 120.0) -> None:
+        """Run every cell; returns when the last has run."""
+        self.menu("Run", "Run All Cells")
+        self.page.wait_for_timeout(500)
+        waiting = self.panel.locator(".jp-InputPrompt", has_text="[*]:")
+        expect(waiting).to_have_count(0, timeout=timeout * 1000)
+        self.wait_until_idle(timeout)
+
+    def cell(self, text: str) -> Locator:
+        """The first code cell that contains `text`."""
+        return self.panel.locator(".jp-CodeCell", has_text=text).first
+
+    def write(self, cell: Locator, text: str) -> None:
+        """Replace a cell's text, as if typed."""
+        editor = cell.locator(".cm-content")
+        editor.click()
+        self.page.keyboard.press("ControlOrMeta+A")
+        self.page.keyboard.press("Delete")
+        self.page.keyboard.insert_text(text)
+
+    def run(self, cell: Locator, timeout: float = 60.0, wait: bool = True) -> None:
+        """Run one cell by the keyboard."""
+        prompt = cell.locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        for _ in range(5):  # a page that has just opened may not listen yet
+            cell.locator(".cm-content").click()
+            self.page.keyboard.press("ControlOrMeta+Enter")
+            self.page.wait_for_timeout(1000)
+            if prompt.inner_text() != before:
+                break
+        expect(prompt).not_to_have_text(before)
+        if wait:
+            expect(prompt).not_to_have_text("[*]:", timeout=timeout * 1000)
+            self.wait_until_idle(timeout)
+
+    def errors(self) -> list[str]:
+        """The text of every error output, and of everything written to stderr."""
+        kinds = ("error", "stderr")
+        mime = ",".join(f'[data-mime-type="application/vnd.jupyter.{kind}"]' for kind in kinds)
+        return self.panel.locator(mime).all_inner_texts()
+
+    def unexecuted(self) -> int:
+        """How many code cells have not run."""
+        prompts = self.panel.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
+        return sum(prompt.strip() in ("[ ]:", "[*]:") for prompt in prompts)
+
+    def shut_down(self) -> None:
+        """End the kernel, as closing the notebook for good does."""
+        self.menu("Kernel", "Shut Down Kernel")
+        self.page.wait_for_timeout(500)

@@ -1,0 +1,107 @@
+"""The main job, as a new user does it: `make lab`, a lesson, an exercise, in a real browser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.lab import CHROMIUM, Notebook, chromium, running_lab
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        CHROMIUM is None and "CI" not in os.environ, reason="needs Chromium: apt install chromium"
+    ),
+]
+LESSON = "notebooks/01_ranks_and_collectives.ipynb"
+EXERCISE = "exercises/01_ranks_and_collectives/level-2.ipynb"
+
+WHOLE_TENSOR_RING = """
+def ring_all_reduce(tensor, group=None):
+    n, r = dist.get_world_size(group), dist.get_rank(group)
+    passing = tensor.clone()
+    for _ in range(n - 1):
+        sending = dist.isend(passing, (r + 1) % n)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, (r - 1) % n)
+        sending.wait()
+        tensor += arriving
+        passing = arriving
+"""
+RING = """
+def ring_all_reduce(tensor, group=None):
+    n, r = dist.get_world_size(group), dist.get_rank(group)
+    chunks = list(tensor.tensor_split(n))
+    for step in range(2 * (n - 1)):
+        out, arriving = chunks[(r - step - 1) % n], chunks[(r - step - 2) % n]
+        buffer = torch.empty_like(arriving)
+        sending = dist.isend(out.contiguous(), (r + 1) % n)
+        dist.recv(buffer, (r - 1) % n)
+        sending.wait()
+        arriving.copy_(buffer + arriving if step < n - 1 else buffer)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_lab(tmp_path_factory.mktemp("lab")) as address:
+        yield address
+
+
+@pytest.fixture
+def notebook(lab: str, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    """The notebook that the test's `path` mark names, open in JupyterLab."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1100})
+        opened = Notebook(page, lab, request.param)
+        yield opened
+        if folder := os.environ.get("DTLAB_SCREENSHOTS"):
+            page.screenshot(path=Path(folder) / f"{request.node.originalname}.png")
+        opened.shut_down()
+
+
+@pytest.mark.parametrize("notebook", [LESSON], indirect=True)
+def test_the_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
+    notebook.run_all()
+    assert notebook.unexecuted() == 0
+    assert notebook.errors() == []
+    figures = notebook.panel.locator(".jp-OutputArea-output img")
+    assert figures.count() >= 3
+    for number in range(figures.count()):
+        assert len(figures.nth(number).get_attribute("alt") or "") > 30
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
+    notebook.run(notebook.cell("import dtlab"))
+    answer = notebook.cell("raise NotImplementedError")
+    check = notebook.cell("dtlab.check(")
+    notebook.write(answer, WHOLE_TENSOR_RING)
+    notebook.run(notebook.cell("passing = tensor.clone()"))
+    notebook.run(check)
+    report = check.locator(".jp-OutputArea").inner_text()
+    assert "the whole tensor" in report
+    notebook.write(notebook.cell("passing = tensor.clone()"), RING)
+    notebook.run(notebook.cell("chunks = list("))
+    notebook.run(check)
+    assert "10 of 10" in check.locator(".jp-OutputArea").inner_text()
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_an_interrupted_cell_leaves_the_kernel_usable(notebook: Notebook) -> None:
+    cell = notebook.cell("import dtlab")
+    code = "import time\nimport dtlab\ndtlab.launch(lambda: [print('begun'), time.sleep(60)])"
+    notebook.write(cell, code)
+    notebook.run(cell, wait=False)
+    cell.locator(".jp-OutputArea", has_text="rank 1: begun").wait_for(timeout=20_000)
+    notebook.menu("Kernel", "Interrupt Kernel")
+    notebook.wait_until_idle(timeout=5)
+    assert "KeyboardInterrupt" in cell.locator(".jp-OutputArea").inner_text()
+    notebook.write(cell, "import dtlab\nprint('still', dtlab.launch(lambda: 7).values)")
+    notebook.run(cell)
+    assert "still [7, 7]" in cell.locator(".jp-OutputArea").inner_text()

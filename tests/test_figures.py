@@ -1,0 +1,464 @@
+"""`dtlab.show`: what is on the figures, where it is, and what they say in words.
+
+Structure is tested, never pixels: which bars there are, from when to when, in which colour.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
+
+from dtlab.show import COLOURS, Figure, ring, rounds, timeline
+from dtlab.show.lanes import STRIP, lanes, merged, messages, without
+from dtlab.show.style import INK, MUTED, SHEET, edge, role_of
+from dtlab.show.words import byte_words, list_words, time_words
+from dtlab.trace import Event, Trace
+
+
+def message(src: int, dst: int, start: float, end: float, size: int = 1000) -> list[Event]:
+    """A send and its receive; the receiver waits for all of it."""
+    return [
+        Event(src, "comm", "send", (dst,), size, start, end, {"tag": 0, "blocked": []}),
+        Event(
+            dst, "comm", "recv", (src,), size, start, end, {"tag": 0, "blocked": [(start, end)]}
+        ),
+    ]
+
+
+def training_step() -> Trace:
+    """One rank's step: forward, backward with two all-reduces under it, optimizer."""
+    reduce = {"blocked": []}
+    waited = {"blocked": [(0.007, 0.009)]}
+    return Trace(
+        [
+            Event(0, "compute", "forward", (), 0, 0.0, 0.003, {"microbatch": 2}),
+            Event(0, "compute", "backward", (), 0, 0.003, 0.007),
+            Event(0, "comm", "all_reduce", (1,), 4000, 0.004, 0.008, reduce),
+            Event(0, "comm", "all_reduce", (1,), 4000, 0.005, 0.009, waited),
+            Event(0, "compute", "optimizer", (), 0, 0.009, 0.010),
+        ]
+    )
+
+
+def bars(figure: Figure) -> dict[str, list[tuple[float, float, float, float]]]:
+    """Of a timeline: the boxes of each group, as (start, end, low, high), by the group's name."""
+    found = {}
+    for collection in figure.axes[0].collections:
+        if isinstance(collection, PolyCollection) and collection.get_gid():
+            boxes = [path.get_extents() for path in collection.get_paths()]
+            found[collection.get_gid()] = [(b.x0, b.x1, b.y0, b.y1) for b in boxes]
+    return found
+
+
+def fills(figure: Figure) -> dict[str, str]:
+    """The colour of each group of bars."""
+    return {
+        collection.get_gid(): to_hex(collection.get_facecolor()[0])
+        for collection in figure.axes[0].collections
+        if collection.get_gid()
+    }
+
+
+def texts(figure: Figure) -> set[str]:
+    """Everything written on a figure."""
+    on_axes = (text.get_text() for axes in figure.axes for text in axes.texts)
+    return {*on_axes, *(text.get_text() for text in figure.texts)}
+
+
+def patches(figure: Figure, kind: type, gid: str) -> list[object]:
+    """All patches of a kind whose name matches a pattern."""
+    on_axes = [patch for axes in figure.axes for patch in axes.patches]
+    return [p for p in on_axes if isinstance(p, kind) and re.fullmatch(gid, p.get_gid() or "")]
+
+
+# ------------------------------------------------------------------------------ timeline
+
+
+def test_bars_lie_where_the_events_are() -> None:
+    drawn = bars(timeline(training_step()))
+    assert {name: [box[:2] for box in boxes] for name, boxes in drawn.items()} == {
+        "rank 0 forward span": [pytest.approx((0.0, 0.003))],
+        "rank 0 backward span": [pytest.approx((0.003, 0.007))],
+        "rank 0 optimizer span": [pytest.approx((0.009, 0.010))],
+        "rank 0 idle waiting": [pytest.approx((0.007, 0.009))],
+        "rank 0 communication collective": [
+            pytest.approx((0.004, 0.008)),
+            pytest.approx((0.005, 0.009)),
+        ],
+    }
+
+
+def test_every_rank_has_a_lane_from_top_to_bottom() -> None:
+    trace = Trace([event for src in range(3) for event in message(src, (src + 1) % 3, 0, 1)])
+    figure = timeline(trace)
+    boxes = bars(figure)
+    heights = [boxes[f"rank {rank} communication send"][0][2] for rank in range(3)]
+    assert heights == sorted(heights, reverse=True)
+    assert {"rank 0", "rank 1", "rank 2"} <= texts(figure)
+
+
+@pytest.mark.parametrize("count", [2, 5, 40])
+def test_overlapping_operations_do_not_hide_each_other(count: int) -> None:
+    extra = {"blocked": []}
+    events = [
+        Event(0, "comm", "all_reduce", (1,), 8, 0.1 * i, 100.0 + i, extra) for i in range(count)
+    ]
+    boxes = bars(timeline(Trace(events)))["rank 0 communication collective"]
+    assert len(boxes) == count
+    for (_, _, low, high), (_, _, other_low, other_high) in itertools.combinations(boxes, 2):
+        assert high <= other_low or other_high <= low
+
+
+def test_operations_one_after_the_other_share_a_track() -> None:
+    events = [event for i in range(6) for event in message(0, 1, i, i + 0.9)]
+    assert [lane.tracks for lane in lanes(Trace(events).events)] == [1, 1]
+
+
+def test_waiting_is_hatched_and_apart_from_the_transfer() -> None:
+    figure = timeline(Trace(message(0, 1, 0, 1)))
+    drawn = bars(figure)
+    (hatched,) = patches(figure, PathPatch, ".*hatch")
+    assert hatched.get_hatch()
+    assert hatched.get_gid() == "rank 1 idle waiting hatch"
+    assert "rank 0 idle waiting" not in drawn
+    waiting, transfer = (
+        drawn[f"rank 1 {name}"][0] for name in ("idle waiting", "communication receive")
+    )
+    assert waiting[2] >= transfer[3]
+
+
+def test_nested_spans_and_waits_inside_them_stay_visible() -> None:
+    trace = Trace(
+        [
+            Event(0, "compute", "forward", (), 0, 0, 10),
+            Event(0, "compute", "attention", (), 0, 2, 6),
+            Event(0, "comm", "all_reduce", (1,), 8, 3, 4, {"blocked": [(3, 4)]}),
+        ]
+    )
+    (lane,) = lanes(trace.events)
+    depth = {bar.label: bar.depth for bar in lane.bars if bar.track == STRIP}
+    assert depth == {"forward": 0, "attention": 1, "waiting": 2}
+    assert lane.computing == pytest.approx(trace.busy(0)) == pytest.approx(9)
+    tops = {name: boxes[0][3] for name, boxes in bars(timeline(trace)).items()}
+    assert tops["rank 0 forward span"] > tops["rank 0 compute span"] > tops["rank 0 idle waiting"]
+
+
+def test_a_prediction_waits_wherever_it_does_not_compute() -> None:
+    trace = Trace.from_events(
+        [
+            Event(0, "compute", "backward", (), 0, 0, 2),
+            Event(0, "comm", "all_reduce", (1,), 8, 1, 5),
+        ]
+    )
+    (lane,) = lanes(trace.events)
+    waits = [(bar.start, bar.end) for bar in lane.bars if bar.shade == "waiting"]
+    assert waits == [(2, 5)]
+    assert lane.waiting == 3
+    assert lane.computing == trace.busy(0) == 2
+
+
+def test_arrows_join_each_send_to_the_receive_that_took_it() -> None:
+    events = message(0, 1, 0, 2) + message(0, 1, 1, 4) + message(1, 0, 2, 3)
+    pairs = messages(lanes(Trace(events).events))
+    joined = {(p.send.rank, p.receive.rank, p.send.start, p.receive.end) for p in pairs}
+    assert joined == {(0, 1, 0, 2), (0, 1, 1, 4), (1, 0, 2, 3)}
+    assert len(patches(timeline(Trace(events)), FancyArrowPatch, r"message \d \d")) == 3
+    assert not patches(timeline(Trace(events), arrows=False), FancyArrowPatch, r"message.*")
+
+
+def test_many_messages_have_no_arrows_unless_asked_for() -> None:
+    trace = Trace([event for i in range(60) for event in message(0, 1, i, i + 1)])
+    assert not patches(timeline(trace), FancyArrowPatch, r"message.*")
+    assert len(patches(timeline(trace, arrows=True), FancyArrowPatch, r"message.*")) == 60
+
+
+def test_sends_and_receives_without_a_partner_are_drawn_all_the_same() -> None:
+    lonely = [
+        Event(0, "comm", "send", (1,), 8, 0, 1),
+        Event(1, "comm", "recv", (), 8, 0, 1),
+        Event(2, "comm", "recv", (0,), 8, 0, 1, {"tag": 7}),
+    ]
+    figure = timeline(Trace(lonely))
+    assert not patches(figure, FancyArrowPatch, r"message.*")
+    assert "recv ← any" in texts(figure)
+
+
+def test_alt_text_of_a_timeline_has_the_numbers_of_this_trace() -> None:
+    alt_text = timeline(Trace(message(0, 1, 0, 0.0125, 2_500_000))).alt_text
+    assert alt_text == (
+        "Timeline of 2 ranks: 2 lanes over 12.5 ms. "
+        "Rank 0: issued 1 send, 2.50 MB sent. "
+        "Rank 1: issued 1 recv, 12.5 ms waiting."
+    )
+
+
+def test_title_and_units_are_on_the_figure() -> None:
+    figure = timeline(training_step(), title="One step")
+    assert "One step" in texts(figure)
+    assert figure.alt_text.startswith("One step: 1 lane over 10.0 ms.")
+    assert figure.axes[0].get_xlabel() == "ms since the first event"
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == ["0", "2", "4", "6", "8", "10"]
+    assert {"forward", "backward", "optimizer", "collective", "waiting"} <= texts(figure)
+    assert "send" not in texts(figure)
+    assert "forward 2" in texts(figure)
+
+
+def test_a_trace_without_events_says_so() -> None:
+    figure = timeline(Trace())
+    assert "Nothing was recorded." in texts(figure)
+    assert "Nothing was recorded." in figure.alt_text
+    assert_not_blank(figure)
+
+
+def test_many_events_are_drawn_in_reasonable_time() -> None:
+    trace = Trace([event for i in range(5000) for event in message(i % 4, (i + 1) % 4, i, i + 2)])
+    begun = time.perf_counter()
+    assert_not_blank(timeline(trace))
+    assert time.perf_counter() - begun < 5
+
+
+# ---------------------------------------------------------------------------------- ring
+
+
+def test_the_picture_in_the_docstring_is_what_a_ring_of_three_does() -> None:
+    lines = [
+        f"{each.title:17}"
+        + "   ".join(
+            f"rank {rank}: " + " ".join(f"{''.join(map(str, sorted(c))):3}" for c in row)
+            for rank, row in enumerate(each.held)
+        )
+        for each in rounds.ring_rounds(3)
+    ]
+    assert rounds.__doc__ is not None
+    drawn = [line.strip() for line in rounds.__doc__.splitlines() if "rank 0:" in line]
+    assert drawn == [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 8])
+def test_a_ring_ends_with_every_sum_everywhere(num_ranks: int) -> None:
+    done = rounds.ring_rounds(num_ranks)
+    everybody = frozenset(range(num_ranks))
+    assert len(done) == 2 * (num_ranks - 1) + 1
+    assert {chunk for row in done[-1].held for chunk in row} == {everybody}
+    halfway = done[num_ranks - 1].held
+    assert [halfway[rank][rank] for rank in range(num_ranks)] == [everybody] * num_ranks
+    for each in done[1:]:
+        assert {(move.src, move.dst) for move in each.moves} == {
+            (rank, (rank + 1) % num_ranks) for rank in range(num_ranks)
+        }
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+def test_a_ring_shows_what_each_copy_holds_and_what_travels(num_ranks: int) -> None:
+    done = rounds.ring_rounds(num_ranks)
+    for step in {0, 1, num_ranks, len(done) - 1}:
+        each = done[step]
+        figure = ring(num_ranks, step)
+        drawn = {
+            patch.get_gid(): to_hex(patch.get_facecolor())
+            for patch in patches(figure, Rectangle, r"rank \d chunk \d from \d")
+        }
+        empty = {
+            f"rank {rank} chunk {chunk} from {source}"
+            for rank, chunk, source in itertools.product(range(num_ranks), repeat=3)
+            if source not in each.held[rank][chunk]
+        }
+        assert len(drawn) == num_ranks**3
+        assert {gid for gid, colour in drawn.items() if colour == "#efefeb"} == empty
+        arrows = patches(figure, FancyArrowPatch, r"move \d \d \d")
+        assert {arrow.get_gid() for arrow in arrows} == {
+            f"move {move.src} {move.dst} {move.chunk}" for move in each.moves
+        }
+
+
+def test_copies_get_darker_with_each_contribution() -> None:
+    figure = ring(4, 3)
+    drawn = {
+        p.get_gid(): p.get_facecolor() for p in patches(figure, Rectangle, r"rank 0 .*from 0")
+    }
+    held = rounds.ring_rounds(4)[3].held[0]
+    by_count = sorted(
+        (len(held[chunk]), sum(drawn[f"rank 0 chunk {chunk} from 0"][:3])) for chunk in range(4)
+    )
+    assert [count for count, _ in by_count] == [1, 2, 3, 4]
+    brightness = [bright for _, bright in by_count]
+    assert brightness == sorted(brightness, reverse=True)
+
+
+def test_without_a_step_every_round_has_a_panel() -> None:
+    figure = ring(4)
+    headings = {words for words in texts(figure) if ", round " in words}
+    assert headings == {
+        f"{phase}, round {number} of 3"
+        for phase in ("reduce-scatter", "all-gather")
+        for number in (1, 2, 3)
+    }
+    assert len(patches(figure, FancyArrowPatch, r"move.*")) == 6 * 4
+
+
+def test_alt_text_of_a_ring_says_who_sent_what_and_what_is_complete() -> None:
+    one = ring(3, 2).alt_text
+    assert "Ring all-reduce, reduce-scatter, round 2 of 2." in one
+    assert "Rank 0 sent chunk 1 to rank 1" in one
+    assert "3 of 9 copies hold the full sum" in one
+    everything = ring(4).alt_text
+    assert "4 after reduce-scatter 3, 8 after all-gather 1" in everything
+    assert "16 after all-gather 3" in everything
+
+
+@pytest.mark.parametrize(("num_ranks", "step"), [(0, None), (9, 0), (4, 7), (4, -1), (1, 1)])
+def test_a_ring_that_does_not_exist_is_refused(num_ranks: int, step: int | None) -> None:
+    with pytest.raises(ValueError, match=r"ring"):
+        ring(num_ranks, step)
+
+
+# --------------------------------------------------------------------------------- style
+
+# Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
+VISIONS = {
+    "normal": np.eye(3),
+    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+                              [-0.011820, 0.042940, 0.968881]]),
+    "tritanopia": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+                            [0.004733, 0.691367, 0.303900]]),
+}  # fmt: skip
+
+
+def linear(colour: str) -> np.ndarray:
+    """A colour in linear RGB, 0 to 1."""
+    values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """Linear RGB in CIE L*a*b*, where distances are about as large as they look."""
+    to_xyz = np.array(
+        [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+         [0.0193339, 0.1191920, 0.9503041]]
+    )  # fmt: skip
+    xyz = to_xyz @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of WCAG 2."""
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    low, high = sorted(float(weights @ linear(colour)) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_roles_are_told_apart_by_colour_blind_readers(vision: str) -> None:
+    seen = {role: lab(VISIONS[vision] @ linear(colour)) for role, colour in COLOURS.items()}
+    for one, other in itertools.combinations(seen, 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
+
+
+def test_text_and_outlines_stand_out_on_the_sheet() -> None:
+    assert contrast(INK, SHEET) > 7
+    assert contrast(MUTED, SHEET) > 4.5
+    for colour in COLOURS.values():
+        assert contrast(edge(colour), SHEET) > 3
+
+
+def test_a_colour_means_the_same_in_every_figure() -> None:
+    step = fills(timeline(training_step()))
+    pair = fills(timeline(Trace(message(0, 1, 0, 1))))
+    for role in ("forward", "backward", "optimizer"):
+        assert step[f"rank 0 {role} span"] == COLOURS[role].lower()
+    assert step["rank 0 idle waiting"] == COLOURS["idle"].lower()
+    assert pair["rank 1 idle waiting"] == COLOURS["idle"].lower()
+    assert pair["rank 0 communication send"] == COLOURS["communication"].lower()
+    (arrow, *_) = patches(ring(4, 1), FancyArrowPatch, r"move.*")
+    assert to_hex(arrow.get_edgecolor()) == COLOURS["communication"].lower()
+
+
+def test_roles_follow_from_names() -> None:
+    assert role_of("compute", "Forward") == "forward"
+    assert role_of("compute", "backward_input") == "backward"
+    assert role_of("compute", "optimizer.step") == "optimizer"
+    assert role_of("compute", "data loading") == "compute"
+    assert role_of("comm", "all_reduce") == "communication"
+
+
+# ------------------------------------------------------------------------------- display
+
+
+def assert_not_blank(figure: Figure) -> None:
+    """The picture has more on it than its sheet."""
+    from io import BytesIO
+
+    from matplotlib.image import imread
+
+    picture = imread(BytesIO(figure.to_png()))
+    assert picture.std() > 0.01
+    width, height = figure.get_size_inches()
+    assert picture.shape[:2] == pytest.approx((192 * height, 192 * width), abs=2)
+
+
+@pytest.mark.parametrize("figure", [ring(4), ring(5, 2), ring(1), timeline(training_step())])
+def test_pictures_are_not_blank(figure: Figure) -> None:
+    assert_not_blank(figure)
+
+
+def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
+    figure = timeline(Trace(message(0, 1, 0, 1)), title='5 > 4 & "quoted"')
+    data, _ = figure._repr_mimebundle_()
+    assert data["text/plain"] == figure.alt_text
+    assert f'<img alt="{html.escape(figure.alt_text)}"' in data["text/html"]
+    assert data["image/png"] in data["text/html"]
+
+
+def test_pyplot_and_torch_are_not_needed() -> None:
+    program = (
+        "import sys, dtlab.show as s; s.ring(4)._repr_mimebundle_();"
+        "s.timeline(type('T', (), {'events': []}));"
+        "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pyplot", ["", "import matplotlib.pyplot as plt\n"])
+def test_a_figure_as_last_expression_is_shown_once(pyplot: str) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    code = f"{pyplot}from dtlab.show import ring\nring(4, 1)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    (output,) = notebook.cells[0].outputs
+    assert output.output_type == "execute_result"
+    assert "rank 3 sent chunk 2 to rank 0" in output.data["text/html"]
+
+
+# --------------------------------------------------------------------------------- words
+
+
+def test_numbers_have_the_unit_that_suits() -> None:
+    values = (2.5, 0.0123, 0.000456, 0.0)
+    assert [time_words(v) for v in values] == ["2.50 s", "12.3 ms", "456 µs", "0.00 µs"]
+    counts = (12, 4096, 6_291_456, 140e9)
+    assert [byte_words(v) for v in counts] == ["12 B", "4.10 kB", "6.29 MB", "140 GB"]
+    assert [list_words(x) for x in ([], ["a"], ["a", "b", "c"])] == ["", "a", "a, b and c"]
+
+
+def test_stretches() -> None:
+    assert merged([(3, 4), (0, 1), (1, 2), (0.5, 0.6)]) == [(0, 2), (3, 4)]
+    assert without([(0, 10)], [(-1, 1), (3, 4), (9, 12)]) == [(1, 3), (4, 9)]
+    assert without([(0, 1), (5, 6)], [(0, 9)]) == []
+    assert without([(0, 1), (5, 6)], []) == [(0, 1), (5, 6)]

@@ -1,0 +1,30 @@
+"""The house stays in order: rooms import only the rooms below them, and what must be light is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_rooms_import_only_rooms_below() -> None:
+    done = subprocess.run(
+        ["lint-imports", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": str(Path(sys.executable).parent)},
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "module", ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.show", "dtlab.grading"]
+)
+def test_these_load_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
