@@ -41,7 +41,8 @@ bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
 
 exercises: $(READY)
-	$(BIN)/python -m dtlab.grading.release
+	@for unit in solutions/*/; do \
+	  $(BIN)/nbgrader generate_assignment --force "$$(basename "$$unit")" || exit 1; done
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache gradebook.db

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import dtlab.collectives as collectives
-    import dtlab.show as show
+    import dtlab.collectives as collectives  # noqa: F401
+    import dtlab.show as show  # noqa: F401
     from dtlab.errors import DeadlockError as DeadlockError
     from dtlab.errors import DtlabError as DtlabError
     from dtlab.errors import Failure as Failure

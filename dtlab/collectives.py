@@ -21,17 +21,26 @@ dtype does not have raises TypeError, and sizes that do not fit each other raise
 from __future__ import annotations
 
 import functools
-import mmap
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, ReduceOp
+
+from dtlab.messages import (
+    SUM,
+    Group,
+    Inbox,
+    Op,
+    average,
+    check_sizes,
+    combine,
+    flattened,
+    is_member,
+    scratch_rows,
+)
 
 __all__ = [
     "halving_doubling_all_reduce",
@@ -46,9 +55,6 @@ __all__ = [
     "tree_broadcast",
 ]
 
-SUM, AVG = ReduceOp.SUM, ReduceOp.AVG
-Op = ReduceOp | ReduceOp.RedOpType
-Group = ProcessGroup | None
 Body = TypeVar("Body", bound=Callable[..., None])
 
 
@@ -57,9 +63,9 @@ def _all_reduce(body: Body) -> Body:
 
     @functools.wraps(body)
     def call(tensor: Tensor, op: Op = SUM, group: Group = None, *rest: Any, **kwargs: Any) -> None:
-        if _is_member(group, body.__name__):
-            _combine(op, tensor)  # refuses what the dtype does not have
-            with _flat(tensor) as flat:
+        if is_member(group, body.__name__):
+            combine(op, tensor)  # refuses what the dtype does not have
+            with flattened(tensor) as flat:
                 body(flat, op, group, *rest, **kwargs)
 
     return cast(Body, call)
@@ -75,16 +81,16 @@ def naive_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
 
     Cost: 2(N-1) (a + S/B), for everything goes through the one link of rank 0.
     """
-    me, n, add = dist.get_rank(group), dist.get_world_size(group), _combine(op, tensor)
+    me, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
     if me > 0:
         dist.send(tensor, group=group, group_dst=0)
         dist.recv(tensor, group=group, group_src=0)
         return
-    theirs = _scratch(tensor)[0]
+    theirs = scratch_rows(tensor)[0]
     for source in range(1, n):
         dist.recv(theirs, group=group, group_src=source)
         add(tensor, theirs, out=tensor)
-    _average(tensor, op, n)
+    average(tensor, op, n)
     for target in range(1, n):
         dist.send(tensor, group=group, group_dst=target)
 
@@ -110,21 +116,21 @@ def ring_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     chunks = tensor.tensor_split(len(ranks))
     with _all_gather_half(chunks, group, ranks):
         adding = _reduce_scatter_half(chunks, chunks, op, group, ranks)
-        _average(chunks[me], op, len(ranks))
+        average(chunks[me], op, len(ranks))
     adding.flush()
 
 
 def _reduce_scatter_half(
     chunks: Sequence[Tensor], sums: Sequence[Tensor], op: Op, group: Group, ranks: Sequence[int]
-) -> _Inbox:
+) -> Inbox:
     """Leave the sum of every rank's chunk r in `sums[r]` of the r-th of `ranks`, a ring of N.
 
     `sums` may be `chunks` themselves. What is sent last may still be under way: to be flushed.
     """
     n, me = len(ranks), ranks.index(dist.get_rank(group))
     arriving = [(me - 2 - k) % n for k in range(n - 1)]
-    inbox = _Inbox(group, [ranks[me - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
-    message, add = chunks[me - 1], _combine(op, chunks[0])
+    inbox = Inbox(group, [ranks[me - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
+    message, add = chunks[me - 1], combine(op, chunks[0])
     for i in arriving:
         theirs = inbox.take(while_sending=message, to=ranks[(me + 1) % n])
         message = add(chunks[i], theirs, out=sums[i])
@@ -142,7 +148,7 @@ def _all_gather_half(
     """
     n, me = len(ranks), ranks.index(dist.get_rank(group))
     arriving = [chunks[(me - 1 - k) % n] for k in range(n - 1)]
-    inbox = _Inbox(group, [ranks[me - 1]] * (n - 1), arriving, tag=1)
+    inbox = Inbox(group, [ranks[me - 1]] * (n - 1), arriving, tag=1)
     yield
     message = chunks[me]
     for _ in arriving:
@@ -156,17 +162,17 @@ def ring_reduce_scatter(output: Tensor, input: Tensor, op: Op = SUM, group: Grou
     The first half of `ring_all_reduce`. `input` stays as it is; `output` may be this rank's chunk
     of it. Cost, S bytes in `input`: (N-1) a + (N-1)/N S/B.
     """
-    if not _is_member(group, "ring_reduce_scatter"):
+    if not is_member(group, "ring_reduce_scatter"):
         return
     ranks, me = range(dist.get_world_size(group)), dist.get_rank(group)
-    _check_sizes("ring_reduce_scatter", input, output, len(ranks))
-    _combine(op, input)
-    with _flat(output) as mine:
+    check_sizes("ring_reduce_scatter", input, output, len(ranks))
+    combine(op, input)
+    with flattened(output) as mine:
         chunks = input.detach().contiguous().view(-1).tensor_split(len(ranks))
-        sums = list(_scratch(mine, len(ranks)))
+        sums = list(scratch_rows(mine, len(ranks)))
         sums[me] = mine if len(ranks) > 1 else mine.copy_(chunks[0])
         _reduce_scatter_half(chunks, sums, op, group, ranks).flush()
-        _average(mine, op, len(ranks))
+        average(mine, op, len(ranks))
 
 
 def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
@@ -175,11 +181,11 @@ def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
     The second half of `ring_all_reduce`. `input` may be this rank's chunk of `output`.
     Cost, S bytes in `output`: (N-1) a + (N-1)/N S/B.
     """
-    if not _is_member(group, "ring_all_gather"):
+    if not is_member(group, "ring_all_gather"):
         return
     ranks, me = range(dist.get_world_size(group)), dist.get_rank(group)
-    _check_sizes("ring_all_gather", output, input, len(ranks))
-    with _flat(output) as gathered:
+    check_sizes("ring_all_gather", output, input, len(ranks))
+    with flattened(output) as gathered:
         chunks = gathered.tensor_split(len(ranks))
         with _all_gather_half(chunks, group, ranks):
             chunks[me].copy_(input.detach().reshape(-1))
@@ -196,15 +202,15 @@ def tree_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     Cost: 2 log2 N (a + S/B). Thakur, Rabenseifner & Gropp 2005, "Optimization of collective
     communication operations in MPICH".
     """
-    me, n, add = dist.get_rank(group), dist.get_world_size(group), _combine(op, tensor)
+    me, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
     children = _children(me, n)
-    inbox = _Inbox(group, children, [tensor] * len(children), scratch=True)
+    inbox = Inbox(group, children, [tensor] * len(children), scratch=True)
     for _ in children:
         add(tensor, inbox.take(), out=tensor)
     if me > 0:
         dist.send(tensor, group=group, group_dst=me & (me - 1))
     else:
-        _average(tensor, op, n)
+        average(tensor, op, n)
     _broadcast(tensor, 0, group)
 
 
@@ -214,9 +220,9 @@ def tree_broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
     The second half of `tree_all_reduce`, with `src` for rank 0. Cost: log2 N (a + S/B).
     Raises: ValueError where `src` is not in `group`.
     """
-    if _is_member(group, "tree_broadcast"):
+    if is_member(group, "tree_broadcast"):
         root = src if group is None else dist.get_group_rank(group, src)
-        with _flat(tensor) as flat:
+        with flattened(tensor) as flat:
             _broadcast(flat, root, group)
 
 
@@ -249,11 +255,11 @@ def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = N
     its part to a partner below and in the end gets the sum: 2 (a + S/B) more. Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as partners:
-        inbox = _Inbox(group, partners, [tensor] * len(partners), scratch=True)
+        inbox = Inbox(group, partners, [tensor] * len(partners), scratch=True)
         for partner in partners:
             theirs = inbox.take(while_sending=tensor, to=partner)
             inbox.flush()  # the tensor must have left before it changes
-            _combine(op, tensor)(tensor, theirs, out=tensor)
+            combine(op, tensor)(tensor, theirs, out=tensor)
 
 
 @contextmanager
@@ -271,10 +277,10 @@ def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
         dist.recv(tensor, group=group, group_src=twin)
         return
     if twin < n:
-        theirs = _Inbox(group, [twin], [tensor], scratch=True).take()
-        _combine(op, tensor)(tensor, theirs, out=tensor)
+        theirs = Inbox(group, [twin], [tensor], scratch=True).take()
+        combine(op, tensor)(tensor, theirs, out=tensor)
     yield [me ^ (1 << k) for k in range(rounds)]
-    _average(tensor, op, n)
+    average(tensor, op, n)
     if twin < n:
         dist.send(tensor, group=group, group_dst=twin)
 
@@ -297,11 +303,11 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = Non
             part, other = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
             kept.append(part)
             given.append(other)
-        inbox = _Inbox(group, far_to_near, kept, scratch=True)
-        complete = _Inbox(group, near_to_far, given[::-1], tag=1)  # safe as in `_all_gather_half`
+        inbox = Inbox(group, far_to_near, kept, scratch=True)
+        complete = Inbox(group, near_to_far, given[::-1], tag=1)  # safe as in `_all_gather_half`
         for partner, mine, other in zip(far_to_near, kept, given, strict=True):
             theirs = inbox.take(while_sending=other, to=partner)
-            _combine(op, tensor)(mine, theirs, out=mine)
+            combine(op, tensor)(mine, theirs, out=mine)
         for partner, mine in zip(near_to_far, kept[::-1], strict=True):
             complete.take(while_sending=mine, to=partner)
         inbox.flush()
@@ -339,7 +345,7 @@ def hierarchical_all_reduce(
         _reduce_scatter_half(parts, parts, op, group, inside).flush()
         with _all_gather_half(pieces, group, across):
             _reduce_scatter_half(pieces, pieces, op, group, across).flush()
-            _average(pieces[node], op, n)
+            average(pieces[node], op, n)
 
 
 def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
@@ -349,10 +355,10 @@ def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> N
     left, so no link carries two messages at once. As `torch.distributed.all_to_all_single` with
     equal splits. Cost, S bytes in `input`: (N-1) a + (N-1)/N S/B. Thakur et al. 2005.
     """
-    if not _is_member(group, "pairwise_all_to_all"):
+    if not is_member(group, "pairwise_all_to_all"):
         return
     me, n = dist.get_rank(group), dist.get_world_size(group)
-    _check_sizes("pairwise_all_to_all", input, output, 1)
+    check_sizes("pairwise_all_to_all", input, output, 1)
     if input.numel() % n:
         raise ValueError(
             f"pairwise_all_to_all: {input.numel()} elements cannot be cut into {n} equal chunks, "
@@ -360,157 +366,12 @@ def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> N
         )
     if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
         input = input.clone()  # what arrives must not overwrite what is still to be sent
-    with _flat(output) as flat:
+    with flattened(output) as flat:
         incoming = flat.tensor_split(n)
         outgoing = input.detach().contiguous().view(-1).tensor_split(n)
         incoming[me].copy_(outgoing[me])
         sources = [(me - k) % n for k in range(1, n)]
-        inbox = _Inbox(group, sources, [incoming[source] for source in sources])
+        inbox = Inbox(group, sources, [incoming[source] for source in sources])
         for target in ((me + k) % n for k in range(1, n)):
             inbox.take(while_sending=outgoing[target], to=target)
         inbox.flush()
-
-
-class _Inbox:
-    """Messages due from `sources`, in that order, their receives posted before they are due.
-
-    A message whose receive stands goes straight to its place; an early one has to ask and wait.
-    With `scratch` messages land beside their places, in as many buffers as fit into 4 MiB and at
-    least two. On a GPU nothing is posted ahead: NCCL works in the order of issue, so a receive
-    would hold up the sends behind it; there each `take` is one batch.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        sources: Sequence[int],
-        places: Sequence[Tensor],
-        scratch: bool = False,
-        tag: int = 0,
-    ) -> None:
-        self.group, self.sources, self.places, self.tag = group, sources, places, tag
-        self.ahead, self.taken = len(places), 0
-        if scratch and places:
-            largest = max(places, key=Tensor.numel)
-            self.ahead = min(len(places), max(2, (4 << 20) // max(1, largest.nbytes)))
-            spare = _scratch(largest, self.ahead)
-            self.places = [spare[i % self.ahead][: p.numel()] for i, p in enumerate(places)]
-        self.in_order = _in_order(places)
-        self.posted: list[Any] = []
-        self.sent: list[Any] = []
-        self._post()
-
-    def _post(self) -> None:
-        """Post every receive that has a free buffer by now."""
-        limit = 0 if self.in_order else min(self.taken + self.ahead, len(self.places))
-        for i in range(len(self.posted), limit):
-            place, source = self.places[i], self.sources[i]
-            self.posted.append(dist.irecv(place, None, self.group, self.tag, source))
-
-    def take(self, while_sending: Tensor | None = None, to: int = -1) -> Tensor:
-        """Send to rank `to` of the group, if anything, and wait for the message that is due next.
-
-        What comes back is the caller's until the next call.
-        """
-        place, source, received = self.places[self.taken], self.sources[self.taken], []
-        if self.in_order:
-            batch = [dist.P2POp(dist.irecv, place, None, self.group, group_peer=source)]
-            if while_sending is not None:
-                batch.append(
-                    dist.P2POp(dist.isend, while_sending, None, self.group, group_peer=to)
-                )
-            received = dist.batch_isend_irecv(batch)
-        else:
-            if while_sending is not None:
-                self.sent.append(dist.isend(while_sending, None, self.group, self.tag, to))
-            self._post()
-            received.append(self.posted[self.taken])
-        for work in received:
-            work.wait()
-        self.taken += 1
-        return place
-
-    def flush(self) -> None:
-        """Wait until all that was sent has left, so that it may change."""
-        while self.sent:  # gloo hangs when it waits for the same message twice
-            self.sent.pop().wait()
-
-
-def _in_order(places: Sequence[Tensor]) -> bool:
-    """Whether operations run strictly in the order of issue, as NCCL's do."""
-    return any(place.is_cuda for place in places)
-
-
-def _scratch(like: Tensor, count: int = 1) -> Tensor:
-    """`count` rows the size of `like`, uninitialised, on huge pages where there are any.
-
-    A fresh 32 MB costs 8192 page faults otherwise: more time than the sum computed in it.
-    """
-    size = count * like.nbytes
-    if size < 8 << 20 or like.is_cuda or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return like.new_empty(count, like.numel())
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-    with suppress(OSError):  # a kernel built without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=like.dtype).view(count, -1)
-
-
-_REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
-    ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,  # `_average` divides in the end
-    ReduceOp.PRODUCT: torch.mul,
-    ReduceOp.MIN: torch.minimum,
-    ReduceOp.MAX: torch.maximum,
-    ReduceOp.BAND: torch.bitwise_and,
-    ReduceOp.BOR: torch.bitwise_or,
-    ReduceOp.BXOR: torch.bitwise_xor,
-}
-
-
-def _combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
-    """The function of two tensors that `op` stands for, refused where the dtype has none."""
-    known: Any = op if op in _REDUCTIONS else next((r for r in _REDUCTIONS if op == r), None)
-    if known is None:
-        names = ", ".join(each.name for each in _REDUCTIONS)
-        raise TypeError(f"{op!r} is not a reduction known here. Pass a dist.ReduceOp: {names}.")
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    bitwise = known in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-    linear = known in (SUM, AVG)
-    if (whole and known == AVG) or (bitwise and not whole) or (tensor.is_complex() and not linear):
-        raise TypeError(f"{known.name} does not exist for {tensor.dtype}. Convert the tensor.")
-    return _REDUCTIONS[known]
-
-
-def _average(total: Tensor, op: Op, n: int) -> None:
-    """Make a sum over n ranks the mean, where `op` is AVG."""
-    if op == AVG:  # of complex numbers part by part, as torch's own: other bits otherwise
-        (torch.view_as_real(total) if total.is_complex() else total).div_(n)
-
-
-def _is_member(group: Group, name: str) -> bool:
-    """Whether this rank is in `group`; warns, as torch.distributed does, where it is not."""
-    if dist.get_rank(group) >= 0:
-        return True
-    text = f"{name}: global rank {dist.get_rank()} is not in this group, so it does nothing here."
-    warnings.warn(text, stacklevel=3)
-    return False
-
-
-@contextmanager
-def _flat(tensor: Tensor) -> Iterator[Tensor]:
-    """`tensor` in one dimension and out of autograd's sight; as a copy where not contiguous."""
-    flat = tensor.detach().contiguous().view(-1)
-    yield flat
-    if not tensor.is_contiguous():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _check_sizes(name: str, long: Tensor, short: Tensor, n: int) -> None:
-    """One tensor must be n times as long as the other, and both of one dtype."""
-    if long.dtype != short.dtype:
-        raise TypeError(f"{name}: dtypes differ, {short.dtype} and {long.dtype}. Convert one.")
-    if long.numel() != n * short.numel():
-        raise ValueError(
-            f"{name}: {long.numel()} elements are not {n} x {short.numel()} (shapes "
-            f"{tuple(long.shape)} and {tuple(short.shape)}). Make output fit input."
-        )

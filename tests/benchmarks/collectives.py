@@ -27,7 +27,7 @@ ALL_REDUCES = {
     "halving": collectives.halving_doubling_all_reduce,
     "hierarchical": collectives.hierarchical_all_reduce,
 }
-BUDGET = 0.9  # seconds per figure, about; three pairs at least
+BUDGET = 0.8  # seconds per figure, about; three pairs at least
 
 
 def _seconds(
