@@ -17,8 +17,7 @@ import pytest
 import torch.distributed as dist
 
 import dtlab
-
-from .conftest import descendants
+from tests.leftovers import descendants
 
 
 def gone(pids: list[int], within: float) -> bool:
@@ -115,7 +114,8 @@ def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Pa
 NOTEBOOK = """
     import os, time
     from pathlib import Path
-    import dtlab, psutil
+    import dtlab
+    from dtlab.ranks.client import SERVER
 
     def wait_for_ever(folder):
         if os.fork() == 0:
@@ -126,8 +126,7 @@ NOTEBOOK = """
         time.sleep(60)
 
     dtlab.launch(lambda: None)
-    for process in psutil.Process().children(recursive=True):
-        (Path("FOLDER") / f"server-{process.pid}").touch()
+    (Path("FOLDER") / f"server-{SERVER._process.pid}").touch()
     THEN
 """
 

@@ -343,14 +343,14 @@ def test_a_ring_sends_the_fewest_bytes_to_its_right_only(n: int) -> None:
 def test_messages_of_the_others() -> None:
     """(function, ranks, elements) -> per rank the messages, the elements sent, and the peers."""
     n, size = 8, 64
-    for all_reduce, messages, sent, peers in (
+    for all_reduce, count, sent, peers in (
         (collectives.recursive_doubling_all_reduce, 3, 3 * size, 3),
         (collectives.halving_doubling_all_reduce, 6, 2 * (n - 1) * size // n, 3),
         (partial(collectives.hierarchical_all_reduce, ranks_per_node=4), 8, 112, 3),
     ):
         trace = dtlab.launch(lambda f=all_reduce: f(torch.ones(size)), world_size=n).trace
         for rank in range(n):
-            assert trace.sends(rank) == messages
+            assert trace.sends(rank) == count
             assert trace.bytes_sent(rank) == 4 * sent
             assert len(trace.peers(rank)) == peers
     trace = dtlab.launch(lambda: collectives.tree_all_reduce(torch.ones(size)), world_size=n).trace

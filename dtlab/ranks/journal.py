@@ -27,7 +27,7 @@ from dtlab.trace import Records
 __all__ = ["Journal"]
 
 Ints = npt.NDArray[np.int64]
-_backward_pass = torch._C._current_graph_task_id  # -1 outside one
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
 
 
@@ -58,12 +58,8 @@ class Journal:
         It takes the arguments, and returns the operation's index, None beyond the limit. It runs
         for each operation: hence the local names, and no call that can be avoided.
         """
-        count, limit, groups, unbox = (
-            self._count,
-            self.limit,
-            self._groups,
-            dist.ProcessGroup.unbox,
-        )
+        count, limit, groups = self._count, self.limit, self._groups
+        unbox = dist.ProcessGroup.unbox
         append, measure, dtypes = self._issued.append, self._measure, self._dtypes
         caller, ident = self._caller, threading.get_ident
         _, _, payload_at, group_at, _, _, _, peer_at, tag_at = operator
@@ -123,22 +119,20 @@ class Journal:
     def _caller(self) -> tuple[int, int]:
         """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
 
-        Costs half a microsecond, since the verdict on each file is kept; and next to nothing
-        inside a backward pass, all of which was asked for by one line.
+        Costs half a microsecond, since the verdict on each file is kept.
         """
-        task = _backward_pass()
-        if task >= 0 and task == self._backward[0]:
-            return self._backward[1]
-        place = self._innermost(3)
-        if task >= 0:
-            self._backward = (task, place)
-        return place
-
-    def _innermost(self, depth: int) -> tuple[int, int]:
         try:
-            frame: FrameType | None = sys._getframe(depth)
-        except ValueError:  # a thread of C++
+            frame = sys._getframe(3)  # who called our kernel
+        except ValueError:  # a thread of C++, which has no frames
             return -1, 0
+        if frame.f_code is not _BACKWARD:
+            return self._place(frame)
+        task = torch._C._current_graph_task_id()
+        if task != self._backward[0]:  # else DDP again: the same line asked for this backward pass
+            self._backward = (task, self._place(frame))
+        return self._backward[1]
+
+    def _place(self, frame: FrameType | None) -> tuple[int, int]:
         files = self._files
         while frame is not None:
             file = frame.f_code.co_filename

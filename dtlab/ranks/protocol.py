@@ -72,7 +72,30 @@ class RemoteFailure:
     chain: list[tuple[list[Frame], str]]
 
 
-Reason = Literal["returned", "failed", "timeout"]
+class OpInfo(NamedTuple):
+    """One operation of one rank, as plain data. `partners` are the ranks that it needs."""
+
+    rank: int
+    name: str
+    description: str  # with what was passed: "all_reduce(float32[4], SUM)"
+    partners: tuple[int, ...]
+    tag: int
+    members: tuple[int, ...]  # of its group
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why ranks will never come back, or should not go on."""
+
+    reason: Literal["standstill", "collective", "message", "stranger", "new_group"]
+    ops: list[OpInfo]
+    left: list[int]  # ranks that have returned
+    unmatched: list[OpInfo] = field(default_factory=list)  # posted, and not complete either
+
+
+Reason = Literal["returned", "failed", "timeout", "deadlock"]
 
 
 @dataclass
@@ -92,3 +115,6 @@ class Outcome:
     ranks: list[RankEnd]
     failed_first: list[int]  # ranks that raised or died, in the order in which that was seen
     wire: list[int | None]  # bytes that each rank put on its sockets, where they can be counted
+    finding: Finding | None = None  # for "deadlock"
+    waiting: list[OpInfo] = field(default_factory=list)  # what blocked ranks waited for
+    warnings: list[OpInfo] = field(default_factory=list)  # sends changed before being waited for

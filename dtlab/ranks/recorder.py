@@ -16,11 +16,15 @@ BackendSelect comes before every device's kernel, also under `inference_mode` an
 need no gradient, and no autograd machinery is touched. (Keys of autograd would miss inference
 tensors; a TorchDispatchMode is blind to other threads.)
 
+Whoever wants to know what a rank is doing right now has two places to ask from: around
+`redispatch` in `_kernel`, and around `plain` in `_waiting`.
+
 How an operation is noted is in `journal.py`; which operators there are, in `operators.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,7 +40,7 @@ from dtlab.trace import Records, set_span_sink
 
 __all__ = ["Recorder"]
 
-_LIMIT = 1_000_000  # operations, and spans: some 150 MB each at the worst
+_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.perf_counter_ns
 
@@ -113,7 +117,8 @@ class _Hooks:
         # `redispatch_boxed` lets go of the GIL. `call_boxed` does not, and DDP's reducer, which
         # holds a lock of its own while it communicates, can then deadlock.
         redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
-        issue, block, below = self._journal.issuer(number, operator), self._journal.block, _BELOW
+        journal, below = self._journal, _BELOW
+        issue = journal.issuer(number, operator)
         pending, completed, unbox = self._pending, self._completed, dist.Work.unbox
         clock = iter(_now, None)  # gives the time at each `next`
         on_done = torch._C.Future.add_done_callback
@@ -128,17 +133,23 @@ class _Hooks:
             if index is None:
                 return redispatch(keyset & below, *args)
             start = _now()
-            result = redispatch(keyset & below, *args)
-            if result is None:  # no Work, so it has happened already
-                block(index, start)
+            try:
+                result = redispatch(keyset & below, *args)
+            except BaseException:
+                journal.end(index, _now())
+                raise
+            boxed = result if work_at is None else result[work_at]
+            if boxed is None:  # no Work, so it has happened already
+                journal.block(index, start)
                 return result
-            work = unbox(result if work_at is None else result[work_at])
+            work = unbox(boxed)
             key = id(work)
             pending[key] = (index, work, args[0], from_anybody)
             if has_future and (len(args) <= async_at or args[async_at]):
                 # Otherwise the caller waits at once, and the end of the wait is the end of it.
                 tell = map(completed.append, zip((index,), (key,), clock, strict=False))
-                on_done(work.get_future(), partial(next, tell))
+                with contextlib.suppress(RuntimeError):  # a backend without futures
+                    on_done(work.get_future(), partial(next, tell))
             return result
 
         return kernel

@@ -102,8 +102,8 @@ def main(pairs: int = PAIRS) -> None:
         run = dtlab.launch(measure, pairs, with_ddp, world_size=2, trace=False, timeout=600.0)
         ratio, seconds, operations = run.values[0]
         print(
-            f"recorder: a step of {1e3 * seconds:.1f} ms with {operations} operations {name} takes "
-            f"{ratio:.3f} times as long recorded (goal: under 1.02; median of {pairs} pairs)"
+            f"recorder: a {1e3 * seconds:.1f} ms step of {operations} operations {name} takes"
+            f" {ratio:.3f} times as long recorded (goal: under 1.02; median of {pairs} pairs)"
         )
 
 

@@ -1,0 +1,143 @@
+"""What ranks tell their supervisor about their communication, through memory that they share.
+
+Each rank has a ring of fixed-size records that it writes and the supervisor reads, and a table of
+texts for names. Writing one takes a microsecond and no system call. The memory is anonymous: there
+is no file, and it is gone with the last process that has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import struct
+import time
+import zlib
+from typing import NamedTuple
+
+# The kinds of record.
+ISSUE = 1  # an operation is about to be issued; the rank goes on
+CALL = 2  # an operation is about to be issued, and the rank waits until it is complete
+WAIT = 3  # the rank waits for an operation that it issued
+SOURCE = 4  # a receive from anybody is complete; `peer` is who sent
+STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
+LEFT = 6  # the function has returned
+
+# The last field is the record's own number, so that a reader sees whether it is complete.
+_RECORD = struct.Struct("<11q")
+_HEADER = struct.Struct("<qq")  # records read, bytes of text
+CAPACITY = 4096  # records; a rank that is so far ahead of its reader waits for it
+_TEXT_ROOM = 1 << 16  # bytes
+_SIZE = 64 + CAPACITY * _RECORD.size + _TEXT_ROOM
+_TEXT_AT = 64 + CAPACITY * _RECORD.size
+
+
+class Record(NamedTuple):
+    """One thing that a rank did.
+
+    `number` counts its operations. `group` and `signature` are the same number on all ranks for
+    the same group and the same description; `group_text`, `text` and `file` are numbers of texts
+    in the rank's own table. `peer` is a global rank, -1 for none.
+    """
+
+    kind: int
+    number: int
+    thread: int
+    group: int
+    group_text: int
+    signature: int
+    text: int
+    peer: int
+    tag: int
+    place: int  # file number x 2^24 + line
+
+
+def number_of(text: str) -> int:
+    """A number that stands for a text in every process."""
+    return zlib.crc32(text.encode())
+
+
+class Board:
+    """The memory of all ranks; made before they are forked."""
+
+    def __init__(self, world_size: int) -> None:
+        self._memory = mmap.mmap(-1, _SIZE * world_size)
+        self.readers = [Reader(self._memory, rank * _SIZE) for rank in range(world_size)]
+
+    def writer(self, rank: int) -> Writer:
+        """For a rank, in its own process."""
+        return Writer(self._memory, rank * _SIZE)
+
+
+class Writer:
+    """A rank's side."""
+
+    def __init__(self, memory: mmap.mmap, base: int) -> None:
+        self._memory, self._base = memory, base
+        self._count = itertools.count()
+        self._seen = 0  # how many the reader is known to have read
+        self._texts: dict[str, int] = {}
+        self._text_length = 0
+
+    def write(
+        self, kind: int, number: int, thread: int, group: int = 0, group_text: int = 0,
+        signature: int = 0, text: int = 0, peer: int = -1, tag: int = 0, place: int = 0,
+    ) -> None:  # fmt: skip
+        """Add a record. From any thread: each takes a slot of its own."""
+        slot = next(self._count)
+        if slot - self._seen >= CAPACITY:
+            self._wait_for_reader(slot)
+        _RECORD.pack_into(
+            self._memory, self._base + 64 + slot % CAPACITY * _RECORD.size,
+            kind, number, thread, group, group_text, signature, text, peer, tag, place, slot + 1,
+        )  # fmt: skip
+
+    def text(self, text: str) -> int:
+        """The number of a text in this rank's table; 0 where there is no room for it."""
+        number = self._texts.get(text)
+        if number is None:
+            data = text.encode() + b"\0"
+            if self._text_length + len(data) > _TEXT_ROOM:
+                return 0
+            number = self._texts[text] = len(self._texts) + 1
+            start = self._base + _TEXT_AT + self._text_length
+            self._memory[start : start + len(data)] = data
+            self._text_length += len(data)
+            struct.pack_into("<q", self._memory, self._base + 8, self._text_length)
+        return number
+
+    def _wait_for_reader(self, slot: int) -> None:
+        while slot - self._seen >= CAPACITY:
+            self._seen = struct.unpack_from("<q", self._memory, self._base)[0]
+            if slot - self._seen >= CAPACITY:
+                time.sleep(0.0005)
+
+
+class Reader:
+    """The supervisor's side of one rank."""
+
+    def __init__(self, memory: mmap.mmap, base: int) -> None:
+        self._memory, self._base = memory, base
+        self._read = 0
+        self._texts: list[str] = []
+
+    def read(self) -> list[Record]:
+        """The records that have come since the last call."""
+        records = []
+        while True:
+            at = self._base + 64 + self._read % CAPACITY * _RECORD.size
+            *fields, slot = _RECORD.unpack_from(self._memory, at)
+            if slot != self._read + 1:
+                break
+            records.append(Record._make(fields))
+            self._read += 1
+        if records:
+            struct.pack_into("<q", self._memory, self._base, self._read)
+        return records
+
+    def text(self, number: int) -> str:
+        """A text of the rank's table; empty for 0."""
+        if number > len(self._texts):
+            length = _HEADER.unpack_from(self._memory, self._base)[1]
+            start = self._base + _TEXT_AT
+            self._texts = self._memory[start : start + length].decode().split("\0")[:-1]
+        return self._texts[number - 1] if 0 < number <= len(self._texts) else ""

@@ -1,0 +1,239 @@
+"""Do the operations of all ranks fit together, and can they ever be complete?
+
+A small machine that follows what each rank did, in its order, under the rules that every backend
+keeps: a collective is complete when all members have called it; a message, when its send and its
+receive have both been posted. (A backend that buffers small messages lets a send return earlier; a
+program that needs that hangs as soon as its messages grow, so the rule is kept strictly.)
+
+Because the rules leave nothing to chance, where nobody can go on in the machine nobody will ever
+go on: no time limit is involved. The machine knows nothing of processes or clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dtlab.ranks.board import CALL, ISSUE, LEFT, SOURCE, STRANGER, WAIT, Record
+
+Kind = Literal["collective", "send", "recv", "new_group"]
+
+
+@dataclass(eq=False)
+class Op:
+    """One operation of one rank."""
+
+    rank: int
+    record: Record
+    name: str  # "all_reduce", "send", ...
+    members: tuple[int, ...]  # of its group
+    description: str  # "all_reduce(float32[4], SUM)"
+    file: str
+    complete: bool = False
+    waiter: Actor | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """How it is matched."""
+        if self.name in ("send", "recv", "new_group"):
+            return self.name  # type: ignore[return-value]
+        return "collective"
+
+    @property
+    def line(self) -> int:
+        """The learner's line, 0 if unknown."""
+        return self.record.place & 0xFFFFFF
+
+    @property
+    def partners(self) -> tuple[int, ...]:
+        """The ranks that it needs."""
+        if self.record.peer >= 0:
+            return (self.record.peer,)
+        return tuple(rank for rank in self.members if rank != self.rank)
+
+
+@dataclass(eq=False)
+class Actor:
+    """One thread of one rank, as far as the machine has followed it."""
+
+    rank: int
+    thread: int
+    queue: deque[Record] = field(default_factory=deque)
+    blocked: Op | None = None
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Operations of different ranks that belong together and do not fit."""
+
+    reason: Literal["collective", "message", "stranger", "new_group"]
+    ops: tuple[Op, ...]
+
+
+class Machine:
+    """Feed it the records of all ranks; ask whether they fit and whether anybody can go on.
+
+    `describe(rank, record)` looks up what the numbers in a record stand for, as an `Op`.
+    """
+
+    def __init__(self, world_size: int, describe: Callable[[int, Record], Op]) -> None:
+        self.world_size = world_size
+        self.misfit: Misfit | None = None
+        self._describe = describe
+        self.actors = {(rank, 0): Actor(rank, 0) for rank in range(world_size)}
+        self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
+        self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): collectives called
+        self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
+        self._sends: dict[tuple[int, int, int, int], deque[Op]] = {}  # group, from, to, tag
+        self._receives: dict[tuple[int, int, int, int], deque[Op]] = {}
+
+    # ------------------------------------------------------------------ feeding
+
+    def feed(self, rank: int, records: Iterable[Record]) -> None:
+        """Take what a rank did, in its order, and follow everybody as far as possible."""
+        touched = set()
+        for record in records:
+            actor = self.actors.get((rank, record.thread))
+            if actor is None:
+                actor = self.actors[rank, record.thread] = Actor(rank, record.thread)
+            actor.queue.append(record)
+            touched.add(actor)
+        self._follow(touched)
+
+    def _follow(self, actors: set[Actor]) -> None:
+        ready = deque(actors)
+        while ready and self.misfit is None:
+            actor = ready.popleft()
+            while actor.queue and self._may_go_on(actor) and self.misfit is None:
+                ready.extend(self._step(actor, actor.queue.popleft()))
+
+    def _may_go_on(self, actor: Actor) -> bool:
+        """Not while it is blocked, unless what comes next says where its message came from."""
+        op, record = actor.blocked, actor.queue[0]
+        return op is None or (record.kind == SOURCE and record.number == op.record.number)
+
+    def _step(self, actor: Actor, record: Record) -> Sequence[Actor]:
+        """One record. Returns the actors that can go on because of it."""
+        rank, kind = actor.rank, record.kind
+        if kind in (ISSUE, CALL):
+            op = self._describe(rank, record)
+            freed = self._post(op)
+            if kind == CALL and not op.complete:
+                self._block(actor, op)
+            elif kind == ISSUE and not op.complete:
+                self._ops[rank, record.number] = op
+            return freed
+        if kind == WAIT:
+            waited = self._ops.pop((rank, record.number), None)
+            if waited is not None and not waited.complete:
+                self._block(actor, waited)
+        elif kind == SOURCE:
+            return self._settle_source(actor, record)
+        elif kind == STRANGER:
+            self.misfit = Misfit("stranger", (self._describe(rank, record),))
+        elif kind == LEFT:
+            actor.left = True
+        return ()
+
+    def _block(self, actor: Actor, op: Op) -> None:
+        actor.blocked, op.waiter = op, actor
+
+    # ------------------------------------------------------------------ matching
+
+    def _post(self, op: Op) -> Sequence[Actor]:
+        if op.kind == "collective" or op.kind == "new_group":
+            return self._meet(op)
+        if op.kind == "recv" and op.record.peer < 0:
+            return ()  # from anybody: matched when its source is known
+        record = op.record
+        ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
+        channel = (record.group, *ends, record.tag)
+        mine, theirs = self._sends, self._receives
+        if op.kind == "recv":
+            mine, theirs = theirs, mine
+        waiting = theirs.get(channel)
+        if not waiting:
+            mine.setdefault(channel, deque()).append(op)
+            return ()
+        other = waiting.popleft()
+        if not waiting:
+            del theirs[channel]
+        if other.record.signature != record.signature:
+            self.misfit = Misfit("message", (op, other) if op.kind == "send" else (other, op))
+        return [*self._complete(op), *self._complete(other)]
+
+    def _meet(self, op: Op) -> Sequence[Actor]:
+        """A collective: the n-th call of each member on its group belongs together."""
+        record = op.record
+        number = self._rounds.get((record.group, op.rank), 0)
+        self._rounds[record.group, op.rank] = number + 1
+        meeting = self._meetings.setdefault((record.group, number), {})
+        for other in meeting.values():
+            if other.record.signature != record.signature:
+                reason: Literal["collective", "new_group"] = "collective"
+                if op.kind == other.kind == "new_group":
+                    reason = "new_group"
+                self.misfit = Misfit(reason, tuple({**meeting, op.rank: op}.values()))
+                return ()
+            break
+        meeting[op.rank] = op
+        if len(meeting) < len(op.members):
+            return ()
+        del self._meetings[record.group, number]
+        return [actor for each in meeting.values() for actor in self._complete(each)]
+
+    def _complete(self, op: Op) -> Sequence[Actor]:
+        op.complete = True
+        self._ops.pop((op.rank, op.record.number), None)
+        actor, op.waiter = op.waiter, None
+        if actor is None:
+            return ()
+        actor.blocked = None
+        return (actor,)
+
+    def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
+        """A receive from anybody has got its message: from now on it is one from that sender."""
+        op = actor.blocked or self._ops.get((actor.rank, record.number))
+        actor.blocked = None
+        if op is None:
+            return ()
+        op.record = op.record._replace(peer=record.peer)
+        freed = self._post(op)
+        if not op.complete:  # the sender is not followed as far as that yet
+            self._block(actor, op)
+        return freed
+
+    # ------------------------------------------------------------------ asking
+
+    def blocked(self) -> list[Op]:
+        """What each blocked thread waits for, in the order of the ranks."""
+        ops = [actor.blocked for actor in self.actors.values() if actor.blocked is not None]
+        return sorted(ops, key=lambda op: (op.rank, op.record.thread))
+
+    def free(self) -> set[int]:
+        """Ranks that may still do something: neither blocked nor gone."""
+        busy = set()
+        for rank in range(self.world_size):
+            main = self.actors[rank, 0]
+            if main.blocked is None and not main.left:
+                busy.add(rank)
+        return busy
+
+    def unmatched(self, rank: int) -> list[Op]:
+        """Operations of a rank that are posted and not complete, the oldest first."""
+        queues = [*self._sends.values(), *self._receives.values()]
+        ops = [op for queue in queues for op in queue if op.rank == rank]
+        ops += [meeting[rank] for meeting in self._meetings.values() if rank in meeting]
+        return sorted(ops, key=lambda op: op.record.number)
+
+    def could_come(self, op: Op) -> bool:
+        """Whether a blocked receive from anybody has a message under way to it."""
+        if op.kind != "recv" or op.record.peer >= 0:
+            return False
+        return any(
+            channel[0] == op.record.group and channel[2:] == (op.rank, op.record.tag)
+            for channel in self._sends
+        )

@@ -1,0 +1,165 @@
+"""Notices that ranks wait for each other in vain, and says who waits for what.
+
+The board tells what the ranks did; the machine of `matching.py` tells whether it fits and whether
+anybody can go on. What the board cannot tell is that a rank waits inside C++ (in DDP's backward,
+say), without having asked for it from Python: such a rank is asleep, has an operation under way
+that nobody meets, and its stack shows that it is inside torch. Only then is it asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dtlab.ranks.board import Board, Record
+from dtlab.ranks.matching import Machine, Misfit, Op
+from dtlab.ranks.protocol import Finding, Frame, OpInfo
+
+ASLEEP_BEFORE_ASKING = 0.25  # seconds without any sign of life
+ASK_AGAIN_AFTER = 1.0  # seconds
+# Where torch waits in C++ for communication that it issued itself.
+WAITS_IN_CPP = (
+    os.path.join("torch", "autograd", ""),
+    os.path.join("torch", "nn", "parallel", ""),
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "_ops.py"),
+)
+
+
+class Watcher:
+    """Looks at the ranks of one launch whenever it is told to."""
+
+    def __init__(self, board: Board, pids: Sequence[int]) -> None:
+        self._board = board
+        self._pids = pids
+        self._machine = Machine(len(pids), self._describe)
+        self._groups: dict[int, tuple[int, ...]] = {}
+        self._work: dict[int, int] = {}  # CPU time of each rank when last looked at
+        self._quiet_since = time.monotonic()
+        self._asked_at = 0.0
+
+    def look(self, ask: Callable[[int], list[Frame]] | None = None) -> Finding | None:
+        """Follow the ranks up to now. A finding means that they have to be ended.
+
+        `ask` brings the stack of a rank, outermost frame first. Without it the ranks have all
+        returned, and what they did is looked at for the last time.
+        """
+        now = time.monotonic()
+        if self._follow():
+            self._quiet_since = now
+        machine = self._machine
+        if machine.misfit is not None:
+            return self._mismatch(machine.misfit)
+        blocked = machine.blocked()
+        if any(machine.could_come(op) for op in blocked):
+            return None
+        free = machine.free()
+        if not free:
+            return self._standstill(blocked) if blocked else self._uneven_groups()
+        if ask is None or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
+            return None
+        return self._look_into(free, blocked, now, ask)
+
+    def everyone_waits(self, but: Sequence[int]) -> bool:
+        """Whether all ranks except `but` are blocked or have returned."""
+        self._follow()
+        return self._machine.free() <= set(but)
+
+    def waiting(self) -> list[OpInfo]:
+        """What each blocked rank waits for."""
+        return [_info(op) for op in self._machine.blocked()]
+
+    # ------------------------------------------------------------------ following
+
+    def _follow(self) -> bool:
+        """Read the board; whether anything was new."""
+        moved = False
+        for rank, reader in enumerate(self._board.readers):
+            records = reader.read()
+            if records:
+                moved = True
+                self._machine.feed(rank, records)
+        return moved
+
+    def _describe(self, rank: int, record: Record) -> Op:
+        reader = self._board.readers[rank]
+        if record.group not in self._groups:
+            ranks = reader.text(record.group_text).partition("|")[2]
+            self._groups[record.group] = tuple(int(each) for each in ranks.split(",") if each)
+        description = reader.text(record.text)
+        name = description.partition("(")[0]
+        file = reader.text(record.place >> 24)
+        return Op(rank, record, name, self._groups[record.group], description, file)
+
+    # ------------------------------------------------------------------ ranks inside C++
+
+    def _look_into(
+        self, free: set[int], blocked: list[Op], now: float, ask: Callable[[int], list[Frame]]
+    ) -> Finding | None:
+        """Whether every rank that the machine holds for free waits inside C++ instead."""
+        machine = self._machine
+        stuck = {rank: machine.unmatched(rank)[:1] for rank in free}
+        if not all(stuck.values()) or not self._asleep(free):
+            self._quiet_since = now if not all(stuck.values()) else self._quiet_since
+            return None
+        if now - self._asked_at < ASK_AGAIN_AFTER:
+            return None
+        self._asked_at = now
+        for rank in sorted(free):
+            frames = ask(rank)
+            if not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
+                return None
+        if self._follow():
+            return None  # it moved while it was being asked
+        return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
+
+    def _asleep(self, ranks: set[int]) -> bool:
+        """Whether none of the ranks has used any CPU since the last look."""
+        work = {rank: _cpu_ticks(self._pids[rank]) for rank in ranks}
+        same = all(self._work.get(rank) == ticks for rank, ticks in work.items())
+        self._work.update(work)
+        return same
+
+    # ------------------------------------------------------------------ findings
+
+    def _mismatch(self, misfit: Misfit) -> Finding:
+        return Finding(misfit.reason, [_info(op) for op in misfit.ops], self._left())
+
+    def _standstill(self, blocked: list[Op]) -> Finding:
+        unmatched = [
+            _info(op)
+            for rank in range(len(self._pids))
+            for op in self._machine.unmatched(rank)
+            if op not in blocked
+        ]
+        infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
+        return Finding("standstill", infos, self._left(), unmatched)
+
+    def _uneven_groups(self) -> Finding | None:
+        """At the end: whether some ranks made a group that others did not."""
+        for rank in range(len(self._pids)):
+            missing = [op for op in self._machine.unmatched(rank) if op.kind == "new_group"]
+            if missing:
+                return Finding("new_group", [_info(missing[0])], self._left())
+        return None
+
+    def _left(self) -> list[int]:
+        return [rank for (rank, thread), actor in self._machine.actors.items()
+                if thread == 0 and actor.left]  # fmt: skip
+
+
+def _info(op: Op) -> OpInfo:
+    return OpInfo(
+        op.rank, op.name, op.description, op.partners, op.record.tag, op.members, op.file, op.line
+    )
+
+
+def _cpu_ticks(pid: int) -> int:
+    """CPU time that a process has used, in ticks; 0 where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    except (OSError, IndexError, ValueError):
+        return 0
