@@ -25,6 +25,12 @@ from dtlab.ranks.recorder import Recorder
 from dtlab.trace import Trace
 
 
+@pytest.fixture(autouse=True)
+def compiler_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing FSDP2 makes this folder, which else would stay behind."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
 def traced(fn: Any, *args: Any, world_size: int = 2) -> Trace:
     trace = dtlab.launch(fn, *args, world_size=world_size).trace
     assert trace is not None
@@ -176,6 +182,7 @@ def _fsdp() -> None:
     model(torch.ones(2, 8)).sum().backward()
 
 
+@pytest.mark.slow  # importing it takes a second
 def test_fsdp2_is_recorded() -> None:
     seen = traced(_fsdp).ops(0)
     assert seen["all_gather"] == 4  # each layer, before forward and before backward
@@ -194,6 +201,7 @@ def _dtensor() -> None:
     split.redistribute(mesh, [Replicate()]).to_local() + 1
 
 
+@pytest.mark.slow  # importing it takes a second
 def test_dtensor_is_recorded_and_its_waits_too() -> None:
     trace = traced(_dtensor)
     assert trace.ops(0) == Counter(all_reduce=1, all_gather=1)
@@ -212,6 +220,7 @@ def _pipeline() -> None:
     schedule.step(x) if rank == 0 else schedule.step(target=x)
 
 
+@pytest.mark.slow  # importing it takes a second
 def test_pipelining_is_recorded() -> None:
     trace = traced(_pipeline)
     activations = 2 * 8 * 4

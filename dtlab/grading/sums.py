@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from dtlab.grading.trials import Observation
-from dtlab.grading.words import count_ranks, name_ranks
+from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -74,5 +74,5 @@ def _contributions(times: Sequence[float]) -> str:
     if len(missing) == len(times):
         return "nothing but zeros"
     counted = [rank for rank, count in enumerate(times) if count]
-    words = f"the values of {name_ranks(counted)}" + (" only" if missing else "")
-    return words + (f", those of {name_ranks(double)} twice" if double else "")
+    words = f"the values of {ranks_in_words(counted)}" + (" only" if missing else "")
+    return words + (f", those of {ranks_in_words(double)} twice" if double else "")

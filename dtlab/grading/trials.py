@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
-from dtlab.grading.words import count_ranks, name_ranks
+from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +192,7 @@ def _hang(error: RanksError, trial: Trial) -> str:
     for (operation, place), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"
-        lines.append(f"{name_ranks(ranks)} {verb} {doing}   {place}".rstrip())
+        lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
     lines.append(_usual_cause({entry.op for entry in stuck}))
     return "\n".join(lines)
 

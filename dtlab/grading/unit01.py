@@ -10,7 +10,7 @@ from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.parts import Part
 from dtlab.grading.sums import mistake, mistakes
 from dtlab.grading.trials import Observation, Trial
-from dtlab.grading.words import megabytes, name_ranks
+from dtlab.grading.words import megabytes, ranks_in_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -90,8 +90,9 @@ def _judge_neighbours(seen: Sequence[Observation]) -> Verdict:
         others = sorted(trace.peers(rank) - around)
         if others:
             return lost(
-                f"rank {rank} talks to {name_ranks(others)} too; in a ring of {_RANKS} it sends "
-                f"to rank {(rank + 1) % _RANKS} and receives from rank {(rank - 1) % _RANKS} only."
+                f"rank {rank} talks to {ranks_in_words(others)} too; in a ring of {_RANKS} it "
+                f"sends to rank {(rank + 1) % _RANKS} and receives from rank "
+                f"{(rank - 1) % _RANKS} only."
             )
     return ok("only the two neighbours talk")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dtlab.ranks.words import ranks_in_words
 
-__all__ = ["count_ranks", "megabytes", "name_ranks"]
+__all__ = ["count_ranks", "megabytes", "ranks_in_words"]
 
 
 def megabytes(count: float) -> str:
@@ -15,10 +15,3 @@ def megabytes(count: float) -> str:
 def count_ranks(count: int) -> str:
     """How many ranks: "1 rank", "4 ranks"."""
     return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Which ranks: "rank 2", "ranks 0, 1 and 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

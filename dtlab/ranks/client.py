@@ -142,7 +142,7 @@ class Conversation:
         self.pipes: dict[int, tuple[int, Stream]] = {}
 
     def run(self) -> Collected:
-        """Returns when no process of the launch is left, however it ends."""
+        """Returns when the ranks have ended, or are about to with nothing left to do."""
         self.control, theirs = socket.socketpair()
         try:
             fds = [theirs.detach(), *self._open_ends()]
@@ -228,12 +228,17 @@ class Conversation:
             text = f"what it returned cannot be opened here: {type(error).__name__}: {error}"
             self.collected.failures[rank] = RemoteFailure("result", text, [])
 
+    def _ended_well(self) -> bool:
+        """Whether the ranks are ending by themselves, so that nobody has to wait for it."""
+        outcome = self.collected.outcome
+        return outcome is not None and outcome.reason == "returned"
+
     def _close(self) -> None:
-        """Tell the supervisor that this is over, and wait until its processes are gone."""
+        """Tell the supervisor that this is over; wait for processes that have to be killed."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
             self.control.settimeout(STOP_LIMIT)
-            while self.control.recv(65536):
+            while not self._ended_well() and self.control.recv(65536):
                 pass
         for one in [self.control, *self.channels]:
             one.close()

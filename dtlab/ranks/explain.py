@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
@@ -12,6 +11,7 @@ from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError, Remot
 from dtlab.ranks import locate
 from dtlab.ranks.client import Collected
 from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.words import ranks_in_words
 
 MESSAGE_LIMIT = 2000  # characters
 # What a rank says when a peer's process has gone: a consequence, not a cause.
@@ -176,13 +176,3 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
     if busy:
         lines.append("If it only needs longer, pass a larger timeout= to launch.")
     return "\n".join(lines)
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """`rank 2`, `ranks 0 and 3`, `ranks 0 to 3`."""
-    ranks = sorted(ranks)
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

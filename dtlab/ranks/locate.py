@@ -19,6 +19,7 @@ OPERATIONS = (
     os.path.join("dtlab", "collectives.py"),
     os.path.join("dtlab", "ranks", "recorder.py"),  # `work.wait`, hooked
 )
+HELPERS = ("_", "kernel", "wrapper")  # functions in them that are no operation
 NOBODYS = ("<frozen", "<string>", "<__array_function__")
 
 
@@ -36,7 +37,7 @@ def operation(frames: Sequence[Frame]) -> str:
     names = [
         frame.function
         for frame in frames
-        if frame.file.endswith(OPERATIONS) and not frame.function.startswith("_")
+        if frame.file.endswith(OPERATIONS) and not frame.function.startswith(HELPERS)
     ]
     return names[0] if names else "compute"
 

@@ -38,7 +38,7 @@ from dtlab.ranks.journal import Journal
 from dtlab.ranks.operators import OPERATORS, Operator
 from dtlab.trace import Records, set_span_sink
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "rehearse"]
 
 _LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -77,6 +77,13 @@ class Recorder:
             self._hooks = None
         journal, self._journal = self._journal, Journal()
         return journal.records(self.rank)
+
+
+def rehearse() -> None:
+    """Install and remove the hooks once: done before a fork, it saves every rank 3 ms."""
+    journal = Journal(1, 1)
+    _Hooks(journal).remove()
+    journal.records(0)
 
 
 # An operation of which nobody has seen the end: its index, its Work, the tensors that it writes

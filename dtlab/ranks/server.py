@@ -23,14 +23,14 @@ from typing import Any
 
 import setproctitle
 
-from dtlab.ranks import protocol, supervisor, system
+from dtlab.ranks import protocol, recorder, supervisor, system
 from dtlab.ranks.transport import Closed, receive_fds
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
 CHECK_PARENT_EVERY = 0.5  # seconds
 QUIET = 0.3  # seconds without a request before slow modules are imported
 
-WARM = ("torch.distributed", "numpy.ma", "dtlab.collectives", "dtlab.ranks.process")
+WARM = ("torch.distributed", "numpy.ma", "numpy.random", "dtlab.collectives")
 
 
 def main(fd: int) -> None:
@@ -50,6 +50,8 @@ def _prepare() -> None:
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(WARM)
+    recorder.rehearse()
+    gc.freeze()
 
 
 def _silence() -> None:

@@ -52,6 +52,7 @@ def main(fds: list[int]) -> NoReturn:
         supervisor = Supervisor(spec, control)
         outcome = supervisor.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
+        supervisor.wait_until_gone()
         imported = any(rank.has(protocol.IMPORTED) for rank in supervisor.ranks)
         code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
     except (Closed, ConnectionError):
@@ -104,9 +105,9 @@ class Supervisor:
             self._collect_stacks()
         wire = self.traffic.total([rank.pid for rank in self.ranks])
         if reason == "returned":
-            self._tell(protocol.LEAVE)
-            self._reap_until_gone()
-        system.kill_children()
+            self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
+        else:
+            system.kill_children()
         return Outcome(reason, [rank.end for rank in self.ranks], self.failed, wire)
 
     # ------------------------------------------------------------------ begin
@@ -235,8 +236,8 @@ class Supervisor:
         for rank in running:
             rank.end.stack = rank.stack.read(deadline)
 
-    def _reap_until_gone(self) -> None:
-        """Wait for ranks that were told to leave; they have nothing left to do."""
+    def wait_until_gone(self) -> None:
+        """Give ranks that were told to leave a second; they have nothing left to do."""
         deadline = time.monotonic() + 1.0
         while any(rank.alive for rank in self.ranks) and time.monotonic() < deadline:
             select.select([self.child_ended], [], [], 0.05)

@@ -37,6 +37,7 @@ SPAWN = """
         dist.init_process_group("gloo", init_method=f"file://{path}", rank=number, world_size=4)
         dist.all_reduce(torch.ones(4))
         dist.barrier()
+        dist.destroy_process_group()
 
     if __name__ == "__main__":
         import time

@@ -1,0 +1,15 @@
+"""Words that errors share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0 and 3`, `ranks 0 to 3`."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
