@@ -9,7 +9,7 @@
     ProcessGroupGloo / NCCL         dispatch keys CPU, CUDA: as ever
         |
         v
-    Work                            its future says when a collective is complete;
+    Work                            says when a collective is complete;
                                     Work.wait, hooked, says when a thread is blocked
 
 BackendSelect comes before every device's kernel, also under `inference_mode` and for tensors that
@@ -24,11 +24,10 @@ How an operation is noted is in `journal.py`; which operators there are, in `ope
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -98,10 +97,7 @@ class _Hooks:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._pending: dict[int, _Pending] = {}  # by the id of its Work
-        # Operation, id of its Work, time: written by the backend's threads when it is complete.
-        # They run no Python for it, only iterators in C: a thread that is not Python's own needs
-        # a new stack for each call, whose mmap and munmap cost a multiple of all the rest.
-        self._completed: deque[tuple[int, int, int]] = deque()
+        self._ends = _Ends(journal, self._pending)
         self._c10d = _library("c10d")
         for number, operator in enumerate(OPERATORS):
             if hasattr(torch.ops.c10d, operator.c10d):  # versions of torch differ
@@ -116,7 +112,7 @@ class _Hooks:
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         self._c10d._destroy()
         self._functional._destroy()
-        self._settle()
+        self._ends.stop()
         self._pending.clear()
 
     def _kernel(self, number: int, operator: Operator) -> Callable[..., Any]:
@@ -126,16 +122,14 @@ class _Hooks:
         redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
         journal, below = self._journal, _BELOW
         issue = journal.issuer(number, operator)
-        pending, completed, unbox = self._pending, self._completed, dist.Work.unbox
-        clock = iter(_now, None)  # gives the time at each `next`
-        on_done = torch._C.Future.add_done_callback
+        pending, ends, unbox = self._pending, self._ends, dist.Work.unbox
         work_at, async_at = operator.work, operator.async_op or 0
         has_future = operator.async_op is not None  # messages have none on gloo
         from_anybody = operator.c10d == "recv_any_source_"
 
         def kernel(keyset: Any, *args: Any) -> Any:
-            if completed:
-                self._settle()
+            if ends.open:
+                ends.look()
             index = issue(args)
             if index is None:
                 return redispatch(keyset & below, *args)
@@ -154,24 +148,10 @@ class _Hooks:
             pending[key] = (index, work, args[0], from_anybody)
             if has_future and (len(args) <= async_at or args[async_at]):
                 # Otherwise the caller waits at once, and the end of the wait is the end of it.
-                tell = map(completed.append, zip((index,), (key,), clock, strict=False))
-                with contextlib.suppress(RuntimeError):  # a backend without futures
-                    on_done(work.get_future(), partial(next, tell))
+                ends.follow(index, work)
             return result
 
         return kernel
-
-    def _settle(self) -> None:
-        """Take note of what has been completed since the last time."""
-        while self._completed:
-            try:
-                index, key, now = self._completed.popleft()
-            except IndexError:  # another thread is doing the same
-                return
-            self._journal.end(index, now)
-            known = self._pending.get(key)
-            if known and known[0] == index:  # else it has been waited for, and the key used again
-                self._pending.pop(key, None)
 
     def _waiting(self) -> Callable[..., Any]:
         """`Work.wait`, noting how long it took."""
@@ -221,6 +201,64 @@ class _Hooks:
         if from_anybody:
             self._journal.source(index, work._source_rank())
         self._pending.pop(id(work), None)
+
+
+class _Ends:
+    """Finds out when operations are complete that nobody waits for in Python, as under DDP.
+
+    They are looked at whenever an operation is issued, and by a thread every 2 ms in between.
+    (A callback on a Work's future is exact, but makes the backend's threads compete with the rank
+    for the GIL: a tenth of a step of 50 operations.)
+    """
+
+    INTERVAL = 0.002  # seconds
+
+    def __init__(self, journal: Journal, pending: dict[int, _Pending]) -> None:
+        self.open: deque[tuple[int, Any]] = deque()  # in the order of issue, which backends keep
+        self._journal, self._pending = journal, pending
+        self._looking = threading.Lock()
+        self._wake = threading.Event()
+        self._over = False
+        self._thread: threading.Thread | None = None
+
+    def follow(self, index: int, work: Any) -> None:
+        """Find out when `work` is complete."""
+        self.open.append((index, work))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dtlab-ends", daemon=True)
+            self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def look(self) -> None:
+        """Note what has been completed since the last look."""
+        if not self._looking.acquire(blocking=False):
+            return  # another thread is doing it
+        try:
+            while self.open and self.open[0][1].is_completed():
+                index, work = self.open.popleft()
+                self._journal.end(index, _now())
+                known = self._pending.get(id(work))
+                if known is not None and known[0] == index:  # nobody has waited for it
+                    self._pending.pop(id(work), None)
+        finally:
+            self._looking.release()
+
+    def _run(self) -> None:
+        while not self._over:
+            self._wake.wait()
+            self._wake.clear()
+            while self.open and not self._over:
+                time.sleep(self.INTERVAL)
+                self.look()
+
+    def stop(self) -> None:
+        """Look for the last time."""
+        self.look()
+        self._over = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dtlab
 from dtlab.ranks.recorder import Recorder
 
-PAIRS, STEPS = 100, 5
+PAIRS, STEPS = 40, 5
 
 
 class Block(nn.Module):
