@@ -204,7 +204,7 @@ def sum_of(trial: Trial, *ranks: int) -> torch.Tensor:
     ("ranks", "words"),
     [
         ((0, 1), "hold the values of ranks 0 and 1 only"),
-        ((0, 1, 2, 1), "hold the values of ranks 0, 1 and 2, those of rank 1 twice"),
+        ((0, 1, 2, 1), "hold the values of ranks 0 to 2, those of rank 1 twice"),
         ((2, 2), "hold the values of rank 2 only, those of rank 2 twice"),
     ],
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtlab.errors import LaunchError
-from dtlab.ranks import protocol
+from dtlab.ranks import protocol, system
 from dtlab.ranks.output import STREAMS, Output, Stream
 from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_fds, send_frame
@@ -73,7 +73,7 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-c", START, str(theirs.fileno()), json.dumps(path)],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **system.compiler_cache(os.environ), "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -173,8 +173,7 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(spec.world_size),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
-        "TORCHINDUCTOR_CACHE_DIR": spec.environment.get("TORCHINDUCTOR_CACHE_DIR")
-        or os.path.expanduser("~/.cache/torchinductor"),  # not in the temporary folder
+        **system.compiler_cache(spec.environment),
         protocol.IN_RANK: str(rank),
     }
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 LINUX = sys.platform == "linux"
@@ -69,6 +70,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may have ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def compiler_cache(environment: Mapping[str, str]) -> dict[str, str]:
+    """Where torch's compiler keeps its files: importing it would make a temporary folder."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    return {name: environment.get(name) or os.path.expanduser("~/.cache/torchinductor")}
 
 
 def has_nvidia_driver() -> bool:

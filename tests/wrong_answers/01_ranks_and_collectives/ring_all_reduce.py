@@ -317,7 +317,7 @@ WRONG = {
     torch_all_gather: {"result": "dist.all_gather does the work for you"},
     finished_ring: {"result": "dtlab.collectives.ring_all_reduce does the work for you"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
-    never_ends: {"result": "ranks 0, 1, 2 and 3 are still computing"},
+    never_ends: {"result": "ranks 0 to 3 are still computing"},
     untouched: {"result": "ring_all_reduce is not written yet"},
     does_nothing: {
         "result": "hold the values of rank 0 only",
