@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -149,8 +148,7 @@ def is_member(group: Group, name: str) -> bool:
     """Whether this rank is in `group`; warns, as torch.distributed does, where it is not."""
     if dist.get_rank(group) >= 0:
         return True
-    text = f"{name}: global rank {dist.get_rank()} is not in this group, so it does nothing here."
-    warnings.warn(text, stacklevel=3)
+    dist.distributed_c10d._warn_not_in_group(name)
     return False
 
 

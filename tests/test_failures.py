@@ -167,7 +167,7 @@ def test_a_result_that_cannot_be_sent() -> None:
 
     error = fails(generator)
     assert error.failures[0].kind == "result"
-    assert "a generator, cannot be sent back" in str(error)
+    assert "returned a generator, which cannot be sent back" in str(error)
     assert "Return tensors or plain data" in str(error)
 
 

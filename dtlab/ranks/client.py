@@ -18,7 +18,7 @@ from typing import Any
 from dtlab.errors import LaunchError
 from dtlab.ranks import protocol, system
 from dtlab.ranks.output import STREAMS, Output, Stream
-from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec
+from dtlab.ranks.protocol import OpInfo, Outcome, RemoteFailure, Spec
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_fds, send_frame
 
 START = (
@@ -128,7 +128,9 @@ class Collected:
     values: list[Any]
     returned: list[bool]
     failures: dict[int, RemoteFailure] = field(default_factory=dict)
+    thread_failures: dict[int, RemoteFailure] = field(default_factory=dict)
     records: list[Any] = field(default_factory=list)
+    changed_sends: list[OpInfo] = field(default_factory=list)
     outcome: Outcome | None = None
 
 
@@ -217,15 +219,20 @@ class Conversation:
             self._open_value(rank, packed)
         elif tag == protocol.FAILURE:
             self.collected.failures[rank] = packed.load()
+        elif tag == protocol.THREAD_FAILURE:
+            self.collected.thread_failures.setdefault(rank, packed.load())
         elif tag == protocol.RECORDS:
             self.collected.records.append(packed.load())
+        elif tag == protocol.CHANGED:
+            self.collected.changed_sends += packed.load()
 
     def _open_value(self, rank: int, packed: Packed) -> None:
         try:
             self.collected.values[rank] = packed.load()
             self.collected.returned[rank] = True
         except Exception as error:  # noqa: BLE001  objects define how they are opened
-            text = f"what it returned cannot be opened here: {type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {error}"
+            text = f"returned something that cannot be opened here: {what}"
             self.collected.failures[rank] = RemoteFailure("result", text, [])
 
     def _ended_well(self) -> bool:

@@ -23,7 +23,8 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         "new_group": _different_groups,
     }[finding.reason]
     headline, advice = explain(finding)
-    lines = [headline, *_lines(finding.ops)]
+    verb = "waits in" if finding.reason == "standstill" else "called"
+    lines = [headline, *_lines(finding.ops, verb)]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
     lines.append(f"  {advice}")
@@ -54,9 +55,9 @@ def call_of(op: OpInfo) -> str:
     return f"{op.name}({inner})"
 
 
-def _lines(ops: Sequence[OpInfo]) -> list[str]:
+def _lines(ops: Sequence[OpInfo], verb: str) -> list[str]:
     """One line for each rank, with its place in a column of its own."""
-    rows = [(f"  rank {op.rank} waits in {call_of(op)}", waiting_of(op).place) for op in ops]
+    rows = [(f"  rank {op.rank} {verb} {call_of(op)}", waiting_of(op).place) for op in ops]
     width = max((len(left) for left, _ in rows), default=0)
     return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]
 
@@ -65,7 +66,8 @@ def _lines(ops: Sequence[OpInfo]) -> list[str]:
 
 
 def _standstill(finding: Finding) -> tuple[str, str]:
-    return "no rank can move any more.", _pattern(finding)
+    noticed = f"noticed after {finding.seconds:.1f} s"
+    return f"no rank can move any more ({noticed}).", _pattern(finding)
 
 
 def _pattern(finding: Finding) -> str:
@@ -117,11 +119,17 @@ def _missing_call(finding: Finding) -> str:
     missing = [rank for rank in finding.left if rank in op.members]
     if not missing:
         return "Every member of a group has to call its collectives, equally often."
-    return (
+    advice = (
         f"{ranks_in_words(missing).capitalize()} did not call this {op.name}: all members of the "
         "group have to call it, equally often. Look for an if, an early return, or a loop with "
         "fewer rounds there."
     )
+    if "backward" in (waiting_of(op).code or ""):
+        advice += (
+            " It belongs to backward: under DDP every rank has to run that equally often, through "
+            "the wrapped module; where the data are uneven, under DDP's join."
+        )
+    return advice
 
 
 def _tags(finding: Finding) -> str | None:

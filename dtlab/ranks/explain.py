@@ -10,6 +10,7 @@ from typing import Any
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError, RemoteTraceback, Waiting
 from dtlab.ranks import locate
 from dtlab.ranks.client import Collected
+from dtlab.ranks.deadlocks import call_of, deadlock_error, waiting_of
 from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.words import ranks_in_words
 
@@ -34,8 +35,13 @@ def error_of(
         return None
     running = _waiting(outcome)
     failures = _failures(collected, outcome, stderr)
+    if outcome.finding is not None and collected.thread_failures:  # the likely reason
+        for rank, remote in collected.thread_failures.items():
+            failures.setdefault(rank, of_exception(remote))
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec.memory_limit)
+    if outcome.finding is not None:
+        return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
         text = _timeout_text(running, outcome, spec)
         return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
@@ -60,8 +66,8 @@ def rank_error(
         lines.append(f"  {first.place}")
     for rank, one in failures.items():
         if rank not in same:
-            then = "then lost its peer: " if _is_consequence(one) else ""
-            lines.append(f"rank {rank} {then}{_what_happened(one)}")
+            told = "then lost its peer" if _is_consequence(one) else _what_happened(one)
+            lines.append(f"rank {rank} {told}")
             lines.extend([f"  {one.place}"] if one.place else [])
     for waiting in running:
         if waiting.rank not in failures:
@@ -143,6 +149,26 @@ def _what_happened(failure: Failure) -> str:
     return verb.get(failure.kind, "") + failure.message
 
 
+# ---------------------------------------------------------------------------- warnings
+
+
+def warnings_of(collected: Collected) -> list[str]:
+    """What went wrong without an error: messages changed too early, and messages lost."""
+    texts = []
+    for op in collected.changed_sends:
+        texts.append(
+            f"warning: rank {op.rank} changed the tensor of {op.description} before the message "
+            "was known to be gone, and never waited for it: what arrives is left to chance. Call "
+            f"wait() on what isend returned first.\n  {waiting_of(op).place}"
+        )
+    for op in collected.outcome.unreceived if collected.outcome else []:
+        texts.append(
+            f"warning: nobody received what rank {op.rank} sent by {call_of(op)}."
+            f"\n  {waiting_of(op).place}"
+        )
+    return texts
+
+
 # ---------------------------------------------------------------------------- time limit
 
 
@@ -153,7 +179,8 @@ def _waiting(outcome: Outcome) -> list[Waiting]:
         if end.state == "stopped":
             where = locate.place(locate.learner_frame(end.stack))
             found.append(Waiting(rank, locate.operation(end.stack), **where))
-    return found
+    announced = {op.rank: waiting_of(op) for op in outcome.waiting}
+    return [announced.get(one.rank, one) for one in found]
 
 
 def _doing(waiting: Waiting) -> str:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.locate import is_learners
 from dtlab.ranks.operators import OPERATORS, Operator
 from dtlab.trace import Records
@@ -34,8 +35,11 @@ _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all process
 class Journal:
     """The columns being filled. `limit`: how many operations, and how many spans, are kept."""
 
-    def __init__(self, world_size: int = 1, limit: int = 0) -> None:
+    def __init__(
+        self, world_size: int = 1, limit: int = 0, announcer: Announcer | None = None
+    ) -> None:
         self.world_size = world_size
+        self._announcer: Announcer | None = announcer
         self.limit = limit
         self._count = itertools.count()
         self._issued: list[tuple[int, ...]] = []  # as in `issue`
@@ -48,26 +52,31 @@ class Journal:
         self._members: list[tuple[str, tuple[int, ...]]] = []
         self._dtypes: dict[torch.dtype, int] = {}
         self._files: dict[str, int] = {}  # -1: not the learner's
+        self._file_names = {-1: ""}
         self._backward = (-1, (-1, 0))  # a backward pass, and the line that asked for it
 
     # --------------------------------------------------------------- while the rank is running
 
-    def issuer(self, number: int, operator: Operator) -> Callable[[tuple[Any, ...]], int | None]:
+    def issuer(
+        self, number: int, operator: Operator
+    ) -> Callable[[tuple[Any, ...]], tuple[int, bool]]:
         """A function that notes one operator's operations as they are about to be issued.
 
-        It takes the arguments, and returns the operation's index, None beyond the limit. It runs
-        for each operation: hence the local names, and no call that can be avoided.
+        It takes the arguments, and returns the operation's index, and whether its wait will have
+        to be announced. It runs for each operation: hence the local names, and no call that can
+        be avoided.
         """
         count, limit, groups = self._count, self.limit, self._groups
         unbox = dist.ProcessGroup.unbox
         append, measure, dtypes = self._issued.append, self._measure, self._dtypes
         caller, ident = self._caller, threading.get_ident
-        _, _, payload_at, group_at, _, _, _, peer_at, tag_at = operator
+        payload_at, group_at = operator.payload, operator.group
+        peer_at, tag_at = operator.peer, operator.tag
+        announce = self._announcer.issuer(operator) if self._announcer else None
+        names = self._file_names
 
-        def issue(args: tuple[Any, ...]) -> int | None:
+        def issue(args: tuple[Any, ...]) -> tuple[int, bool]:
             index = next(count)
-            if index >= limit:
-                return None
             group = unbox(args[group_at])
             tensor = None if payload_at is None else args[payload_at]
             if type(tensor) is list and len(tensor) == 1:
@@ -77,26 +86,34 @@ class Journal:
             else:
                 size, dtype = measure(tensor)
             file, line = caller()
+            goes_on = False
+            if announce is not None:
+                goes_on = announce(index, args, group, tensor, names[file], line)
+            if index >= limit:
+                return index, goes_on
             append((
                 index, number, groups[group] if group in groups else self._add_group(group),
                 -1 if peer_at is None else args[peer_at], 0 if tag_at is None else args[tag_at],
                 size, dtype, ident(), file, line, _now(),
             ))  # fmt: skip
-            return index
+            return index, goes_on
 
         return issue
 
     def end(self, index: int, now: int) -> None:
         """The operation was complete at `now`."""
-        self._ended.append((index, now))
+        if index < self.limit:
+            self._ended.append((index, now))
 
     def block(self, index: int, start: int) -> None:
         """This thread has waited for the operation since `start`, and now it is complete."""
-        self._blocked.append((index, start, _now(), threading.get_ident()))
+        if index < self.limit:
+            self._blocked.append((index, start, _now(), threading.get_ident()))
 
     def source(self, index: int, source: int) -> None:
         """The message of a receive from anybody came from `source`, a rank in its group."""
-        self._sources.append((index, source))
+        if index < self.limit:
+            self._sources.append((index, source))
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
         """Take a finished span; called by `dtlab.span`."""
@@ -132,6 +149,11 @@ class Journal:
             self._backward = (task, self._place(frame))
         return self._backward[1]
 
+    def line_of(self, frame: FrameType | None) -> tuple[str, int]:
+        """File and line of the learner's innermost frame; "" and 0 without one."""
+        number, line = self._place(frame)
+        return self._file_names[number], line
+
     def _place(self, frame: FrameType | None) -> tuple[int, int]:
         files = self._files
         while frame is not None:
@@ -139,6 +161,7 @@ class Journal:
             number = files.get(file)
             if number is None:
                 number = files[file] = len(files) if is_learners(file) else -1
+                self._file_names[number] = file if number >= 0 else ""
             if number >= 0:
                 return number, frame.f_lineno
             frame = frame.f_back

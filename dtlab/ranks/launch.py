@@ -99,6 +99,7 @@ def launch(
         LaunchError: what was asked for cannot be launched.
         RankError: a rank raised, exited, was killed, ran out of memory, or returned something
             that cannot be sent.
+        DeadlockError: no rank can move any more, or operations do not fit each other.
         RankTimeoutError: some rank was still running after `timeout` seconds.
     """
     begun = time.perf_counter()
@@ -126,6 +127,8 @@ def launch(
     error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
+    for warning in explain.warnings_of(collected):
+        print(warning)
     return Run(
         values=collected.values,
         stdout=output.kept("out"),

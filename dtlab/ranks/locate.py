@@ -9,6 +9,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from dtlab.ranks.protocol import Frame
@@ -45,6 +46,15 @@ def operation(frames: Sequence[Frame]) -> str:
 def is_learners(file: str) -> bool:
     """Whether a file is neither Python's, nor an installed package's, nor dtlab's own."""
     return not file.startswith((*NOBODYS, *_foreign_folders()))
+
+
+def asked_by_learner(frame: FrameType | None) -> bool:
+    """Whether a function of torch.distributed was called by the learner, not by torch itself."""
+    own = os.path.join("dtlab", "messages.py")
+    between = (*OPERATIONS, "c10d_logger.py", "_contextlib.py", own)
+    while frame is not None and frame.f_code.co_filename.endswith(between):
+        frame = frame.f_back
+    return frame is not None and is_learners(frame.f_code.co_filename)
 
 
 @functools.cache

@@ -16,8 +16,9 @@ class Operator(NamedTuple):
     `name` is the public function's, without variants. `payload` is the tensor, or list of tensors,
     that measures the message (of lists of lists the first); `part` says that it is one member's
     share of the whole. `async_op` is where it says whether the caller goes on, in
-    which case the end of the operation is told by its Work's future. `work` is where in the result
+    which case the end of the operation is told by its Work. `work` is where in the result
     the Work stands, None where it is the result itself.
+    `uneven`: members may pass different sizes.
     """
 
     c10d: str
@@ -29,26 +30,29 @@ class Operator(NamedTuple):
     part: bool = False
     peer: int | None = None
     tag: int | None = None
+    reduction: int | None = None
+    root: int | None = None
+    uneven: bool = False
 
 
 # fmt: off
 OPERATORS: tuple[Operator, ...] = (
     #        in c10d                   public name      payload  group  async_op
-    Operator("allreduce_",             "all_reduce",           0, 1, 4, work=1),
-    Operator("allreduce_coalesced_",   "all_reduce",           0, 1, 3),
-    Operator("reduce_",                "reduce",               0, 1, 5),
-    Operator("broadcast_",             "broadcast",            0, 1, 4, work=1),
+    Operator("allreduce_",             "all_reduce",           0, 1, 4, work=1, reduction=2),
+    Operator("allreduce_coalesced_",   "all_reduce",           0, 1, 3, reduction=2),
+    Operator("reduce_",                "reduce",               0, 1, 5, reduction=2, root=3),
+    Operator("broadcast_",             "broadcast",            0, 1, 4, work=1, root=2),
     Operator("allgather_",             "all_gather",           1, 2, 3, work=1, part=True),
     Operator("_allgather_base_",       "all_gather",           0, 2, 3, work=1),
     Operator("allgather_coalesced_",   "all_gather",           1, 2, 3, part=True),
     Operator("allgather_into_tensor_coalesced_", "all_gather",   0, 2, 3),
-    Operator("reduce_scatter_",        "reduce_scatter",       0, 2, 4, work=1, part=True),
-    Operator("_reduce_scatter_base_",  "reduce_scatter",       1, 2, 4, work=1),
-    Operator("reduce_scatter_tensor_coalesced_", "reduce_scatter",   1, 2, 4),
-    Operator("gather_",                "gather",               1, 2, 4, part=True),
-    Operator("scatter_",               "scatter",              0, 2, 4, work=1, part=True),
-    Operator("alltoall_",              "all_to_all",           1, 2, 3, work=1),
-    Operator("alltoall_base_",         "all_to_all",           1, 2, 5),
+    Operator("reduce_scatter_",        "reduce_scatter", 0, 2, 4, work=1, part=True, reduction=3),
+    Operator("_reduce_scatter_base_",  "reduce_scatter",       1, 2, 4, work=1, reduction=3),
+    Operator("reduce_scatter_tensor_coalesced_", "reduce_scatter",   1, 2, 4, reduction=3),
+    Operator("gather_",                "gather",               1, 2, 4, part=True, root=3),
+    Operator("scatter_",               "scatter",              0, 2, 4, work=1, part=True, root=3),
+    Operator("alltoall_",              "all_to_all",           1, 2, 3, work=1, uneven=True),
+    Operator("alltoall_base_",         "all_to_all",           1, 2, 5, uneven=True),
     Operator("barrier",                "barrier",           None, 1, 3),
     Operator("monitored_barrier_",     "monitored_barrier", None, 1, None),
     Operator("send",                   "send",                 0, 1, None, peer=2, tag=3),

@@ -13,10 +13,11 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import setproctitle
@@ -24,61 +25,69 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks import protocol, stacks, system
+from dtlab.ranks.announcer import Announcer
+from dtlab.ranks.board import Board
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
-from dtlab.ranks.recorder import Recorder
+from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
 from dtlab.ranks.transport import Packed, pack
 
 GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
 THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
 
 
-def run_rank(
-    rank: int,
-    spec: Spec,
-    call: Packed,
-    fds: list[int],
-    status: socket.socket,
-    store: socket.socket,
-    stack_writer: int,
-) -> NoReturn:
-    """Be rank `rank`. `fds`: the channel to the notebook, stdout, stderr."""
+class Ends(NamedTuple):
+    """A rank's ends of everything that connects it with others."""
+
+    notebook: list[int]  # descriptors: the channel for results, stdout, stderr
+    status: socket.socket  # to the supervisor, for letters
+    store: socket.socket  # where rank 0 listens for the rendezvous
+    stack_writer: int  # where its stack goes when asked for
+    board: Board
+
+
+def run_rank(rank: int, spec: Spec, call: Packed, ends: Ends) -> NoReturn:
+    """Be rank `rank`: everything from the fork to the end of the process."""
     code = 1
     try:
         system.die_with_parent()
-        _close_all_but({*fds, status.fileno(), store.fileno(), stack_writer})
-        channel = socket.socket(fileno=fds[0])
-        _become_ordinary(rank, spec, fds[1], fds[2], stack_writer)
-        outcome = _Outcome(channel, status)
+        channel, out, err = ends.notebook
+        sockets = (ends.status.fileno(), ends.store.fileno())
+        _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
+        _become_ordinary(rank, spec, out, err, ends.stack_writer)
+        outcome = _Outcome(socket.socket(fileno=channel), ends.status)
+        threading.excepthook = outcome.thread_failed
         try:
-            _take_part(rank, spec, call, store, outcome)
+            _take_part(rank, spec, call, ends, outcome)
         except BaseException as error:  # noqa: BLE001  dtlab's own trouble, joining the group for instance
             outcome.failure = describe(error)
-            outcome.deliver(None)
-        status.recv(1)  # LEAVE: peers may still need this rank's connections
+            outcome.deliver()
+        ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
         code = 0
     finally:
         os._exit(code)
 
 
 def _take_part(
-    rank: int, spec: Spec, call: Packed, store: socket.socket, outcome: _Outcome
+    rank: int, spec: Spec, call: Packed, ends: Ends, outcome: _Outcome
 ) -> None:
     """Join, wait for the others, run the function, hand over what came of it."""
     with outcome.catching():
         function, args = call.load()
         _fill_main(function)
-    _join(rank, spec, store)
+    _join(rank, spec, ends.store)
     outcome.status.send(protocol.READY)
     if outcome.status.recv(1) != protocol.GO:
         return
-    recorder = Recorder(rank) if spec.trace else None
+    announcer = Announcer(ends.board.writer(rank), spec.world_size)
+    limit = RECORD_LIMIT if spec.trace else 0
+    recorder = outcome.recorder = Recorder(rank, limit=limit, announcer=announcer)
     _limit_memory(spec.memory_limit)
     if not outcome.failure:
-        if recorder:
-            recorder.start()
+        recorder.start()
         with outcome.catching():
             outcome.value = function(*args)
-    outcome.deliver(recorder)
+            announcer.left()
+    outcome.deliver()
 
 
 class _Outcome:
@@ -87,6 +96,8 @@ class _Outcome:
     def __init__(self, channel: socket.socket, status: socket.socket) -> None:
         self.channel = channel
         self.status = status
+        self.sending = threading.Lock()  # threads may fail while results are on their way
+        self.recorder: Recorder | None = None  # kept: it holds messages that are still leaving
         self.value: Any = None
         self.failure: RemoteFailure | None = None
         self.not_warm = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
@@ -98,13 +109,27 @@ class _Outcome:
         except BaseException as error:  # noqa: BLE001  whatever it is, it is the learner's to hear of
             self.failure = describe(error)
 
-    def deliver(self, recorder: Recorder | None) -> None:
+    def thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """An exception ended a thread of the learner's: it may be why others wait in vain."""
+        threading.__excepthook__(args)
+        if args.exc_value is not None and args.exc_type is not SystemExit:
+            with self.sending:
+                pack(describe(args.exc_value)).send(self.channel, protocol.THREAD_FAILURE)
+
+    def deliver(self) -> None:
         """Hand over the value, or the failure, and what was recorded."""
+        with self.sending:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        recorder = self.recorder
         _flush()
         self.status.send(protocol.RAISED if self.failure else protocol.RETURNED)
         resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
         if recorder:
             pack(recorder.stop()).send(self.channel, protocol.RECORDS)
+            changed = recorder.announcer.changed_sends(recorder.rank) if recorder.announcer else []
+            pack(changed).send(self.channel, protocol.CHANGED)
         if not self.failure:
             try:
                 pack(self.value).send(self.channel, protocol.VALUE)
@@ -240,7 +265,7 @@ def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteF
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
     message = chain[0][1]
     if kind == "result":
-        message = f"what it returned, a {type(value).__name__}, cannot be sent back: {message}"
+        message = f"returned a {type(value).__name__}, which cannot be sent back: {message}"
     return RemoteFailure(kind or _kind(error), message, chain)  # type: ignore[arg-type]
 
 

@@ -27,7 +27,9 @@ CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened 
 OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
 VALUE = b"v"  # rank -> notebook: what the function returned
 FAILURE = b"f"  # rank -> notebook: a RemoteFailure
+THREAD_FAILURE = b"t"  # rank -> notebook: a RemoteFailure that ended a thread, not the rank
 RECORDS = b"r"  # rank -> notebook: what the recorder saw
+CHANGED = b"h"  # rank -> notebook: messages changed before anybody waited for them
 
 # Single letters between a rank and its supervisor.
 READY = b"R"  # the group is joined
@@ -93,6 +95,7 @@ class Finding:
     ops: list[OpInfo]
     left: list[int]  # ranks that have returned
     unmatched: list[OpInfo] = field(default_factory=list)  # posted, and not complete either
+    seconds: float = 0.0  # since the ranks began
 
 
 Reason = Literal["returned", "failed", "timeout", "deadlock"]
@@ -117,4 +120,4 @@ class Outcome:
     wire: list[int | None]  # bytes that each rank put on its sockets, where they can be counted
     finding: Finding | None = None  # for "deadlock"
     waiting: list[OpInfo] = field(default_factory=list)  # what blocked ranks waited for
-    warnings: list[OpInfo] = field(default_factory=list)  # sends changed before being waited for
+    unreceived: list[OpInfo] = field(default_factory=list)  # sends that nobody received

@@ -16,14 +16,14 @@ BackendSelect comes before every device's kernel, also under `inference_mode` an
 need no gradient, and no autograd machinery is touched. (Keys of autograd would miss inference
 tensors; a TorchDispatchMode is blind to other threads.)
 
-Whoever wants to know what a rank is doing right now has two places to ask from: around
-`redispatch` in `_kernel`, and around `plain` in `_waiting`.
+What a rank is about to do, and what it waits for, is announced before it does (announcer.py).
 
 How an operation is noted is in `journal.py`; which operators there are, in `operators.py`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -33,13 +33,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.journal import Journal
+from dtlab.ranks.locate import asked_by_learner
 from dtlab.ranks.operators import OPERATORS, Operator
 from dtlab.trace import Records, set_span_sink
 
-__all__ = ["Recorder", "rehearse"]
+__all__ = ["RECORD_LIMIT", "Recorder", "rehearse"]
 
-_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
+RECORD_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.perf_counter_ns
 
@@ -48,21 +50,26 @@ class Recorder:
     """Records the communication and the spans of this process between `start` and `stop`.
 
     `limit` is how many operations, and how many spans, it keeps; what comes after is counted only.
+    With an `announcer`, each operation is also told to whoever reads the board.
     One recorder at a time; it can be started and stopped repeatedly, each time from nothing.
     """
 
-    def __init__(self, rank: int, *, limit: int = _LIMIT) -> None:
+    def __init__(
+        self, rank: int, *, limit: int = RECORD_LIMIT, announcer: Announcer | None = None
+    ) -> None:
         self.rank = rank
         self.limit = limit
+        self.announcer = announcer
         self._journal = Journal()
         self._hooks: _Hooks | None = None
+        self._still_leaving: list[Any] = []  # a message is lost with its Work
 
     def start(self) -> None:
         """Begin. Call after `init_process_group`; raises RuntimeError where one is recording."""
         if getattr(dist.Work.wait, "__module__", None) == __name__:
             raise RuntimeError("A dtlab recorder is already running in this process.")
-        self._journal = Journal(dist.get_world_size(), self.limit)
-        self._hooks = _Hooks(self._journal)
+        self._journal = Journal(dist.get_world_size(), self.limit, self.announcer)
+        self._hooks = _Hooks(self._journal, self.announcer)
         set_span_sink(self._journal)
 
     def stop(self) -> Records:
@@ -73,6 +80,7 @@ class Recorder:
         set_span_sink(None)
         if self._hooks:
             self._hooks.remove()
+            self._still_leaving = self._hooks.unfinished()
             self._hooks = None
         journal, self._journal = self._journal, Journal()
         return journal.records(self.rank)
@@ -86,16 +94,17 @@ def rehearse() -> None:
 
 
 # An operation of which nobody has seen the end: its index, its Work, the tensors that it writes
-# to, whether it receives from anybody. A Work is known by its Python object, which is the same
-# for as long as one is alive: so it is kept here.
-_Pending = tuple[int, Any, Any, bool]
+# to, group and tag if it receives from anybody, whether a wait for it has to be announced. A Work
+# is known by its Python object, which is the same for as long as one is alive: so it is kept here.
+_Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool]
 
 
 class _Hooks:
     """Our kernels and the hook on `Work.wait`, from construction until `remove`."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, announcer: Announcer | None = None) -> None:
         self._journal = journal
+        self._announcer = announcer
         self._pending: dict[int, _Pending] = {}  # by the id of its Work
         self._ends = _Ends(journal, self._pending)
         self._c10d = _library("c10d")
@@ -106,14 +115,28 @@ class _Hooks:
         _put(self._functional, "wait_tensor", self._wait_tensor_kernel())
         self._plain_wait = dist.Work.wait
         dist.Work.wait = self._waiting()  # type: ignore[method-assign]
+        self._plain_functions: dict[str, Any] = {}
+        if announcer is not None:
+            self._replace("_new_group_with_tag", self._making_group(announcer))
+            self._replace("_warn_not_in_group", self._warning(announcer))
+
+    def _replace(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Put something of ours in place of a function of torch.distributed's."""
+        plain = self._plain_functions[name] = getattr(dist.distributed_c10d, name)
+        setattr(dist.distributed_c10d, name, make(plain))
 
     def remove(self) -> None:
         """Everything as it was before."""
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
+        for name, plain in self._plain_functions.items():
+            setattr(dist.distributed_c10d, name, plain)
         self._c10d._destroy()
         self._functional._destroy()
         self._ends.stop()
-        self._pending.clear()
+
+    def unfinished(self) -> list[Any]:
+        """The Works of operations that nobody has waited for."""
+        return [work for _, work, *_ in self._pending.values() if not work.is_completed()]
 
     def _kernel(self, number: int, operator: Operator) -> Callable[..., Any]:
         """What runs in place of one operator: note it, pass it on, follow its Work."""
@@ -124,15 +147,14 @@ class _Hooks:
         issue = journal.issuer(number, operator)
         pending, ends, unbox = self._pending, self._ends, dist.Work.unbox
         work_at, async_at = operator.work, operator.async_op or 0
-        has_future = operator.async_op is not None  # messages have none on gloo
+        has_future = operator.async_op is not None and journal.limit > 0  # messages have none
         from_anybody = operator.c10d == "recv_any_source_"
+        group_of, group_at, tag_at = dist.ProcessGroup.unbox, operator.group, operator.tag or 0
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if ends.open:
                 ends.look()
-            index = issue(args)
-            if index is None:
-                return redispatch(keyset & below, *args)
+            index, goes_on = issue(args)
             start = _now()
             try:
                 result = redispatch(keyset & below, *args)
@@ -145,7 +167,8 @@ class _Hooks:
                 return result
             work = unbox(boxed)
             key = id(work)
-            pending[key] = (index, work, args[0], from_anybody)
+            anybody = (group_of(args[group_at]), args[tag_at]) if from_anybody else None
+            pending[key] = (index, work, args[0], anybody, goes_on)
             if has_future and (len(args) <= async_at or args[async_at]):
                 # Otherwise the caller waits at once, and the end of the wait is the end of it.
                 ends.follow(index, work)
@@ -156,11 +179,14 @@ class _Hooks:
     def _waiting(self) -> Callable[..., Any]:
         """`Work.wait`, noting how long it took."""
         pending, plain, waited = self._pending, self._plain_wait, self._waited
+        announcer = self._announcer
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = pending.get(id(work))
             if known is None:
                 return plain(work, *args, **kwargs)
+            if announcer is not None and known[4]:
+                announcer.wait(known[0])
             start = _now()
             try:
                 return plain(work, *args, **kwargs)
@@ -176,6 +202,8 @@ class _Hooks:
 
         def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
             known = self._operation_behind(tensor)
+            if known is not None and self._announcer is not None and known[4]:
+                self._announcer.wait(known[0])
             start = _now()
             try:
                 return redispatch(keyset & below, tensor)
@@ -196,11 +224,37 @@ class _Hooks:
 
     def _waited(self, known: _Pending, start: int) -> None:
         """A thread has waited for an operation since `start`, and does so no longer."""
-        index, work, _, from_anybody = known
+        index, work, _, anybody, _ = known
         self._journal.block(index, start)
-        if from_anybody:
-            self._journal.source(index, work._source_rank())
+        if anybody is not None:
+            source = work._source_rank()
+            self._journal.source(index, source)
+            if self._announcer is not None:
+                self._announcer.source(index, anybody[0], source, anybody[1])
         self._pending.pop(id(work), None)
+
+
+    def _making_group(self, announcer: Announcer) -> Callable[[Any], Any]:
+        def make(plain: Any) -> Any:
+            def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+                if not kwargs.get("use_local_synchronization"):
+                    announcer.new_group(ranks, *self._journal.line_of(sys._getframe(1)))
+                return plain(ranks, *args, **kwargs)
+
+            return new_group
+
+        return make
+
+    def _warning(self, announcer: Announcer) -> Callable[[Any], Any]:
+        def make(plain: Any) -> Any:
+            def warn(name: str) -> None:
+                if asked_by_learner(sys._getframe(1)):
+                    announcer.stranger(name, *self._journal.line_of(sys._getframe(1)))
+                plain(name)
+
+            return warn
+
+        return make
 
 
 class _Ends:

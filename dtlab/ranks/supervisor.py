@@ -25,12 +25,15 @@ from typing import Any, NoReturn
 import setproctitle
 
 from dtlab.ranks import protocol, stacks, system
-from dtlab.ranks.process import run_rank
-from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Spec
+from dtlab.ranks.board import Board
+from dtlab.ranks.process import Ends, run_rank
+from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.traffic import Traffic
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
+from dtlab.ranks.watcher import Watcher
 
 GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once one has failed
+LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
 DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
 STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
@@ -52,7 +55,8 @@ def main(fds: list[int]) -> NoReturn:
         supervisor = Supervisor(spec, control)
         outcome = supervisor.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
-        supervisor.wait_until_gone()
+        if outcome.reason == "returned":
+            supervisor.wait_until_gone()
         imported = any(rank.has(protocol.IMPORTED) for rank in supervisor.ranks)
         code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
     except (Closed, ConnectionError):
@@ -95,12 +99,17 @@ class Supervisor:
         self.deadline: float | None = None
         self.delivering = False
         self.child_ended = system.wake_on_child()
+        self.board = Board(spec.world_size)
+        self.finding: protocol.Finding | None = None
+        self.looked_at = self.sampled_at = 0.0
 
     def run(self, call: Packed, fds: list[int]) -> Outcome:
         store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
         self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None)
         self._fork(call, fds, store)
+        self.watcher = Watcher(self.board, [rank.pid for rank in self.ranks])
         reason = self._watch()
+        waiting = self.watcher.waiting()
         if reason in ("timeout", "failed"):
             self._collect_stacks()
         wire = self.traffic.total([rank.pid for rank in self.ranks])
@@ -108,7 +117,9 @@ class Supervisor:
             self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
         else:
             system.kill_children()
-        return Outcome(reason, [rank.end for rank in self.ranks], self.failed, wire)
+        ends = [rank.end for rank in self.ranks]
+        lost = self.watcher.unreceived() if reason == "returned" else []
+        return Outcome(reason, ends, self.failed, wire, self.finding, waiting, lost)
 
     # ------------------------------------------------------------------ begin
 
@@ -120,7 +131,8 @@ class Supervisor:
             rank.pid = os.fork()
             if rank.pid == 0:
                 mine = fds[3 * number : 3 * number + 3]
-                run_rank(number, self.spec, call, mine, theirs, store, rank.stack.writer)
+                ends = Ends(mine, theirs, store, rank.stack.writer, self.board)
+                run_rank(number, self.spec, call, ends)
             theirs.close()
             rank.stack.close_writer()
         store.close()
@@ -142,19 +154,40 @@ class Supervisor:
             self._wait_for_news()
             now = time.monotonic()
             if all(rank.has(protocol.DELIVERED) for rank in self.ranks):
-                return "failed" if self.failed else "returned"
+                return self._verdict_at_the_end()
             if not begun and all(rank.has(protocol.READY) for rank in self.ranks):
                 begun = True
                 self.traffic.start([rank.pid for rank in self.ranks])
                 self.deadline = now + self.spec.timeout if self.spec.timeout else None
                 self._tell(protocol.GO)
             if self.failed_at is not None:
-                if self._others_done() or now > self.failed_at + GRACE:
+                waiting = begun and self.watcher.everyone_waits(but=self.failed)
+                if self._others_done() or waiting or now > self.failed_at + GRACE:
                     return "failed"
             elif begun:
                 self._begin_delivery(now)
+                if self._look(now):
+                    return "deadlock"
                 if self.deadline is not None and now > self.deadline:
                     return "timeout"
+
+    def _verdict_at_the_end(self) -> Reason:
+        if self.failed:
+            return "failed"
+        self.finding = self.watcher.look()
+        return "returned" if self.finding is None else "deadlock"
+
+    def _look(self, now: float) -> bool:
+        """Whether the watcher has found that the ranks have to be ended."""
+        if now - self.looked_at >= LOOK_EVERY:
+            self.looked_at = now
+            self.finding = self.watcher.look(self._ask_for_stack)
+        return self.finding is not None
+
+    def _ask_for_stack(self, rank: int) -> list[Frame]:
+        one = self.ranks[rank]
+        system.kill(one.pid, stacks.SIGNAL)
+        return one.stack.read(time.monotonic() + STACK_WAIT)
 
     def _begin_delivery(self, now: float) -> None:
         """Once every function has returned, results get a time limit of their own."""
@@ -178,12 +211,18 @@ class Supervisor:
         if self.child_ended in ready:
             os.read(self.child_ended, 4096)
             self._note_deaths(system.reap())
-        self.traffic.sample([rank.pid for rank in self.ranks if rank.alive])
+        self._sample_traffic()
+
+    def _sample_traffic(self) -> None:
+        now = time.monotonic()
+        if now - self.sampled_at > SAMPLE_SOCKETS_EVERY:
+            self.sampled_at = now
+            self.traffic.sample([rank.pid for rank in self.ranks if rank.alive])
 
     def _patience(self) -> float | None:
         """Seconds until something has to be looked at even without news."""
         now = time.monotonic()
-        times = [SAMPLE_SOCKETS_EVERY] if self.spec.trace else []
+        times = [LOOK_EVERY]
         if self.deadline is not None:
             times.append(self.deadline - now)
         if self.failed_at is not None:

@@ -39,6 +39,7 @@ class Watcher:
         self._work: dict[int, int] = {}  # CPU time of each rank when last looked at
         self._quiet_since = time.monotonic()
         self._asked_at = 0.0
+        self._begun = time.monotonic()
 
     def look(self, ask: Callable[[int], list[Frame]] | None = None) -> Finding | None:
         """Follow the ranks up to now. A finding means that they have to be ended.
@@ -70,6 +71,11 @@ class Watcher:
     def waiting(self) -> list[OpInfo]:
         """What each blocked rank waits for."""
         return [_info(op) for op in self._machine.blocked()]
+
+    def unreceived(self) -> list[OpInfo]:
+        """Messages that were sent and that nobody has received."""
+        ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
+        return [_info(op) for op in ops if op.kind == "send"]
 
     # ------------------------------------------------------------------ following
 
@@ -135,15 +141,15 @@ class Watcher:
             if op not in blocked
         ]
         infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
-        return Finding("standstill", infos, self._left(), unmatched)
+        seconds = time.monotonic() - self._begun
+        return Finding("standstill", infos, self._left(), unmatched, seconds)
 
     def _uneven_groups(self) -> Finding | None:
         """At the end: whether some ranks made a group that others did not."""
-        for rank in range(len(self._pids)):
-            missing = [op for op in self._machine.unmatched(rank) if op.kind == "new_group"]
-            if missing:
-                return Finding("new_group", [_info(missing[0])], self._left())
-        return None
+        ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
+        made = [_info(op) for op in ops if op.kind == "new_group"]
+        first = [op for op in made if op.description == made[0].description]
+        return Finding("new_group", first, self._left()) if first else None
 
     def _left(self) -> list[int]:
         return [rank for (rank, thread), actor in self._machine.actors.items()

@@ -1,0 +1,162 @@
+"""A rank tells what it is about to do, so that somebody outside can see what it waits for.
+
+What is told of an operation: its group, and a description of all that has to be the same on every
+rank ("all_reduce(float32[4], SUM)"), as a number that is the same for the same description
+everywhere. Descriptions are made once and then looked up, for a step issues dozens of operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks import board
+from dtlab.ranks.operators import Operator
+from dtlab.ranks.protocol import OpInfo
+
+_REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
+_PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
+
+
+class Announcer:
+    """Writes what a rank does to its side of the board."""
+
+    def __init__(self, writer: board.Writer, world_size: int) -> None:
+        self._writer = writer
+        self._world = ",".join(map(str, range(world_size)))
+        self._main = threading.get_ident()
+        self._groups: dict[Any, tuple[int, int, tuple[int, ...]]] = {}
+        self._descriptions: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
+
+    def issuer(self, operator: Operator) -> Callable[..., bool]:
+        """A function that announces one operator's operations as they are about to be issued."""
+        write, groups, descriptions = self._writer.write, self._groups, self._descriptions
+        ident, main = threading.get_ident, self._main
+        async_at, peer_at, tag_at = operator.async_op, operator.peer, operator.tag
+        reduction_at, root_at = operator.reduction, operator.root
+        sends, blocks = operator.c10d == "send", operator.c10d == "monitored_barrier_"
+
+        def announce(
+            index: int, args: tuple[Any, ...], group: Any, tensor: Any, file: str, line: int
+        ) -> bool:
+            """Returns whether the rank goes on at once."""
+            number, group_text, members = groups.get(group) or self._add_group(group)
+            reduction = None if reduction_at is None else args[reduction_at].op()
+            root = None if root_at is None else members[args[root_at]]
+            shape = tensor.shape if type(tensor) is torch.Tensor else None
+            dtype = None if shape is None else tensor.dtype
+            key = (operator, reduction, root, shape, dtype)
+            signature, text = descriptions.get(key) or self._describe(key, tensor)
+            peer = -1 if peer_at is None else members[args[peer_at]]
+            tag = 0 if tag_at is None else args[tag_at]
+            goes_on = not blocks and (
+                async_at is None or len(args) <= async_at or bool(args[async_at])
+            )
+            thread = ident()
+            write(
+                board.ISSUE if goes_on else board.CALL, index, 0 if thread == main else thread,
+                number, group_text, signature, text, peer, tag,
+                (self._writer.text(file) << 24) + line if line else 0,
+            )  # fmt: skip
+            if sends:
+                self._keep(index, tensor, peer, tag, file, line)
+            return goes_on
+
+        return announce
+
+    def wait(self, index: int) -> None:
+        """This thread waits for an operation."""
+        self._write(board.WAIT, index)
+        self._sent.pop(index, None)
+
+    def source(self, index: int, group: Any, source: int, tag: int) -> None:
+        """A receive from anybody is complete; `source` is a rank in its group."""
+        number, group_text, members = self._groups.get(group) or self._add_group(group)
+        self._write(board.SOURCE, index, number, group_text, peer=members[source], tag=tag)
+
+    def stranger(self, name: str, file: str, line: int) -> None:
+        """An operation is called on a group that this rank is not in."""
+        place = (self._writer.text(file) << 24) + line
+        self._write(board.STRANGER, -1, text=self._writer.text(f"{name}()"), place=place)
+
+    def new_group(self, ranks: list[int] | None, file: str, line: int) -> None:
+        """A group is about to be made, which every rank of the world has to take part in."""
+        of = self._world if ranks is None else ",".join(map(str, sorted(ranks)))
+        group, text = f"new_group|{self._world}", f"new_group([{of}])"
+        self._write(
+            board.ISSUE, -1, board.number_of(group), self._writer.text(group),
+            board.number_of(text), self._writer.text(text),
+            place=(self._writer.text(file) << 24) + line,
+        )  # fmt: skip
+
+    def left(self) -> None:
+        """The function has returned."""
+        self._write(board.LEFT, -1)
+
+    def changed_sends(self, rank: int) -> list[OpInfo]:
+        """Messages that nobody waited for, whose tensor was changed after they were posted."""
+        found = []
+        for tensor, before, description, peer, file, line in self._sent.values():
+            if _peek(tensor) != before:
+                found.append(OpInfo(rank, "isend", description, (peer,), 0, (), file, line))
+        return found
+
+    # ------------------------------------------------------------------ looking things up
+
+    def _write(self, kind: int, index: int, *fields: int, **more: int) -> None:
+        thread = threading.get_ident()
+        self._writer.write(kind, index, 0 if thread == self._main else thread, *fields, **more)
+
+    def _add_group(self, group: Any) -> tuple[int, int, tuple[int, ...]]:
+        try:
+            members = tuple(dist.get_process_group_ranks(group))
+        except (KeyError, ValueError):  # made by hand, so torch does not know it
+            members = tuple(range(group.size()))
+        text = f"{group.group_name}|{','.join(map(str, members))}"
+        entry = (board.number_of(text), self._writer.text(text), members)
+        return self._groups.setdefault(group, entry)
+
+    def _describe(self, key: tuple[Any, ...], payload: Any) -> tuple[int, int]:
+        """The number of what must fit, and of the text that says it."""
+        operator, reduction, root, shape, dtype = key
+        parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
+        parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
+        parts += [f"root {root}"] if root is not None else []
+        text = f"{operator.name}({', '.join(parts)})"
+        must_fit = text
+        if operator.name in ("send", "recv"):  # a message may be received in another shape
+            must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
+        entry = (board.number_of(must_fit), self._writer.text(text))
+        self._descriptions[key] = entry
+        return entry
+
+    def _keep(
+        self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int
+    ) -> None:
+        """Remember both ends of a message, until somebody waits for it."""
+        if tensor.is_cpu and line:
+            tag_text = f", tag={tag}" if tag else ""
+            text = f"isend(dst={peer}{tag_text})"
+            self._sent[index] = (tensor, _peek(tensor), text, peer, file, line)
+            if len(self._sent) > 1000:  # a program that never waits
+                self._sent.pop(next(iter(self._sent)))
+
+
+def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, uneven: bool) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return name if uneven else f"{name}[{', '.join(map(str, shape))}]"
+
+
+def _peek(tensor: torch.Tensor) -> bytes:
+    """The first and last bytes of a tensor's memory."""
+    size, at = tensor.nbytes, tensor.data_ptr()
+    if size == 0:
+        return b""
+    width = min(_PEEK, size)
+    return ctypes.string_at(at, width) + ctypes.string_at(at + size - width, width)
