@@ -157,7 +157,7 @@ def test_ddp_is_recorded_and_its_operations_end() -> None:
     assert len(reductions) == 1 + 20  # DDP makes its buckets anew after the first step
     assert sum(event.bytes for event in reductions) == 2 * 10 * (64 + 8) * 4
     after = next(e for e in trace.events if e.rank == 0 and e.name == "after")
-    assert max(event.end for event in reductions) <= after.start + 0.001
+    assert max(event.end for event in reductions) <= after.start + 0.005
     line = inspect.getsourcelines(_ddp)[1]
     assert {e.extra["line"] - line for e in reductions} == {6}
 
@@ -421,7 +421,8 @@ def _again() -> list[Any]:
     return seen
 
 
-def test_recording_can_be_repeated_and_is_bounded() -> None:
+def test_recording_can_be_repeated_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTLAB_UNWATCHED", "1")
     running = "A dtlab recorder is already running in this process."
     values = dtlab.launch(_again, world_size=2, trace=False).values
     assert values == [[running, (3, 1, 0), running, (2, 1, 1), True, 0]] * 2

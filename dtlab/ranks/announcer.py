@@ -140,7 +140,7 @@ class Announcer:
         self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int
     ) -> None:
         """Remember both ends of a message, until somebody waits for it."""
-        if tensor.is_cpu and line:
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and line:
             tag_text = f", tag={tag}" if tag else ""
             text = f"isend(dst={peer}{tag_text})"
             self._sent[index] = (tensor, _peek(tensor), text, peer, file, line)

@@ -79,11 +79,13 @@ def _take_part(
     if outcome.status.recv(1) != protocol.GO:
         return
     announcer = Announcer(ends.board.writer(rank), spec.world_size)
-    limit = RECORD_LIMIT if spec.trace else 0
-    recorder = outcome.recorder = Recorder(rank, limit=limit, announcer=announcer)
+    if spec.trace or protocol.UNWATCHED not in os.environ:
+        limit = RECORD_LIMIT if spec.trace else 0
+        outcome.recorder = Recorder(rank, limit=limit, announcer=announcer)
     _limit_memory(spec.memory_limit)
     if not outcome.failure:
-        recorder.start()
+        if outcome.recorder:
+            outcome.recorder.start()
         with outcome.catching():
             outcome.value = function(*args)
             announcer.left()

@@ -12,6 +12,9 @@ RANK_TITLE = "dtlab-rank"
 
 IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
 
+# Set to anything, it keeps the watcher out of launches with trace=False, to measure what it costs.
+UNWATCHED = "DTLAB_UNWATCHED"
+
 # Modules that take long to import. The server has them ready once a rank has asked for one.
 SLOW_MODULES = (
     "torch._dynamo",  # behind the first optimizer and the first DistributedDataParallel

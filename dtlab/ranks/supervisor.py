@@ -161,8 +161,7 @@ class Supervisor:
                 self.deadline = now + self.spec.timeout if self.spec.timeout else None
                 self._tell(protocol.GO)
             if self.failed_at is not None:
-                waiting = begun and self.watcher.everyone_waits(but=self.failed)
-                if self._others_done() or waiting or now > self.failed_at + GRACE:
+                if self._others_done() or now > self.failed_at + GRACE:
                     return "failed"
             elif begun:
                 self._begin_delivery(now)
@@ -197,7 +196,12 @@ class Supervisor:
                 self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
 
     def _others_done(self) -> bool:
-        return all(not rank.alive or rank.has(protocol.DELIVERED) for rank in self.ranks)
+        """Whether nobody is left to wait for: each has delivered, died, or waits in vain."""
+        blocked = self.watcher.blocked()
+        return all(
+            not rank.alive or rank.has(protocol.DELIVERED) or rank.rank in blocked
+            for rank in self.ranks
+        )
 
     def _wait_for_news(self) -> None:
         by_socket = {rank.status: rank for rank in self.ranks if rank.alive}

@@ -63,10 +63,10 @@ class Watcher:
             return None
         return self._look_into(free, blocked, now, ask)
 
-    def everyone_waits(self, but: Sequence[int]) -> bool:
-        """Whether all ranks except `but` are blocked or have returned."""
+    def blocked(self) -> set[int]:
+        """Ranks that wait for an operation which is not complete."""
         self._follow()
-        return self._machine.free() <= set(but)
+        return {op.rank for op in self._machine.blocked() if op.record.thread == 0}
 
     def waiting(self) -> list[OpInfo]:
         """What each blocked rank waits for."""

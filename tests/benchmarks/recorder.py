@@ -1,11 +1,12 @@
-"""What recording costs: the step of a small GPT under DDP, with and without, in the same ranks.
+"""What watching and recording cost: the step of a small GPT, with and without.
 
-Run as `python tests/benchmarks/recorder.py`. Blocks of steps come in pairs, one recorded and one
-not, in alternating order; the figure is the median of their ratios.
+Launches that are left alone, watched, and recorded (and watched) take turns; the figures are the
+medians of the ratios in each turn.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 
@@ -13,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 import dtlab
-from dtlab.ranks.recorder import Recorder
 
-PAIRS, STEPS = 40, 5
+TURNS, STEPS = 12, 60
 
 
 class Block(nn.Module):
@@ -50,60 +51,61 @@ def small_gpt(vocabulary: int = 128, width: int = 96, layers: int = 4) -> nn.Mod
     )
 
 
-def measure(pairs: int, with_ddp: bool) -> tuple[float, float, int]:
-    """Median ratio recorded to plain, median seconds of a plain step, operations in a step.
+def step_seconds(with_ddp: bool) -> tuple[float, int]:
+    """Median seconds of a step, and how many operations it has.
 
     One all-reduce for each parameter: from DDP during backward, asynchronous, since a bucket as
     small as this holds only one; or by hand after it, blocking.
     """
-    rank = dist.get_rank()
     model = small_gpt()
+    parameters = list(model.parameters())
     if with_ddp:
         model = DistributedDataParallel(model, bucket_cap_mb=1e-4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
-    generator = torch.Generator().manual_seed(rank)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
+    generator = torch.Generator().manual_seed(dist.get_rank())
     tokens = torch.randint(128, (2, 33), generator=generator)
-
-    def step() -> float:
+    times = []
+    for _ in range(STEPS):
         dist.barrier()
         start = time.perf_counter()
         optimizer.zero_grad()
         logits = model(tokens[:, :-1])
         nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
         if not with_ddp:
-            for parameter in model.parameters():
+            for parameter in parameters:
                 dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM)
         optimizer.step()
-        return time.perf_counter() - start
-
-    def block(recorder: Recorder | None) -> float:
-        """Median of five steps, after one that is slower because things have just changed."""
-        nonlocal operations
-        if recorder:
-            recorder.start()
-        seconds = [step() for _ in range(1 + STEPS)][1:]
-        if recorder:  # the barriers are not the step's
-            operations = len(recorder.stop().comm) // (1 + STEPS) - 1
-        return statistics.median(seconds)
-
-    operations, ratios, plains = 0, [], []
-    for pair in range(-2, pairs):
-        recorders = (None, Recorder(rank)) if pair % 2 else (Recorder(rank), None)
-        seconds = {recorder is None: block(recorder) for recorder in recorders}
-        if pair >= 0:  # the first ones warm up
-            ratios.append(seconds[False] / seconds[True])
-            plains.append(seconds[True])
-    return statistics.median(ratios), statistics.median(plains), operations
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[STEPS // 4 :]), len(parameters)
 
 
-def main(pairs: int = PAIRS) -> None:
+def turn(with_ddp: bool) -> dict[str, float]:
+    """Step seconds of one launch of each kind; of the slower rank."""
+    seconds = {}
+    for kind in ("alone", "watched", "recorded"):
+        os.environ.pop("DTLAB_UNWATCHED", None)
+        if kind == "alone":
+            os.environ["DTLAB_UNWATCHED"] = "1"
+        run = dtlab.launch(
+            step_seconds, with_ddp, world_size=2, trace=kind == "recorded", timeout=120.0
+        )
+        seconds[kind] = max(value[0] for value in run.values)
+    os.environ.pop("DTLAB_UNWATCHED", None)
+    return seconds
+
+
+def main(turns: int = TURNS) -> None:
     """Print a line for each way to reduce gradients."""
-    for name, with_ddp in (("by hand", False), ("under DDP", True)):
-        run = dtlab.launch(measure, pairs, with_ddp, world_size=2, trace=False, timeout=600.0)
-        ratio, seconds, operations = run.values[0]
+    operations = len(list(small_gpt().parameters()))
+    for name, with_ddp in (("by hand, blocking", False), ("by DDP, in the background", True)):
+        turn(with_ddp)
+        seen = [turn(with_ddp) for _ in tqdm(range(turns), desc=name, leave=False)]
+        alone = statistics.median(one["alone"] for one in seen)
+        watched = statistics.median(one["watched"] / one["alone"] for one in seen)
+        recorded = statistics.median(one["recorded"] / one["alone"] for one in seen)
         print(
-            f"recorder: a {1e3 * seconds:.1f} ms step of {operations} operations {name} takes"
-            f" {ratio:.3f} times as long recorded (goal: under 1.02; median of {pairs} pairs)"
+            f"{operations} all-reduces {name}, in a step of {1e3 * alone:.1f} ms: "
+            f"watched {watched:.3f} (goal 1.01), watched and recorded {recorded:.3f} (goal 1.02)"
         )
 
 

@@ -1,0 +1,375 @@
+"""What stands still, what does not fit, and what is fine: the machine of `dtlab.ranks.matching`.
+
+A scenario is written as what the ranks do, in the order in which the machine hears of it:
+
+    ranks = Ranks(2)
+    ranks.does(0, recv(1))          # rank 0 waits for a message from rank 1
+    ranks.does(1, recv(0))          # and rank 1 for one from rank 0
+    assert ranks.stand_still
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+
+from dtlab.ranks.board import CALL, ISSUE, LEFT, SOURCE, STRANGER, WAIT, Record, number_of
+from dtlab.ranks.matching import Machine, Misfit, Op
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation, as a rank announces it."""
+
+    name: str
+    content: str
+    number: int
+    kind: int = CALL
+    peer: int = -1
+    tag: int = 0
+    group: tuple[int, ...] = ()  # the world
+
+    @property
+    def wait(self) -> Call:
+        """The wait for it."""
+        return Call("", "", self.number, WAIT)
+
+    def got(self, source: int) -> Call:
+        """It has received from anybody, and this is who sent."""
+        return Call("", "", self.number, SOURCE, source)
+
+
+def send(peer: int, content: str = "float32 x 4", tag: int = 0, kind: int = CALL) -> Call:
+    return Call("send", content, next(_numbers), kind, peer, tag)
+
+
+def recv(peer: int = -1, content: str = "float32 x 4", tag: int = 0, kind: int = CALL) -> Call:
+    """Without a peer: from anybody."""
+    return Call("recv", content, next(_numbers), kind, peer, tag)
+
+
+def all_reduce(
+    content: str = "float32[4], SUM", group: tuple[int, ...] = (), kind: int = CALL
+) -> Call:
+    return Call("all_reduce", content, next(_numbers), kind, group=group)
+
+
+def barrier(group: tuple[int, ...] = ()) -> Call:
+    return Call("barrier", "", next(_numbers), group=group)
+
+
+def new_group(ranks: str) -> Call:
+    return Call("new_group", ranks, next(_numbers), ISSUE)
+
+
+LEAVES = Call("", "", 0, LEFT)
+
+
+class Ranks:
+    """Ranks whose machine is told what they do."""
+
+    def __init__(self, world_size: int) -> None:
+        self.machine = Machine(world_size, self._describe)
+        self._world = tuple(range(world_size))
+        self._calls: dict[int, Call] = {}
+
+    def does(self, rank: int, *calls: Call, thread: int = 0) -> None:
+        for call in calls:
+            if call.name:
+                self._calls[call.number] = call
+        self.machine.feed(rank, [self._record(call, thread) for call in calls])
+
+    def all_do(self, *calls: Call) -> None:
+        for rank in self._world:
+            self.does(rank, *calls)
+
+    def _record(self, call: Call, thread: int) -> Record:
+        message = call.name in ("send", "recv")
+        text = f"{'message' if message else call.name}({call.content})"
+        group = number_of(str(call.group or self._world) + (call.name == "new_group") * " made")
+        return Record(
+            call.kind, call.number, thread, group, 0, number_of(text), 0, call.peer, call.tag, 0
+        )
+
+    def _describe(self, rank: int, record: Record) -> Op:
+        call = self._calls.get(record.number, Call("barrier", "", 0))
+        members = call.group or self._world
+        return Op(rank, record, call.name, members, f"{call.name}({call.content})", "program.py")
+
+    @property
+    def misfit(self) -> Misfit | None:
+        return self.machine.misfit
+
+    @property
+    def stand_still(self) -> bool:
+        """Whether nobody can go on although everything fits."""
+        blocked = self.machine.blocked()
+        on_its_way = any(self.machine.could_come(op) for op in blocked)
+        fits = self.misfit is None
+        return fits and bool(blocked) and not self.machine.free() and not on_its_way
+
+    @property
+    def waiting(self) -> list[tuple[int, str, tuple[int, ...]]]:
+        """Rank, operation and partners of all that is blocked."""
+        return [(op.rank, op.name, op.partners) for op in self.machine.blocked()]
+
+
+# ----------------------------------------------------------------------- messages
+
+
+def test_everybody_receives_before_anybody_sends() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, recv(1))
+    assert not ranks.stand_still  # rank 1 may still send
+    ranks.does(1, recv(0))
+    assert ranks.stand_still
+    assert ranks.waiting == [(0, "recv", (1,)), (1, "recv", (0,))]
+
+
+def test_everybody_sends_before_anybody_receives() -> None:
+    """However small the message: the backend's buffer is luck, not a rule."""
+    ranks = Ranks(2)
+    ranks.does(0, send(1), recv(1))
+    ranks.does(1, send(0), recv(0))
+    assert ranks.stand_still
+    assert [name for _, name, _ in ranks.waiting] == ["send", "send"]
+
+
+@pytest.mark.parametrize("first", [send, recv])
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_a_ring_in_which_all_do_the_same_first(n: int, first: object) -> None:
+    ranks = Ranks(n)
+    for rank in range(n):
+        calls = send((rank + 1) % n), recv((rank - 1) % n)
+        assert not ranks.stand_still
+        ranks.does(rank, *(calls if first is send else calls[::-1]))
+    assert ranks.stand_still
+    assert len(ranks.waiting) == n
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_a_ring_that_posts_its_sends_first_gets_through(n: int) -> None:
+    ranks = Ranks(n)
+    for rank in range(n):
+        posted = send((rank + 1) % n, kind=ISSUE)
+        ranks.does(rank, posted, recv((rank - 1) % n), posted.wait, LEAVES)
+    assert not ranks.waiting and not ranks.machine.free() and ranks.misfit is None
+
+
+def test_one_rank_of_a_ring_breaks_the_cycle() -> None:
+    ranks = Ranks(3)
+    ranks.does(0, recv(2), send(1))
+    for rank in (1, 2):
+        ranks.does(rank, send((rank + 1) % 3), recv(rank - 1))
+    assert not ranks.waiting
+
+
+def test_tags_that_differ_never_meet() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, send(1, tag=1))
+    ranks.does(1, recv(0, tag=2))
+    assert ranks.stand_still
+    (receive,) = ranks.machine.unmatched(1)
+    assert (receive.name, receive.record.tag) == ("recv", 2)
+
+
+def test_tags_let_messages_pass_each_other() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, send(1, tag=1, kind=ISSUE), send(1, tag=2))
+    ranks.does(1, recv(0, tag=2), recv(0, tag=1))
+    assert not ranks.waiting
+
+
+def test_messages_with_one_tag_come_in_the_order_in_which_they_were_sent() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, send(1, "int64 x 1", kind=ISSUE), send(1, "float32 x 8", kind=ISSUE))
+    ranks.does(1, recv(0, "int64 x 1"), recv(0, "float32 x 8"))
+    assert ranks.misfit is None and not ranks.waiting
+
+
+def test_a_message_that_does_not_fit_its_receive() -> None:
+    ranks = Ranks(2)
+    ranks.does(1, recv(0, "float32 x 8"))
+    ranks.does(0, send(1, "float32 x 4"))
+    assert ranks.misfit is not None and ranks.misfit.reason == "message"
+    assert [op.name for op in ranks.misfit.ops] == ["send", "recv"]
+
+
+def test_a_message_that_nobody_receives_holds_up_nobody_who_does_not_wait_for_it() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, send(1, kind=ISSUE), LEAVES)
+    ranks.does(1, LEAVES)
+    assert not ranks.stand_still
+    assert [op.name for op in ranks.machine.unmatched(0)] == ["send"]
+
+
+# ----------------------------------------------------------------------- collectives
+
+
+def test_one_rank_leaves_without_the_last_collective() -> None:
+    ranks = Ranks(3)
+    ranks.all_do(all_reduce())
+    assert not ranks.waiting
+    ranks.does(0, all_reduce())
+    ranks.does(1, all_reduce())
+    assert not ranks.stand_still  # rank 2 is on its way, for all that is known
+    ranks.does(2, LEAVES)
+    assert ranks.stand_still
+    assert [rank for rank, _, _ in ranks.waiting] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "other", ["float32[4], MAX", "float64[4], SUM", "float32[2, 2], SUM", "float32[5], SUM"]
+)
+def test_collectives_that_meet_have_to_be_called_alike(other: str) -> None:
+    """Also where the backend would return wrong numbers without a word."""
+    ranks = Ranks(2)
+    ranks.does(0, all_reduce())
+    ranks.does(1, all_reduce(other))
+    assert ranks.misfit is not None and ranks.misfit.reason == "collective"
+    assert {op.description for op in ranks.misfit.ops} == {
+        "all_reduce(float32[4], SUM)",
+        f"all_reduce({other})",
+    }
+
+
+def test_collectives_in_another_order() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, barrier(), all_reduce())
+    ranks.does(1, all_reduce(), barrier())
+    assert ranks.misfit is not None
+
+
+def test_groups_in_another_order_stand_still_and_fit() -> None:
+    ranks = Ranks(3)
+    ranks.does(0, barrier(), barrier((0, 1)))
+    ranks.does(1, barrier((0, 1)), barrier())
+    ranks.does(2, barrier())
+    assert ranks.stand_still
+    assert ranks.waiting[0] == (0, "barrier", (1, 2))
+
+
+def test_a_collective_under_way_blocks_only_who_waits_for_it() -> None:
+    ranks = Ranks(2)
+    reduction = all_reduce(kind=ISSUE)
+    ranks.does(0, reduction)
+    assert ranks.machine.free() == {0, 1}
+    ranks.does(0, reduction.wait)
+    assert ranks.machine.free() == {1}
+    ranks.does(1, all_reduce())
+    assert ranks.machine.free() == {0, 1}
+
+
+def test_a_collective_on_a_group_that_the_rank_is_not_in() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, Call("all_reduce", "float32[4], SUM", next(_numbers), STRANGER, group=(1,)))
+    assert ranks.misfit is not None and ranks.misfit.reason == "stranger"
+
+
+def test_groups_are_made_by_everybody_alike() -> None:
+    ranks = Ranks(2)
+    ranks.all_do(new_group("[0]"))
+    assert ranks.misfit is None
+    ranks.does(0, new_group("[0, 1]"))
+    ranks.does(1, new_group("[1]"))
+    assert ranks.misfit is not None and ranks.misfit.reason == "new_group"
+
+
+# ----------------------------------------------------------------------- from anybody
+
+
+def test_a_receive_from_anybody_waits_as_long_as_something_can_come() -> None:
+    ranks = Ranks(2)
+    receive = recv()
+    ranks.does(0, receive)
+    ranks.does(1, send(0))
+    assert ranks.machine.could_come(ranks.machine.blocked()[0]) and not ranks.stand_still
+    ranks.does(0, receive.got(1))
+    assert not ranks.waiting
+
+
+def test_a_receive_from_anybody_whom_nobody_sends_to() -> None:
+    ranks = Ranks(3)
+    ranks.does(0, recv())
+    ranks.does(1, recv(2))
+    ranks.does(2, LEAVES)
+    assert ranks.stand_still
+    assert ranks.waiting[0] == (0, "recv", (1, 2))
+
+
+def test_what_comes_from_anybody_has_to_fit_too() -> None:
+    ranks = Ranks(2)
+    receive = recv(content="int64 x 4")
+    ranks.does(1, send(0, "float32 x 4"))
+    ranks.does(0, receive, receive.got(1))
+    assert ranks.misfit is not None and ranks.misfit.reason == "message"
+
+
+def test_it_may_be_known_who_sent_before_the_sender_is_followed_so_far() -> None:
+    ranks = Ranks(2)
+    receive = recv()
+    ranks.does(0, receive, receive.got(1))
+    assert not ranks.stand_still
+    ranks.does(1, send(0))
+    assert not ranks.waiting
+
+
+def test_a_receive_from_anybody_posted_ahead_lets_its_sender_go_on() -> None:
+    """Rank 0 comes to its wait only after the barrier, and rank 1 after its send."""
+    ranks = Ranks(2)
+    receive = recv(kind=ISSUE)
+    ranks.does(0, receive, barrier())
+    ranks.does(1, send(0))
+    assert not ranks.stand_still
+    ranks.does(1, barrier())
+    ranks.does(0, receive.wait, receive.got(1))
+    assert not ranks.stand_still and not ranks.waiting
+
+
+def test_a_receive_from_anybody_may_hear_first_from_whom_the_rules_hold_up() -> None:
+    """The backend buffers rank 1's message to rank 2, so its next one is there before rank 2's.
+
+    In whatever order rank 0 hears from them, all return: an error would be a false alarm.
+    """
+    ranks = Ranks(3)
+    first, second = recv(), recv()
+    ranks.does(1, send(2), send(0), LEAVES)
+    ranks.does(0, first, first.got(1), second)
+    ranks.does(2, send(0), recv(1), LEAVES)
+    assert not ranks.stand_still
+    ranks.does(0, second.got(2), LEAVES)
+    assert not ranks.stand_still and not ranks.waiting
+
+
+# ----------------------------------------------------------------------- threads
+
+
+def test_a_rank_is_free_while_its_main_thread_is() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, recv(1), thread=7)
+    ranks.does(1, barrier())
+    assert ranks.machine.free() == {0} and not ranks.stand_still
+
+
+def test_a_thread_frees_the_main_thread_of_another_rank() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, recv(1, tag=1))
+    ranks.does(1, recv(0, tag=2))
+    assert ranks.stand_still
+    ranks.does(0, send(1, tag=2), thread=7)
+    assert not ranks.stand_still and ranks.machine.free() == {1}
+
+
+def test_a_wait_in_a_thread_of_its_own() -> None:
+    ranks = Ranks(2)
+    receive = recv(1, kind=ISSUE)
+    ranks.does(0, receive)
+    ranks.does(0, receive.wait, thread=7)
+    assert ranks.machine.free() == {0, 1}
+    assert ranks.waiting == [(0, "recv", (1,))]
+    ranks.does(1, send(0))
+    assert not ranks.waiting
