@@ -101,12 +101,13 @@ class DtlabError(Exception):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback through dtlab's own frames."""
         name, _, rest = f"{type(self).__name__}: {self}".partition(":")
-        return [f"\x1b[1;31m{name}\x1b[0m:{rest}"]
+        return [f"\x1b[1m{name}\x1b[0m:{rest}"]  # bold; a colour would suit one theme only
 
     def _repr_html_(self) -> str:
         name = type(self).__name__
         return (
-            '<pre style="border-left:4px solid #c0392b;padding:.4em .8em;white-space:pre-wrap">'
+            '<pre style="border-left:4px solid #c0392b;padding:0 .8em;margin:0;'
+            'white-space:pre-wrap;word-break:normal">'
             f"<b>{name}</b>: {html.escape(str(self))}</pre>"
         )
 

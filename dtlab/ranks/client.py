@@ -176,10 +176,11 @@ class Conversation:
             channel, far = socket.socketpair()
             self.channels[channel] = rank
             theirs.append(far.detach())
+            writers: dict[Stream, int] = {}
             for stream in STREAMS:
-                reader, writer = os.pipe()
+                reader, writers[stream] = os.pipe()
                 self.pipes[reader] = (rank, stream)
-                theirs.append(writer)
+            theirs += [writers["out"], writers["err"]]
         return theirs
 
     def _read_some(self, patience: float | None) -> bool:

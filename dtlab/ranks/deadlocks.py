@@ -8,7 +8,7 @@ from typing import Any
 from dtlab.errors import DeadlockError, Waiting
 from dtlab.ranks import locate
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
-from dtlab.ranks.words import ranks_in_words
+from dtlab.ranks.words import ranks_in_words, wrapped
 
 POINT_TO_POINT = ("send", "recv")
 
@@ -24,10 +24,10 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
     }[finding.reason]
     headline, advice = explain(finding)
     verb = "waits in" if finding.reason == "standstill" else "called"
-    lines = [headline, *_lines(finding.ops, verb)]
+    lines = [wrapped(headline, indent=""), *_lines(finding.ops, verb)]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
-    lines.append(f"  {advice}")
+    lines.append(wrapped(advice, indent="  "))
     mismatch = None if finding.reason == "standstill" else headline
     return DeadlockError(
         "\n".join(lines),
@@ -162,7 +162,7 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
             f"All ranks have to pass the same to {names.pop()}. Left alone, it would hang or "
             "give wrong numbers without a word."
         )
-    return f"{said}, and these calls meet.", advice
+    return f"{said}.", advice
 
 
 def _different_message(finding: Finding) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from dtlab.ranks import locate
 from dtlab.ranks.client import Collected
 from dtlab.ranks.deadlocks import call_of, deadlock_error, waiting_of
 from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
-from dtlab.ranks.words import ranks_in_words
+from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
 # What a rank says when a peer's process has gone: a consequence, not a cause.
@@ -76,7 +76,7 @@ def rank_error(
     if first.kind == "memory" and memory_limit:
         lines.append(f"memory_limit is {memory_limit:,} bytes for each rank.")
     if ADVICE[first.kind]:
-        lines.append(ADVICE[first.kind])
+        lines.append(wrapped(ADVICE[first.kind], indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
     error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
     return error
@@ -156,11 +156,12 @@ def warnings_of(collected: Collected) -> list[str]:
     """What went wrong without an error: messages changed too early, and messages lost."""
     texts = []
     for op in collected.changed_sends:
-        texts.append(
+        text = (
             f"warning: rank {op.rank} changed the tensor of {op.description} before the message "
             "was known to be gone, and never waited for it: what arrives is left to chance. Call "
-            f"wait() on what isend returned first.\n  {waiting_of(op).place}"
+            "wait() on what isend returned first."
         )
+        texts.append(f"{wrapped(text, indent='')}\n  {waiting_of(op).place}")
     for op in collected.outcome.unreceived if collected.outcome else []:
         texts.append(
             f"warning: nobody received what rank {op.rank} sent by {call_of(op)}."

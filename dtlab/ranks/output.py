@@ -12,7 +12,8 @@ import time
 from typing import Literal, TextIO
 
 Stream = Literal["out", "err"]
-STREAMS: tuple[Stream, ...] = ("out", "err")
+# What comes at the same time is shown in this order: a progress bar ends before what follows it.
+STREAMS: tuple[Stream, ...] = ("err", "out")
 KEEP = 1_000_000  # characters kept of each stream of each rank
 SHOW = 200_000  # characters shown of one launch
 GATHER = 0.15  # seconds for which lines are gathered, to be shown rank by rank

@@ -1,8 +1,19 @@
-"""Words that errors share."""
+"""Words and lines that errors share."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+
+WIDTH = 92  # characters: what a notebook cell shows without breaking lines itself
+
+
+def wrapped(text: str, indent: str) -> str:
+    """A long sentence on several lines, all of them indented; the first one less."""
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent or "  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
