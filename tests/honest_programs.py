@@ -26,7 +26,7 @@ Function = Callable[[], object]
 
 @dataclass(frozen=True)
 class Program:
-    """A function, on how many ranks it runs, and whether it brings large parts of torch along."""
+    """A function, on how many ranks it runs, and whether it takes a second or more."""
 
     function: Function
     world_size: int
@@ -115,7 +115,7 @@ def ring_with_an_odd_one_out() -> None:
     assert token.item() == 5 * size - (size - rank if rank else 0)
 
 
-@program(4)
+@program(4, heavy=True)
 def long_relay() -> None:
     """All but one rank wait for 1.5 seconds, and each passes on what it gets."""
     rank, baton = dist.get_rank(), torch.zeros(1)
@@ -284,7 +284,7 @@ def asynchronous_all_reduces() -> None:
     assert [tensor[0].item() for tensor in tensors] == [3.0 * i for i in range(20)]
 
 
-@program(3)
+@program(3, heavy=True)
 def asynchronous_and_forgotten_until_late() -> None:
     """One all-reduce stays in flight during a second of work before anybody asks for it."""
     tensor = torch.ones(10)
@@ -296,7 +296,7 @@ def asynchronous_and_forgotten_until_late() -> None:
     assert tensor[0].item() == 3
 
 
-@program(4)
+@program(4, heavy=True)
 def staggered_arrivals() -> None:
     """Ranks come to each collective one after the other, in changing order."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -316,7 +316,7 @@ def one_rank_sleeps() -> None:
     dist.barrier()
 
 
-@program(3)
+@program(3, heavy=True)
 def one_rank_computes() -> None:
     """A rank computes for long, in torch and in Python, before it joins the others."""
     if dist.get_rank() == 0:
@@ -846,7 +846,7 @@ def sampler_and_early_stopping() -> None:
 # ---------------------------------------------------------------------------- unusual, but correct
 
 
-@program(2)
+@program(2, heavy=True)
 def thousands_of_operations() -> None:
     """More operations than a watcher can remember at a time, with some always in flight."""
     rank, tensor, works = dist.get_rank(), torch.ones(2), []
@@ -863,11 +863,11 @@ def thousands_of_operations() -> None:
         work.wait()
 
 
-@program(3)
+@program(3, heavy=True)
 def thousands_of_shapes() -> None:
-    """A relay and collectives of 1800 sizes: more descriptions than fit into a small table."""
+    """A relay and collectives of 1500 sizes: more descriptions than fit into a small table."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    for length in range(1, 1801):
+    for length in range(1, 1501):
         tensor = torch.ones(length)
         if rank:
             dist.recv(tensor, rank - 1)

@@ -13,10 +13,8 @@ paper* first, and then it is asked how far each rank can get:
    permission away, so from (0, ..., 0) every interleaving ends in the same, greatest `at`: the
    least fixpoint. Hence one order of advancing stands for all of them.
 3. A receive from anybody breaks (1): its partner is whoever is first. So every choice is tried, in
-   every order; each yields a *world*, in which the receive has a source and (1) and (2) hold. In a
-   backend that buffers, senders run ahead and may be first although the strict rules would hold
-   them up; the choices allow for that, the verdicts do not. Worlds that end differently make a
-   program whose end is a matter of timing.
+   every order; each yields a *world*, in which the receive has a source and (1) and (2) hold.
+   Worlds that end differently make a program whose end is a matter of timing.
 """
 
 from __future__ import annotations
@@ -33,14 +31,15 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 
 Kind = Literal[
-    "send", "recv", "isend", "irecv", "recv_any", "wait",
+    "send", "recv", "isend", "irecv", "recv_any", "irecv_any", "wait",
     "all_reduce", "iall_reduce", "broadcast", "reduce", "all_gather", "barrier",
 ]  # fmt: skip
 Verdict = Literal["finish", "standstill", "mismatch", "mismatch, standstill"]
 
 SENDS = ("send", "isend")
-RECEIVES = ("recv", "irecv", "recv_any")
-POSTED = ("isend", "irecv", "iall_reduce")  # they return at once; a `wait` blocks, or none does
+ANYBODY_AHEAD = False  # whether programs have receives from anybody that return at once
+RECEIVES = ("recv", "irecv", "recv_any", *(("irecv_any",) if ANYBODY_AHEAD else ()))
+POSTED = ("isend", "irecv", "irecv_any", "iall_reduce")  # they return at once; `wait` may follow
 COLLECTIVES = ("all_reduce", "iall_reduce", "broadcast", "reduce", "all_gather", "barrier")
 KINDS = (*SENDS, *RECEIVES, *COLLECTIVES, "wait")
 DTYPES = ("float32", "int64")
@@ -68,7 +67,7 @@ class Op:
         if self.kind == "wait":
             return f"wait(#{self.handle})"
         if self.kind in SENDS + RECEIVES:
-            end = "any" if self.kind == "recv_any" else f"rank {self.peer}"
+            end = "any" if self.peer < 0 else f"rank {self.peer}"
             number = f" #{self.handle}" if self.handle >= 0 else ""
             return f"{self.kind}({end}, {tensor}, tag={self.tag}{where}){number}"
         return f"{_short(self.kind)}({', '.join(map(str, self.description[1:]))}{where})"
@@ -139,6 +138,7 @@ def _issue(op: Op, tensor: torch.Tensor, group: Any, members: int) -> Any:
         "send": lambda: dist.send(tensor, op.peer, group, op.tag),
         "recv": lambda: dist.recv(tensor, op.peer, group, op.tag),
         "recv_any": lambda: dist.recv(tensor, None, group, op.tag),
+        "irecv_any": lambda: dist.irecv(tensor, None, group, op.tag),
         "isend": lambda: dist.isend(tensor, op.peer, group, op.tag),
         "irecv": lambda: dist.irecv(tensor, op.peer, group, op.tag),
         "all_reduce": lambda: dist.all_reduce(tensor, reduction, group),
@@ -169,11 +169,7 @@ def verdicts(program: Program) -> frozenset[Verdict]:
 def verdict(program: Program, sources: Sources) -> Verdict:
     """How it ends where receives from anybody have got these sources."""
     paper = _Paper(program, sources)
-    at = paper.reach(buffered=False)
-    stuck = any(here < len(ops) for here, ops in zip(at, program.ranks, strict=True))
-    if paper.mismatched(at):
-        return "mismatch, standstill" if stuck else "mismatch"
-    return "standstill" if stuck else "finish"
+    return paper.verdict(paper.reach(buffered=False))
 
 
 def worlds(program: Program) -> list[dict[Place, int]]:
@@ -186,11 +182,36 @@ def worlds(program: Program) -> list[dict[Place, int]]:
         if (key := frozenset(sources.items())) in seen:
             continue
         seen.add(key)
-        choices = list(_Paper(program, sources).choices())
+        paper = _Paper(program, sources)
+        choices = list(paper.choices(paper.reach(buffered=False)))
         todo += [{**sources, place: source} for place, source in choices]
         if not choices:
             ends.append(sources)
     return ends
+
+
+def verdicts_of_every_interleaving(program: Program) -> frozenset[Verdict]:
+    """The same as `verdicts`, by brute force: one step of one rank at a time, in every order.
+
+    For small programs, to check what the head of this file says.
+    """
+    ends: set[Verdict] = set()
+    seen: set[Any] = set()
+    todo: list[tuple[tuple[int, ...], dict[Place, int]]] = [((0,) * program.world_size, {})]
+    while todo:
+        at, sources = todo.pop()
+        if (key := (at, frozenset(sources.items()))) in seen:
+            continue
+        seen.add(key)
+        paper = _Paper(program, sources)
+        after: list[tuple[tuple[int, ...], dict[Place, int]]] = [
+            *((moved, sources) for moved in paper.moves(at)),
+            *((at, {**sources, place: source}) for place, source in paper.choices(at)),
+        ]
+        todo += after
+        if not after:
+            ends.add(paper.verdict(at))
+    return frozenset(ends)
 
 
 def reach(program: Program, sources: Sources, *, buffered: bool) -> list[int]:
@@ -225,8 +246,10 @@ class _Paper:
                 size = len(self.program.groups[op.group])
             else:
                 peer = self.sources.get((rank, index), op.peer)
+                if peer < 0 and op.kind == "recv_any":
+                    return  # not known whom from: nothing after it is reached
                 if peer < 0:
-                    return  # from anybody, not known whom: nothing after it is reached
+                    continue
                 who = op.kind in SENDS
                 line, size = self._channel(op, rank, peer), 2
             meeting = (line, count[line, who])
@@ -278,19 +301,35 @@ class _Paper:
             len({op.description for op in self._present(meeting, at)}) > 1 for meeting in self.ends
         )
 
-    def choices(self) -> Iterator[tuple[Place, int]]:
-        """Receives from anybody that ranks are in, each with a rank that it may hear from."""
-        at = self.reach(buffered=True)
+    def verdict(self, at: Sequence[int]) -> Verdict:
+        """Of a state in which nobody can go on."""
+        stuck = any(here < len(ops) for here, ops in zip(at, self.program.ranks, strict=True))
+        if self.mismatched(at):
+            return "mismatch, standstill" if stuck else "mismatch"
+        return "standstill" if stuck else "finish"
+
+    def moves(self, at: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Every state that is one step of one rank away."""
+        for rank, here in enumerate(at):
+            if here < len(self.program.ranks[rank]) and self._may_pass((rank, here), at, False):
+                yield (*at[:rank], here + 1, *at[rank + 1 :])
+
+    def choices(self, at: Sequence[int]) -> Iterator[tuple[Place, int]]:
+        """Posted receives from anybody that have no source yet, each with a possible one."""
         for rank, (here, ops) in enumerate(zip(at, self.program.ranks, strict=True)):
-            place = (rank, here)
-            if here == len(ops) or ops[here].kind != "recv_any" or place in self.sources:
-                continue
-            for source in self.program.groups[ops[here].group]:
-                if source != rank and self._has_sent(source, place, at):
-                    yield place, source
+            for index, op in enumerate(ops[: here + 1]):
+                place = (rank, index)
+                if op.kind not in ("recv_any", "irecv_any") or place in self.sources:
+                    continue
+                for source in self.program.groups[op.group]:
+                    if source != rank and self._has_sent(source, place, at):
+                        yield place, source
 
     def _has_sent(self, source: int, place: Place, at: Sequence[int]) -> bool:
-        """Whether `source` has sent a message that no earlier receive of the rank takes."""
+        """Whether `source` has sent a message that no earlier receive of the rank takes.
+
+        (A receive from anybody that returns at once has a tag of its own: nobody competes.)
+        """
         rank, here = place
         channel = self._channel(self.program.ranks[rank][here], rank, source)
         taken = sum(
@@ -318,6 +357,11 @@ def random_program(rng: random.Random) -> Program:
 def programs() -> st.SearchStrategy[Program]:
     """The same for Hypothesis, which shrinks what the generator draws."""
     return st.randoms(use_true_random=False).map(random_program)
+
+
+def unshrinkable_programs() -> st.SearchStrategy[Program]:
+    """The same, evenly: for tests too slow to shrink, as Hypothesis prefers simple draws."""
+    return st.integers(0, 2**32).map(lambda seed: random_program(random.Random(seed)))
 
 
 class _Draft:
@@ -361,11 +405,13 @@ class _Draft:
     def message(self) -> None:
         op = self.template("send")
         source, target = self.rng.sample(self.groups[op.group], 2)
-        receives = ["recv", "irecv", "recv_any"] if self.from_anybody < 3 else ["recv", "irecv"]
-        receive: Any = self.rng.choice(receives)
-        self.from_anybody += receive == "recv_any"
+        receive: Any = self.rng.choice(RECEIVES if self.from_anybody < 3 else ("recv", "irecv"))
+        from_anybody = receive in ("recv_any", "irecv_any")
+        self.from_anybody += from_anybody
+        if receive == "irecv_any":
+            op = replace(op, tag=10 + self.handles)  # see `_has_sent`
         self.add(source, replace(op, kind=self.rng.choice(SENDS), peer=target))
-        self.add(target, replace(op, kind=receive, peer=-1 if receive == "recv_any" else source))
+        self.add(target, replace(op, kind=receive, peer=-1 if from_anybody else source))
 
     def ring(self) -> None:
         """Each sends to the next and receives from the one before, one of both in advance."""
@@ -510,7 +556,7 @@ ORDER_FAULTS: tuple[Fault, ...] = (
     _Draft.block,
     _Draft.wait_at_once,
     _Draft.other_group,
-    lambda draft: draft.change(SENDS + RECEIVES, "tag", (0, 1, 2)),
+    lambda draft: draft.change((*SENDS, "recv", "irecv", "recv_any"), "tag", (0, 1, 2)),
     lambda draft: draft.change(_KNOWN_ENDS, "peer", None),
 )
 FIT_FAULTS: tuple[Fault, ...] = (

@@ -330,21 +330,6 @@ def test_a_receive_from_anybody_posted_ahead_lets_its_sender_go_on() -> None:
     assert not ranks.stand_still and not ranks.waiting
 
 
-def test_a_receive_from_anybody_may_hear_first_from_whom_the_rules_hold_up() -> None:
-    """The backend buffers rank 1's message to rank 2, so its next one is there before rank 2's.
-
-    In whatever order rank 0 hears from them, all return: an error would be a false alarm.
-    """
-    ranks = Ranks(3)
-    first, second = recv(), recv()
-    ranks.does(1, send(2), send(0), LEAVES)
-    ranks.does(0, first, first.got(1), second)
-    ranks.does(2, send(0), recv(1), LEAVES)
-    assert not ranks.stand_still
-    ranks.does(0, second.got(2), LEAVES)
-    assert not ranks.stand_still and not ranks.waiting
-
-
 # ----------------------------------------------------------------------- threads
 
 
