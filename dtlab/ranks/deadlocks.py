@@ -83,8 +83,8 @@ def _pattern(finding: Finding) -> str:
         )
     if names == {"send"} and not finding.left:
         return (
-            "Every rank sends before it receives. A small message may slip through, a large one "
-            "never: post the send with isend, receive, then wait for the send."
+            "Every rank sends before it receives, and a send is over only when somebody receives. "
+            "Post the send with isend, receive, then wait for the send."
         )
     if names <= {"send", "recv"}:
         return _missing_partner(finding)

@@ -16,7 +16,7 @@ from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
 # What a rank says when a peer's process has gone: a consequence, not a cause.
-PEER_GONE = ("onnection closed by peer", "onnection reset by peer", "Broken pipe", "Socket closed")
+PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer", "Broken pipe", "Socket closed")
 ADVICE = {
     "memory": "Hold less at a time on each rank, or raise memory_limit.",
     "exit": "A rank has to return from its function: its peers may still need it.",
@@ -38,6 +38,8 @@ def error_of(
     if outcome.finding is not None and collected.thread_failures:  # the likely reason
         for rank, remote in collected.thread_failures.items():
             failures.setdefault(rank, of_exception(remote))
+    elif outcome.finding is not None and all(map(_is_consequence, failures.values())):
+        failures = {}  # what gloo says of a mismatch, or of ranks that were ended
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec.memory_limit)
     if outcome.finding is not None:
@@ -45,6 +47,10 @@ def error_of(
     if outcome.reason == "timeout":
         text = _timeout_text(running, outcome, spec)
         return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
+    if outcome.reason == "failed":
+        unknown = Failure("exception", "failed, and could not say how any more")
+        failed = {rank: unknown for rank in outcome.failed_first}
+        return rank_error(failed, running, collected.values, stdout)
     return None
 
 
@@ -98,7 +104,8 @@ def _failures(
 
 
 def _is_consequence(failure: Failure) -> bool:
-    return failure.kind == "exception" and any(text in failure.message for text in PEER_GONE)
+    """Whether gloo only says that its peer has gone, or sent what it did not expect."""
+    return any(text in failure.message for text in PEER_GONE)
 
 
 def of_exception(remote: RemoteFailure) -> Failure:

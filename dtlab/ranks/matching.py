@@ -2,8 +2,8 @@
 
 A small machine that follows what each rank did, in its order, under the rules that every backend
 keeps: a collective is complete when all members have called it; a message, when its send and its
-receive have both been posted. (A backend that buffers small messages lets a send return earlier; a
-program that needs that hangs as soon as its messages grow, so the rule is kept strictly.)
+receive have both been posted. (gloo keeps this even for four bytes. A backend that buffers small
+messages lets a send return earlier; a program that needs that hangs as soon as they grow.)
 
 Because the rules leave nothing to chance, where nobody can go on in the machine nobody will ever
 go on: no time limit is involved. The machine knows nothing of processes or clocks.
@@ -89,6 +89,8 @@ class Machine:
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
         self._sends: dict[tuple[int, int, int, int], deque[Op]] = {}  # group, from, to, tag
         self._receives: dict[tuple[int, int, int, int], deque[Op]] = {}
+        self._open: dict[tuple[int, int, int], deque[Op]] = {}  # from anybody: group, to, tag
+        self._guesses: dict[tuple[int, int], tuple[Op, Op | None]] = {}  # what those may have got
 
     # ------------------------------------------------------------------ feeding
 
@@ -146,15 +148,19 @@ class Machine:
     def _post(self, op: Op) -> Sequence[Actor]:
         if op.kind == "collective" or op.kind == "new_group":
             return self._meet(op)
-        if op.kind == "recv" and op.record.peer < 0:
-            return ()  # from anybody: matched when its source is known
         record = op.record
+        if op.kind == "recv" and record.peer < 0:
+            return self._receive_from_anybody(op)
         ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
         channel = (record.group, *ends, record.tag)
         mine, theirs = self._sends, self._receives
         if op.kind == "recv":
             mine, theirs = theirs, mine
         waiting = theirs.get(channel)
+        if not waiting and op.kind == "send":
+            takers = self._open.get((record.group, record.peer, record.tag))
+            if takers:
+                return self._guess(takers.popleft(), op)
         if not waiting:
             mine.setdefault(channel, deque()).append(op)
             return ()
@@ -194,16 +200,53 @@ class Machine:
         actor.blocked = None
         return (actor,)
 
+    # A receive from anybody takes some message that is there, and it is known which one only when
+    # it has been waited for. Until then it is taken for the oldest, and put right afterwards.
+
+    def _receive_from_anybody(self, op: Op) -> Sequence[Actor]:
+        record = op.record
+        there = [
+            queue[0]
+            for (group, _, target, tag), queue in self._sends.items()
+            if (group, target, tag) == (record.group, op.rank, record.tag)
+        ]
+        if there:
+            self._take_send(there[0])
+            return self._guess(op, there[0])
+        self._guesses[op.rank, record.number] = (op, None)
+        self._open.setdefault((record.group, op.rank, record.tag), deque()).append(op)
+        return ()
+
+    def _guess(self, receive: Op, send: Op) -> Sequence[Actor]:
+        self._guesses[receive.rank, receive.record.number] = (receive, send)
+        return [*self._complete(receive), *self._complete(send)]
+
+    def _take_send(self, send: Op) -> None:
+        channel = (send.record.group, send.rank, send.record.peer, send.record.tag)
+        queue = self._sends[channel]
+        queue.remove(send)
+        if not queue:
+            del self._sends[channel]
+
     def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """A receive from anybody has got its message: from now on it is one from that sender."""
-        op = actor.blocked or self._ops.get((actor.rank, record.number))
-        actor.blocked = None
-        if op is None:
+        receive, guess = self._guesses.pop((actor.rank, record.number), (None, None))
+        if receive is None:
             return ()
-        op.record = op.record._replace(peer=record.peer)
-        freed = self._post(op)
-        if not op.complete:  # the sender is not followed as far as that yet
-            self._block(actor, op)
+        receive.record = receive.record._replace(peer=record.peer)
+        actor.blocked, receive.waiter = None, None
+        if guess is not None and guess.rank == record.peer:
+            if guess.record.signature != receive.record.signature:
+                self.misfit = Misfit("message", (guess, receive))
+            return ()
+        if guess is not None:  # that message is still there, for another receive
+            channel = (record.group, guess.rank, actor.rank, record.tag)
+            self._sends.setdefault(channel, deque()).appendleft(guess)
+        else:
+            self._open[record.group, actor.rank, record.tag].remove(receive)
+        freed = self._post(receive)
+        if not receive.complete:  # the sender is not followed as far as that yet
+            self._block(actor, receive)
         return freed
 
     # ------------------------------------------------------------------ asking
@@ -228,12 +271,3 @@ class Machine:
         ops = [op for queue in queues for op in queue if op.rank == rank]
         ops += [meeting[rank] for meeting in self._meetings.values() if rank in meeting]
         return sorted(ops, key=lambda op: op.record.number)
-
-    def could_come(self, op: Op) -> bool:
-        """Whether a blocked receive from anybody has a message under way to it."""
-        if op.kind != "recv" or op.record.peer >= 0:
-            return False
-        return any(
-            channel[0] == op.record.group and channel[2:] == (op.rank, op.record.tag)
-            for channel in self._sends
-        )

@@ -32,6 +32,7 @@ from dtlab.ranks.traffic import Traffic
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
 from dtlab.ranks.watcher import Watcher
 
+SETTLE = 0.15  # seconds that other failures get to show, even where everybody else waits
 GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once one has failed
 LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
@@ -109,6 +110,8 @@ class Supervisor:
         self._fork(call, fds, store)
         self.watcher = Watcher(self.board, [rank.pid for rank in self.ranks])
         reason = self._watch()
+        if reason == "failed":
+            self.finding = self.watcher.misfit()
         waiting = self.watcher.waiting()
         if reason in ("timeout", "failed"):
             self._collect_stacks()
@@ -197,10 +200,16 @@ class Supervisor:
 
     def _others_done(self) -> bool:
         """Whether nobody is left to wait for: each has delivered, died, or waits in vain."""
+        over = [not rank.alive or rank.has(protocol.DELIVERED) for rank in self.ranks]
+        if all(over):
+            return True
+        if self.failed_at is None or time.monotonic() < self.failed_at + SETTLE:
+            return False  # the rank that is to blame may be about to die
         blocked = self.watcher.blocked()
+        done = (protocol.RETURNED, protocol.RAISED)
         return all(
-            not rank.alive or rank.has(protocol.DELIVERED) or rank.rank in blocked
-            for rank in self.ranks
+            end or (rank.rank in blocked and not rank.has(*done))
+            for end, rank in zip(over, self.ranks, strict=True)
         )
 
     def _wait_for_news(self) -> None:
@@ -230,7 +239,7 @@ class Supervisor:
         if self.deadline is not None:
             times.append(self.deadline - now)
         if self.failed_at is not None:
-            times.append(self.failed_at + GRACE - now)
+            times.append(self.failed_at + (GRACE if now > self.failed_at + SETTLE else SETTLE) - now)
         return max(0.0, min(times)) + 0.001 if times else None
 
     def _read_letters(self, rank: Rank) -> None:

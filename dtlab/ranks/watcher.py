@@ -54,14 +54,18 @@ class Watcher:
         if machine.misfit is not None:
             return self._mismatch(machine.misfit)
         blocked = machine.blocked()
-        if any(machine.could_come(op) for op in blocked):
-            return None
         free = machine.free()
         if not free:
             return self._standstill(blocked) if blocked else self._uneven_groups()
         if ask is None or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
             return None
         return self._look_into(free, blocked, now, ask)
+
+    def misfit(self) -> Finding | None:
+        """What does not fit in all that was announced until now."""
+        self._follow()
+        misfit = self._machine.misfit
+        return None if misfit is None else self._mismatch(misfit)
 
     def blocked(self) -> set[int]:
         """Ranks that wait for an operation which is not complete."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-NAMES = ("launch", "recorder", "collectives")
+NAMES = ("launch", "recorder", "collectives", "watcher")
 
 
 def main() -> None:
