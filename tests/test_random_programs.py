@@ -17,7 +17,18 @@ from hypothesis import strategies as st
 
 import dtlab
 from dtlab.errors import RanksError
-from dtlab.ranks.board import CALL, ISSUE, LEFT, SOURCE, WAIT, Record, number_of
+from dtlab.ranks.board import (
+    CALL,
+    COLLECTIVE,
+    ISSUE,
+    LEFT,
+    RECV,
+    SEND,
+    SOURCE,
+    WAIT,
+    Record,
+    number_of,
+)
 from dtlab.ranks.matching import Machine, Op
 from tests import oracle
 from tests.oracle import Program, Verdict, programs, random_program, run_program, verdicts, worlds
@@ -61,9 +72,8 @@ class Fed:
             numbers[op.handle] = index
             signature = number_of(str(op.description))
             kind = ISSUE if self.in_two or op.kind in oracle.POSTED else CALL
-            records.append(
-                _record(kind, index, op.group, signature, peer=op.peer, tag=op.tag, text=index)
-            )
+            message = {"peer": op.peer, "tag": op.tag, "text": index, "role": _role(op.kind)}
+            records.append(_record(kind, index, op.group, signature, **message))
             if kind == ISSUE and op.kind not in oracle.POSTED:
                 records.append(_record(WAIT, index))
             if op.kind not in oracle.POSTED:
@@ -95,16 +105,20 @@ class Fed:
     @property
     def verdict(self) -> str:
         """What the watcher would say now: an error, or "finish" for nothing as yet."""
-        if self.machine.misfit is not None:
-            return "mismatch"
         blocked = self.machine.blocked()
-        if any(self.machine.could_come(op) for op in blocked):
-            return "finish"
+        misfit = self.machine.misfit if self.machine.free() else self.machine.likely_misfit()
+        if misfit is not None:
+            return "mismatch"
         return "standstill" if blocked and not self.machine.free() else "finish"
 
 
+def _role(kind: str) -> int:
+    """How an operation of a program is matched."""
+    return SEND if "send" in kind else RECV if "recv" in kind else COLLECTIVE
+
+
 def _record(kind: int, number: int, group: int = 0, signature: int = 0, **more: int) -> Record:
-    fields = {"peer": -1, "tag": 0, "text": 0, **more}
+    fields = {"peer": -1, "tag": 0, "text": 0, "role": COLLECTIVE, **more}
     return Record(kind, number, 0, group, 0, signature, place=0, **fields)
 
 

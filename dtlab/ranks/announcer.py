@@ -40,6 +40,7 @@ class Announcer:
         ident, main = threading.get_ident, self._main
         async_at, peer_at, tag_at = operator.async_op, operator.peer, operator.tag
         reduction_at, root_at = operator.reduction, operator.root
+        role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
         sends, blocks = operator.c10d == "send", operator.c10d == "monitored_barrier_"
 
         def announce(
@@ -62,7 +63,7 @@ class Announcer:
             write(
                 board.ISSUE if goes_on else board.CALL, index, 0 if thread == main else thread,
                 number, group_text, signature, text, peer, tag,
-                (self._writer.text(file) << 24) + line if line else 0,
+                (self._writer.text(file) << 24) + line if line else 0, role,
             )  # fmt: skip
             if sends:
                 self._keep(index, tensor, peer, tag, file, line)
@@ -92,7 +93,7 @@ class Announcer:
         self._write(
             board.ISSUE, -1, board.number_of(group), self._writer.text(group),
             board.number_of(text), self._writer.text(text),
-            place=(self._writer.text(file) << 24) + line,
+            place=(self._writer.text(file) << 24) + line, role=board.NEW_GROUP,
         )  # fmt: skip
 
     def left(self) -> None:
@@ -104,7 +105,7 @@ class Announcer:
         found = []
         for tensor, before, description, peer, file, line in self._sent.values():
             if _peek(tensor) != before:
-                found.append(OpInfo(rank, "isend", description, (peer,), 0, (), file, line))
+                found.append(OpInfo(rank, "isend", description, (peer,), 0, 0, (), file, line))
         return found
 
     # ------------------------------------------------------------------ looking things up

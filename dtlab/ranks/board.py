@@ -22,11 +22,14 @@ SOURCE = 4  # a receive from anybody is complete; `peer` is who sent
 STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
 LEFT = 6  # the function has returned
 
+# How an operation is matched with those of other ranks.
+COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)
+
 # The last field is the record's own number, so that a reader sees whether it is complete.
-_RECORD = struct.Struct("<11q")
+_RECORD = struct.Struct("<12q")
 _HEADER = struct.Struct("<qq")  # records read, bytes of text
 CAPACITY = 4096  # records; a rank that is so far ahead of its reader waits for it
-_TEXT_ROOM = 1 << 16  # bytes
+_TEXT_ROOM = 1 << 18  # bytes
 _SIZE = 64 + CAPACITY * _RECORD.size + _TEXT_ROOM
 _TEXT_AT = 64 + CAPACITY * _RECORD.size
 
@@ -49,6 +52,7 @@ class Record(NamedTuple):
     peer: int
     tag: int
     place: int  # file number x 2^24 + line
+    role: int  # how it is matched
 
 
 def number_of(text: str) -> int:
@@ -81,6 +85,7 @@ class Writer:
     def write(
         self, kind: int, number: int, thread: int, group: int = 0, group_text: int = 0,
         signature: int = 0, text: int = 0, peer: int = -1, tag: int = 0, place: int = 0,
+        role: int = COLLECTIVE,
     ) -> None:  # fmt: skip
         """Add a record. From any thread: each takes a slot of its own."""
         slot = next(self._count)
@@ -88,7 +93,8 @@ class Writer:
             self._wait_for_reader(slot)
         _RECORD.pack_into(
             self._memory, self._base + 64 + slot % CAPACITY * _RECORD.size,
-            kind, number, thread, group, group_text, signature, text, peer, tag, place, slot + 1,
+            kind, number, thread, group, group_text, signature, text, peer, tag, place, role,
+            slot + 1,
         )  # fmt: skip
 
     def text(self, text: str) -> int:

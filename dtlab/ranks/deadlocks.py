@@ -24,7 +24,7 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
     }[finding.reason]
     headline, advice = explain(finding)
     verb = "waits in" if finding.reason == "standstill" else "called"
-    lines = [wrapped(headline, indent=""), *_lines(finding.ops, verb)]
+    lines = [wrapped(headline, indent=""), *_lines(finding.ops, verb, len(values))]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
     lines.append(wrapped(advice, indent="  "))
@@ -44,8 +44,13 @@ def waiting_of(op: OpInfo) -> Waiting:
     return Waiting(op.rank, op.name, op.partners, **where)
 
 
-def call_of(op: OpInfo) -> str:
-    """An operation as the learner wrote it, as far as it matters: `recv(src=1)`."""
+def call_of(op: OpInfo, world_size: int = 0) -> str:
+    """An operation as the learner wrote it, as far as it matters: `recv(src=1)`.
+
+    With `world_size`, the group is named where it is not the whole world.
+    """
+    if 0 < len(op.members) < world_size:
+        return f"{call_of(op)} on the group of {ranks_in_words(op.members)}"
     inner = op.description.partition("(")[2].removesuffix(")")
     if op.name in POINT_TO_POINT:
         end = "dst" if op.name == "send" else "src"
@@ -55,9 +60,9 @@ def call_of(op: OpInfo) -> str:
     return f"{op.name}({inner})"
 
 
-def _lines(ops: Sequence[OpInfo], verb: str) -> list[str]:
+def _lines(ops: Sequence[OpInfo], verb: str, world_size: int) -> list[str]:
     """One line for each rank, with its place in a column of its own."""
-    rows = [(f"  rank {op.rank} {verb} {call_of(op)}", waiting_of(op).place) for op in ops]
+    rows = [(f"  rank {op.rank} {verb} {call_of(op, world_size)}", waiting_of(op).place) for op in ops]
     width = max((len(left) for left, _ in rows), default=0)
     return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]
 
@@ -75,7 +80,10 @@ def _pattern(finding: Finding) -> str:
     ops = finding.ops
     names = {op.name for op in ops}
     if tags := _tags(finding):
-        return f"{tags}. Give both the same tag."
+        return f"{tags}. Give both the same tag, or receive in the order in which they are sent."
+    astray = [op for op in finding.unmatched if op.name == "send"]
+    if names == {"recv"} and astray and not finding.left:
+        return _astray(finding.ops[0], astray)
     if names == {"recv"} and not finding.left:
         return (
             "Every rank receives before it sends, so nobody sends. Post the send first (isend), "
@@ -90,24 +98,42 @@ def _pattern(finding: Finding) -> str:
         return _missing_partner(finding)
     if finding.left:
         return _missing_call(finding)
-    groups = {op.members for op in ops}
+    groups = {op.group for op in ops}
     if not names & {"send", "recv"} and len(groups) > 1:
         return (
-            "They wait on different groups, for each other. All members of a group have to call "
-            "its collectives, and all ranks in the same order."
+            "They wait on different groups for each other. All members of a group have to call "
+            "its collectives, and ranks that are in several groups all in the same order."
         )
+    if not names & {"send", "recv"}:
+        return "All members of the group have to call its collectives, equally often."
     return (
         "Some ranks are in a collective while others wait for a message. Every member of the "
-        "group has to call the collective, and before or after the messages on all ranks alike."
+        "group has to call the collective, the root of a broadcast like all the others, and "
+        "before or after the messages on all ranks alike."
+    )
+
+
+def _astray(waiting: OpInfo, sent: Sequence[OpInfo]) -> str:
+    """Everybody has sent, but not to those who wait."""
+    source = waiting.partners[0] if len(waiting.partners) == 1 else None
+    other = next((op for op in sent if op.rank == source), sent[0])
+    return (
+        f"Messages are under way, but not to the rank that waits: rank {waiting.rank} waits for "
+        f"{ranks_in_words(waiting.partners)}, and rank {other.rank} sent to rank "
+        f"{other.partners[0]}. Check the neighbours: what one rank sends to (dst) has to receive "
+        "from it (src)."
     )
 
 
 def _missing_partner(finding: Finding) -> str:
     for op in finding.ops:
         partner = op.partners[0] if len(op.partners) == 1 else None
+        if partner in finding.left and op.name == "recv":
+            return f"Rank {partner} is done and never sends what rank {op.rank} waits for."
         if partner in finding.left:
-            other = "sends to" if op.name == "recv" else "receives from"
-            return f"Rank {partner} is done and never {other} rank {op.rank} what it waits for."
+            return f"Rank {partner} is done and never receives what rank {op.rank} sends."
+        if op.name == "recv" and partner is None and set(op.partners) <= set(finding.left):
+            return f"Rank {op.rank} expects one message more than it was sent: all others are done."
     return (
         "Each waits for a rank that waits for somebody else. Check the neighbours: what one rank "
         "sends to (dst) has to receive from it (src)."
@@ -120,9 +146,9 @@ def _missing_call(finding: Finding) -> str:
     if not missing:
         return "Every member of a group has to call its collectives, equally often."
     advice = (
-        f"{ranks_in_words(missing).capitalize()} did not call this {op.name}: all members of the "
-        "group have to call it, equally often. Look for an if, an early return, or a loop with "
-        "fewer rounds there."
+        f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
+        "once too often: all members of the group have to call it, equally often. Look for an if, "
+        "an early return, or a loop with fewer rounds."
     )
     if "backward" in (waiting_of(op).code or ""):
         advice += (
@@ -130,6 +156,11 @@ def _missing_call(finding: Finding) -> str:
             "the wrapped module; where the data are uneven, under DDP's join."
         )
     return advice
+
+
+def _them(finding: Finding) -> str:
+    ranks = [op.rank for op in finding.ops]
+    return f"{ranks_in_words(ranks)} {'calls' if len(ranks) == 1 else 'call'} it"
 
 
 def _tags(finding: Finding) -> str | None:
@@ -183,7 +214,7 @@ def _different_groups(finding: Finding) -> tuple[str, str]:
     for op in finding.ops:
         kinds.setdefault(op.description, []).append(op.rank)
     if len(kinds) > 1:
-        said = " but ".join(f"{ranks_in_words(r)} {text}" for text, r in kinds.items())
+        said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
         headline = f"{said}."
     else:
         called = [op.rank for op in finding.ops]

@@ -16,7 +16,7 @@ from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
 # What a rank says when a peer's process has gone: a consequence, not a cause.
-PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer", "Broken pipe", "Socket closed")
+PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer")
 ADVICE = {
     "memory": "Hold less at a time on each rank, or raise memory_limit.",
     "exit": "A rank has to return from its function: its peers may still need it.",
@@ -49,7 +49,7 @@ def error_of(
         return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
     if outcome.reason == "failed":
         unknown = Failure("exception", "failed, and could not say how any more")
-        failed = {rank: unknown for rank in outcome.failed_first}
+        failed = dict.fromkeys(outcome.failed_first, unknown)
         return rank_error(failed, running, collected.values, stdout)
     return None
 
@@ -203,11 +203,20 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
         )
     busy = [one.rank for one in running if one.op == "compute"]
     lines = [f"the time limit of {spec.timeout:g} s has passed."]
+    calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
     for one in running:
-        lines.append(f"  rank {one.rank} was {_doing(one)}   {one.place}".rstrip())
+        doing = f"waiting in {calls[one.rank]}" if one.rank in calls else _doing(one)
+        lines.append(f"  rank {one.rank} was {doing}   {one.place}".rstrip())
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
     if done:
         lines.append(f"  {ranks_in_words(done)} had returned")
+    others = [one.rank for one in running if one.op != "compute"]
+    if busy and others:
+        verb = "waits" if len(others) == 1 else "wait"
+        lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
     if busy:
-        lines.append("If it only needs longer, pass a larger timeout= to launch.")
+        lines.append(
+            "If it only needs longer, pass a larger timeout= to launch; a lock, a join or a loop "
+            "without end needs mending."
+        )
     return "\n".join(lines)

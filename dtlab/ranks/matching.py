@@ -16,9 +16,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dtlab.ranks.board import CALL, ISSUE, LEFT, SOURCE, STRANGER, WAIT, Record
+from dtlab.ranks.board import (
+    CALL,
+    COLLECTIVE,
+    ISSUE,
+    LEFT,
+    NEW_GROUP,
+    RECV,
+    SEND,
+    SOURCE,
+    STRANGER,
+    WAIT,
+    Record,
+)
 
 Kind = Literal["collective", "send", "recv", "new_group"]
+KINDS: dict[int, Kind] = {
+    COLLECTIVE: "collective", SEND: "send", RECV: "recv", NEW_GROUP: "new_group"
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -37,9 +52,7 @@ class Op:
     @property
     def kind(self) -> Kind:
         """How it is matched."""
-        if self.name in ("send", "recv", "new_group"):
-            return self.name  # type: ignore[return-value]
-        return "collective"
+        return KINDS[self.record.role]
 
     @property
     def line(self) -> int:
@@ -240,14 +253,21 @@ class Machine:
                 self.misfit = Misfit("message", (guess, receive))
             return ()
         if guess is not None:  # that message is still there, for another receive
-            channel = (record.group, guess.rank, actor.rank, record.tag)
+            channel = (guess.record.group, guess.rank, actor.rank, guess.record.tag)
             self._sends.setdefault(channel, deque()).appendleft(guess)
         else:
-            self._open[record.group, actor.rank, record.tag].remove(receive)
+            self._open[receive.record.group, actor.rank, receive.record.tag].remove(receive)
         freed = self._post(receive)
         if not receive.complete:  # the sender is not followed as far as that yet
             self._block(actor, receive)
         return freed
+
+    def likely_misfit(self) -> Misfit | None:
+        """What does not fit, guesses included: for a rank that has failed and says no more."""
+        for receive, send in self._guesses.values():
+            if send is not None and send.record.signature != receive.record.signature:
+                return self.misfit or Misfit("message", (send, receive))
+        return self.misfit
 
     # ------------------------------------------------------------------ asking
 

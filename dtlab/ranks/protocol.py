@@ -85,7 +85,8 @@ class OpInfo(NamedTuple):
     description: str  # with what was passed: "all_reduce(float32[4], SUM)"
     partners: tuple[int, ...]
     tag: int
-    members: tuple[int, ...]  # of its group
+    group: int  # a number that stands for it
+    members: tuple[int, ...]  # of the group
     file: str
     line: int
 

@@ -33,6 +33,10 @@ class StackPipe:
 
     def read(self, deadline: float = 0.0) -> list[Frame]:
         """The main thread's frames, outermost first; waits for them until `deadline`."""
+        return self.read_all(deadline)[-1]
+
+    def read_all(self, deadline: float = 0.0) -> list[list[Frame]]:
+        """The frames of every thread, the main one last; waits for them until `deadline`."""
         text = b""
         while True:
             patience = max(0.0, deadline - time.monotonic()) if not text else 0.02
@@ -69,8 +73,8 @@ def report_before_ending(writer: int) -> None:
     os._exit, os.kill = _exit, kill
 
 
-def parse(text: str) -> list[Frame]:
-    """The frames of the main thread in what `faulthandler` wrote, outermost first.
+def parse(text: str) -> list[list[Frame]]:
+    """The frames of each thread in what `faulthandler` wrote, outermost first.
 
     The main thread is the last one written: threads are listed from the newest to the oldest.
     """
@@ -80,4 +84,4 @@ def parse(text: str) -> list[Frame]:
             threads.append([])
         elif found := LINE.match(line):
             threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
-    return threads[-1][::-1]
+    return [frames[::-1] for frames in threads]

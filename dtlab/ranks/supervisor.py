@@ -82,7 +82,8 @@ class Rank:
         self.stack = stack
         self.end = RankEnd()
         self.letters = b""  # every status letter so far
-        self.alive = True
+        self.alive = True  # until it has been reaped
+        self.talks = True  # until its end of `status` is closed
 
     def has(self, *letters: bytes) -> bool:
         return any(letter in self.letters for letter in letters)
@@ -144,7 +145,7 @@ class Supervisor:
 
     def _tell(self, letter: bytes) -> None:
         for rank in self.ranks:
-            if rank.alive:
+            if rank.talks:
                 with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
                     rank.status.send(letter)
 
@@ -183,13 +184,13 @@ class Supervisor:
         """Whether the watcher has found that the ranks have to be ended."""
         if now - self.looked_at >= LOOK_EVERY:
             self.looked_at = now
-            self.finding = self.watcher.look(self._ask_for_stack)
+            self.finding = self.watcher.look(self._ask_for_stacks)
         return self.finding is not None
 
-    def _ask_for_stack(self, rank: int) -> list[Frame]:
+    def _ask_for_stacks(self, rank: int) -> list[list[Frame]]:
         one = self.ranks[rank]
         system.kill(one.pid, stacks.SIGNAL)
-        return one.stack.read(time.monotonic() + STACK_WAIT)
+        return one.stack.read_all(time.monotonic() + STACK_WAIT)
 
     def _begin_delivery(self, now: float) -> None:
         """Once every function has returned, results get a time limit of their own."""
@@ -208,12 +209,12 @@ class Supervisor:
         blocked = self.watcher.blocked()
         done = (protocol.RETURNED, protocol.RAISED)
         return all(
-            end or (rank.rank in blocked and not rank.has(*done))
+            end or (rank.rank in blocked and rank.talks and not rank.has(*done))
             for end, rank in zip(over, self.ranks, strict=True)
         )
 
     def _wait_for_news(self) -> None:
-        by_socket = {rank.status: rank for rank in self.ranks if rank.alive}
+        by_socket = {rank.status: rank for rank in self.ranks if rank.talks}
         watched: list[Any] = [self.control, self.child_ended, *by_socket]
         ready, _, _ = select.select(watched, [], [], self._patience())
         if self.control in ready:
@@ -239,7 +240,8 @@ class Supervisor:
         if self.deadline is not None:
             times.append(self.deadline - now)
         if self.failed_at is not None:
-            times.append(self.failed_at + (GRACE if now > self.failed_at + SETTLE else SETTLE) - now)
+            limits = (self.failed_at + SETTLE, self.failed_at + GRACE)
+            times.append(min((t for t in limits if t > now), default=now) - now)
         return max(0.0, min(times)) + 0.001 if times else None
 
     def _read_letters(self, rank: Rank) -> None:
@@ -249,7 +251,7 @@ class Supervisor:
             letters = b""
         if not letters:
             rank.status.close()
-            rank.alive = False
+            rank.talks = False
             return
         rank.letters += letters
         if protocol.RETURNED in letters:
@@ -268,7 +270,7 @@ class Supervisor:
         for rank in self.ranks:
             if rank.pid not in ended:
                 continue
-            if rank.alive:
+            if rank.talks:
                 self._read_letters(rank)
             rank.alive = False
             if not rank.has(protocol.DELIVERED):

@@ -14,18 +14,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dtlab.ranks.board import Board, Record
-from dtlab.ranks.matching import Machine, Misfit, Op
+from dtlab.ranks.matching import KINDS, Machine, Misfit, Op
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
 
 ASLEEP_BEFORE_ASKING = 0.25  # seconds without any sign of life
-ASK_AGAIN_AFTER = 1.0  # seconds
+ASK_AGAIN_AFTER = 0.5  # seconds
+Ask = Callable[[int], list[list[Frame]]]
 # Where torch waits in C++ for communication that it issued itself.
 WAITS_IN_CPP = (
-    os.path.join("torch", "autograd", ""),
-    os.path.join("torch", "nn", "parallel", ""),
-    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "autograd", "graph.py"),
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    os.path.join("torch", "distributed", "utils.py"),
     os.path.join("torch", "_ops.py"),
 )
+# Threads that never communicate by themselves.
+HELPERS = (os.path.join("dtlab", "ranks", ""), os.path.join("tqdm", "_monitor.py"))
 
 
 class Watcher:
@@ -41,30 +45,36 @@ class Watcher:
         self._asked_at = 0.0
         self._begun = time.monotonic()
 
-    def look(self, ask: Callable[[int], list[Frame]] | None = None) -> Finding | None:
+    def look(self, ask: Ask | None = None) -> Finding | None:
         """Follow the ranks up to now. A finding means that they have to be ended.
 
-        `ask` brings the stack of a rank, outermost frame first. Without it the ranks have all
-        returned, and what they did is looked at for the last time.
+        `ask` brings the stacks of a rank's threads, the main one's last. Without it the ranks
+        have all returned, and what they did is looked at for the last time.
         """
         now = time.monotonic()
         if self._follow():
             self._quiet_since = now
         machine = self._machine
-        if machine.misfit is not None:
-            return self._mismatch(machine.misfit)
+        misfit = machine.misfit if machine.free() else machine.likely_misfit()
+        if misfit is not None:
+            return self._mismatch(misfit)
         blocked = machine.blocked()
         free = machine.free()
-        if not free:
+        if ask is None:
             return self._standstill(blocked) if blocked else self._uneven_groups()
-        if ask is None or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
+        if now - self._asked_at < ASK_AGAIN_AFTER:
+            return None
+        if not free and blocked:
+            self._asked_at = now
+            return None if self._threads_may_help(blocked, ask) else self._standstill(blocked)
+        if now - self._quiet_since < ASLEEP_BEFORE_ASKING:
             return None
         return self._look_into(free, blocked, now, ask)
 
     def misfit(self) -> Finding | None:
         """What does not fit in all that was announced until now."""
         self._follow()
-        misfit = self._machine.misfit
+        misfit = self._machine.likely_misfit()
         return None if misfit is None else self._mismatch(misfit)
 
     def blocked(self) -> set[int]:
@@ -98,15 +108,31 @@ class Watcher:
         if record.group not in self._groups:
             ranks = reader.text(record.group_text).partition("|")[2]
             self._groups[record.group] = tuple(int(each) for each in ranks.split(",") if each)
-        description = reader.text(record.text)
+        description = reader.text(record.text) or f"{KINDS[record.role]}()"  # no room for more
         name = description.partition("(")[0]
         file = reader.text(record.place >> 24)
         return Op(rank, record, name, self._groups[record.group], description, file)
 
+    # ------------------------------------------------------------------ threads
+    # A thread that has not announced anything yet may still do so, whatever the others wait for.
+
+    def _threads_may_help(self, blocked: list[Op], ask: Ask) -> bool:
+        """Whether some rank has threads of which it is not known that they wait too."""
+        for rank in {op.rank for op in blocked}:
+            *others, _ = ask(rank)
+            unknown = [
+                frames for frames in others
+                if frames and not any(part in frame.file for frame in frames for part in HELPERS)
+            ]  # fmt: skip
+            waiting = sum(op.rank == rank and op.record.thread != 0 for op in blocked)
+            if len(unknown) > waiting:
+                return True
+        return self._follow()  # and so does one that moved while it was being asked
+
     # ------------------------------------------------------------------ ranks inside C++
 
     def _look_into(
-        self, free: set[int], blocked: list[Op], now: float, ask: Callable[[int], list[Frame]]
+        self, free: set[int], blocked: list[Op], now: float, ask: Ask
     ) -> Finding | None:
         """Whether every rank that the machine holds for free waits inside C++ instead."""
         machine = self._machine
@@ -114,11 +140,9 @@ class Watcher:
         if not all(stuck.values()) or not self._asleep(free):
             self._quiet_since = now if not all(stuck.values()) else self._quiet_since
             return None
-        if now - self._asked_at < ASK_AGAIN_AFTER:
-            return None
         self._asked_at = now
         for rank in sorted(free):
-            frames = ask(rank)
+            frames = ask(rank)[-1]
             if not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
                 return None
         if self._follow():
@@ -126,9 +150,9 @@ class Watcher:
         return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
 
     def _asleep(self, ranks: set[int]) -> bool:
-        """Whether none of the ranks has used any CPU since the last look."""
+        """Whether all of the ranks sleep and have not used any CPU since the last look."""
         work = {rank: _cpu_ticks(self._pids[rank]) for rank in ranks}
-        same = all(self._work.get(rank) == ticks for rank, ticks in work.items())
+        same = all(self._work.get(rank) == ticks >= 0 for rank, ticks in work.items())
         self._work.update(work)
         return same
 
@@ -162,14 +186,15 @@ class Watcher:
 
 def _info(op: Op) -> OpInfo:
     return OpInfo(
-        op.rank, op.name, op.description, op.partners, op.record.tag, op.members, op.file, op.line
-    )
+        op.rank, op.name, op.description, op.partners, op.record.tag, op.record.group,
+        op.members, op.file, op.line,
+    )  # fmt: skip
 
 
 def _cpu_ticks(pid: int) -> int:
-    """CPU time that a process has used, in ticks; 0 where the system does not tell."""
+    """CPU time that a sleeping process has used, in ticks; below 0 for one that is not asleep."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
+        return int(fields[11]) + int(fields[12]) if fields[0] == "S" else -1
     except (OSError, IndexError, ValueError):
-        return 0
+        return 0  # the system does not tell
