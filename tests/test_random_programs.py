@@ -109,6 +109,8 @@ class Fed:
         misfit = self.machine.misfit if self.machine.free() else self.machine.likely_misfit()
         if misfit is not None:
             return "mismatch"
+        if any(self.machine.could_come(op) for op in blocked):
+            return "finish"
         return "standstill" if blocked and not self.machine.free() else "finish"
 
 

@@ -11,6 +11,9 @@ from dtlab.ranks.protocol import Finding, Frame, OpInfo
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 POINT_TO_POINT = ("send", "recv")
+NEIGHBOURS = (
+    "Check the neighbours: the rank that one sends to (dst) has to receive from it (src)."
+)
 
 
 def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> DeadlockError:
@@ -62,7 +65,8 @@ def call_of(op: OpInfo, world_size: int = 0) -> str:
 
 def _lines(ops: Sequence[OpInfo], verb: str, world_size: int) -> list[str]:
     """One line for each rank, with its place in a column of its own."""
-    rows = [(f"  rank {op.rank} {verb} {call_of(op, world_size)}", waiting_of(op).place) for op in ops]
+    calls = [f"  rank {op.rank} {verb} {call_of(op, world_size)}" for op in ops]
+    rows = list(zip(calls, (waiting_of(op).place for op in ops), strict=True))
     width = max((len(left) for left, _ in rows), default=0)
     return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]
 
@@ -84,6 +88,9 @@ def _pattern(finding: Finding) -> str:
     astray = [op for op in finding.unmatched if op.name == "send"]
     if names == {"recv"} and astray and not finding.left:
         return _astray(finding.ops[0], astray)
+    sources = [op.partners for op in ops]
+    if names == {"recv"} and len(set(sources)) < len(sources) and not finding.left:
+        return f"Several ranks wait for the same one. {NEIGHBOURS}"
     if names == {"recv"} and not finding.left:
         return (
             "Every rank receives before it sends, so nobody sends. Post the send first (isend), "
@@ -120,8 +127,7 @@ def _astray(waiting: OpInfo, sent: Sequence[OpInfo]) -> str:
     return (
         f"Messages are under way, but not to the rank that waits: rank {waiting.rank} waits for "
         f"{ranks_in_words(waiting.partners)}, and rank {other.rank} sent to rank "
-        f"{other.partners[0]}. Check the neighbours: what one rank sends to (dst) has to receive "
-        "from it (src)."
+        f"{other.partners[0]}. {NEIGHBOURS}"
     )
 
 
@@ -133,10 +139,9 @@ def _missing_partner(finding: Finding) -> str:
         if partner in finding.left:
             return f"Rank {partner} is done and never receives what rank {op.rank} sends."
         if op.name == "recv" and partner is None and set(op.partners) <= set(finding.left):
-            return f"Rank {op.rank} expects one message more than it was sent: all others are done."
+            return f"Rank {op.rank} expects one message more than it gets: all others are done."
     return (
-        "Each waits for a rank that waits for somebody else. Check the neighbours: what one rank "
-        "sends to (dst) has to receive from it (src)."
+        f"Each waits for a rank that waits for somebody else. {NEIGHBOURS}"
     )
 
 

@@ -102,8 +102,7 @@ class Machine:
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
         self._sends: dict[tuple[int, int, int, int], deque[Op]] = {}  # group, from, to, tag
         self._receives: dict[tuple[int, int, int, int], deque[Op]] = {}
-        self._open: dict[tuple[int, int, int], deque[Op]] = {}  # from anybody: group, to, tag
-        self._guesses: dict[tuple[int, int], tuple[Op, Op | None]] = {}  # what those may have got
+        self._from_anybody: dict[tuple[int, int], Op] = {}  # by rank and number
 
     # ------------------------------------------------------------------ feeding
 
@@ -122,13 +121,10 @@ class Machine:
         ready = deque(actors)
         while ready and self.misfit is None:
             actor = ready.popleft()
-            while actor.queue and self._may_go_on(actor) and self.misfit is None:
+            while actor.queue and self.misfit is None:
+                if actor.blocked is not None and actor.queue[0].kind != SOURCE:
+                    break
                 ready.extend(self._step(actor, actor.queue.popleft()))
-
-    def _may_go_on(self, actor: Actor) -> bool:
-        """Not while it is blocked, unless what comes next says where its message came from."""
-        op, record = actor.blocked, actor.queue[0]
-        return op is None or (record.kind == SOURCE and record.number == op.record.number)
 
     def _step(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """One record. Returns the actors that can go on because of it."""
@@ -163,25 +159,21 @@ class Machine:
             return self._meet(op)
         record = op.record
         if op.kind == "recv" and record.peer < 0:
-            return self._receive_from_anybody(op)
+            self._from_anybody[op.rank, record.number] = op
+            return ()
         ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
         channel = (record.group, *ends, record.tag)
         mine, theirs = self._sends, self._receives
         if op.kind == "recv":
             mine, theirs = theirs, mine
         waiting = theirs.get(channel)
-        if not waiting and op.kind == "send":
-            takers = self._open.get((record.group, record.peer, record.tag))
-            if takers:
-                return self._guess(takers.popleft(), op)
         if not waiting:
             mine.setdefault(channel, deque()).append(op)
             return ()
         other = waiting.popleft()
         if not waiting:
             del theirs[channel]
-        if other.record.signature != record.signature:
-            self.misfit = Misfit("message", (op, other) if op.kind == "send" else (other, op))
+        self._compare_messages(*((op, other) if op.kind == "send" else (other, op)))
         return [*self._complete(op), *self._complete(other)]
 
     def _meet(self, op: Op) -> Sequence[Actor]:
@@ -213,61 +205,37 @@ class Machine:
         actor.blocked = None
         return (actor,)
 
-    # A receive from anybody takes some message that is there, and it is known which one only when
-    # it has been waited for. Until then it is taken for the oldest, and put right afterwards.
-
-    def _receive_from_anybody(self, op: Op) -> Sequence[Actor]:
-        record = op.record
-        there = [
-            queue[0]
-            for (group, _, target, tag), queue in self._sends.items()
-            if (group, target, tag) == (record.group, op.rank, record.tag)
-        ]
-        if there:
-            self._take_send(there[0])
-            return self._guess(op, there[0])
-        self._guesses[op.rank, record.number] = (op, None)
-        self._open.setdefault((record.group, op.rank, record.tag), deque()).append(op)
-        return ()
-
-    def _guess(self, receive: Op, send: Op) -> Sequence[Actor]:
-        self._guesses[receive.rank, receive.record.number] = (receive, send)
-        return [*self._complete(receive), *self._complete(send)]
-
-    def _take_send(self, send: Op) -> None:
-        channel = (send.record.group, send.rank, send.record.peer, send.record.tag)
-        queue = self._sends[channel]
-        queue.remove(send)
-        if not queue:
-            del self._sends[channel]
+    # A receive from anybody takes some message that is there; which one is known only when it has
+    # been waited for. Until then its senders are held for blocked, and `could_come` speaks for
+    # them, so that there is no verdict that would have to be taken back.
 
     def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """A receive from anybody has got its message: from now on it is one from that sender."""
-        receive, guess = self._guesses.pop((actor.rank, record.number), (None, None))
+        actor.blocked = None
+        receive = self._from_anybody.pop((actor.rank, record.number), None)
         if receive is None:
             return ()
         receive.record = receive.record._replace(peer=record.peer)
-        actor.blocked, receive.waiter = None, None
-        if guess is not None and guess.rank == record.peer:
-            if guess.record.signature != receive.record.signature:
-                self.misfit = Misfit("message", (guess, receive))
-            return ()
-        if guess is not None:  # that message is still there, for another receive
-            channel = (guess.record.group, guess.rank, actor.rank, guess.record.tag)
-            self._sends.setdefault(channel, deque()).appendleft(guess)
-        else:
-            self._open[receive.record.group, actor.rank, receive.record.tag].remove(receive)
+        receive.waiter = None
         freed = self._post(receive)
         if not receive.complete:  # the sender is not followed as far as that yet
             self._block(actor, receive)
         return freed
 
+    def _compare_messages(self, send: Op, receive: Op) -> None:
+        if send.record.signature != receive.record.signature:
+            self.misfit = Misfit("message", (send, receive))
+
     def likely_misfit(self) -> Misfit | None:
-        """What does not fit, guesses included: for a rank that has failed and says no more."""
-        for receive, send in self._guesses.values():
-            if send is not None and send.record.signature != receive.record.signature:
-                return self.misfit or Misfit("message", (send, receive))
-        return self.misfit
+        """What does not fit, also where it is only likely which message was received."""
+        if self.misfit is not None:
+            return self.misfit
+        for receive in self._from_anybody.values():
+            for queue in self._sends.values():
+                fits = queue[0].record.signature == receive.record.signature
+                if _inbox(queue[0]) == _inbox(receive) and not fits:
+                    return Misfit("message", (queue[0], receive))
+        return None
 
     # ------------------------------------------------------------------ asking
 
@@ -291,3 +259,16 @@ class Machine:
         ops = [op for queue in queues for op in queue if op.rank == rank]
         ops += [meeting[rank] for meeting in self._meetings.values() if rank in meeting]
         return sorted(ops, key=lambda op: op.record.number)
+
+    def could_come(self, op: Op) -> bool:
+        """Whether a blocked message may be under way, to or from a receive from anybody."""
+        if op.kind == "recv" and op.record.peer < 0:
+            return any(_inbox(queue[0]) == _inbox(op) for queue in self._sends.values())
+        takers = self._from_anybody.values() if op.kind == "send" else ()
+        return any(_inbox(receive) == _inbox(op) for receive in takers)
+
+
+def _inbox(op: Op) -> tuple[int, int, int]:
+    """Where a message goes: group, rank, tag."""
+    target = op.record.peer if op.kind == "send" else op.rank
+    return op.record.group, target, op.record.tag

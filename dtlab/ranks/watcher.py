@@ -59,6 +59,8 @@ class Watcher:
         if misfit is not None:
             return self._mismatch(misfit)
         blocked = machine.blocked()
+        if any(machine.could_come(op) for op in blocked):
+            return None
         free = machine.free()
         if ask is None:
             return self._standstill(blocked) if blocked else self._uneven_groups()
