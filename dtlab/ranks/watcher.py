@@ -66,7 +66,9 @@ class Watcher:
             return self._standstill(blocked) if blocked else self._uneven_groups()
         if now - self._asked_at < ASK_AGAIN_AFTER:
             return None
-        if not free and blocked:
+        if not free and not blocked:
+            return None  # all have returned, and hand over their results
+        if not free:
             self._asked_at = now
             return None if self._threads_may_help(blocked, ask) else self._standstill(blocked)
         if now - self._quiet_since < ASLEEP_BEFORE_ASKING:
