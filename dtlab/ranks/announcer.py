@@ -31,12 +31,12 @@ class Announcer:
         self._world = ",".join(map(str, range(world_size)))
         self._main = threading.get_ident()
         self._groups: dict[Any, tuple[int, int, tuple[int, ...]]] = {}
-        self._descriptions: dict[tuple[Any, ...], tuple[int, int]] = {}
         self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
     def issuer(self, operator: Operator) -> Callable[..., bool]:
         """A function that announces one operator's operations as they are about to be issued."""
-        write, groups, descriptions = self._writer.write, self._groups, self._descriptions
+        write, groups = self._writer.write, self._groups
+        descriptions: dict[tuple[Any, ...], tuple[int, int]] = {}
         ident, main = threading.get_ident, self._main
         async_at, peer_at, tag_at = operator.async_op, operator.peer, operator.tag
         reduction_at, root_at = operator.reduction, operator.root
@@ -52,8 +52,11 @@ class Announcer:
             root = None if root_at is None else members[args[root_at]]
             shape = tensor.shape if type(tensor) is torch.Tensor else None
             dtype = None if shape is None else tensor.dtype
-            key = (operator, reduction, root, shape, dtype)
-            signature, text = descriptions.get(key) or self._describe(key, tensor)
+            key = (reduction, root, shape, dtype)
+            known = descriptions.get(key)
+            if known is None:
+                known = descriptions[key] = self._describe(operator, *key)
+            signature, text = known
             peer = -1 if peer_at is None else members[args[peer_at]]
             tag = 0 if tag_at is None else args[tag_at]
             goes_on = not blocks and (
@@ -123,9 +126,10 @@ class Announcer:
         entry = (board.number_of(text), self._writer.text(text), members)
         return self._groups.setdefault(group, entry)
 
-    def _describe(self, key: tuple[Any, ...], payload: Any) -> tuple[int, int]:
+    def _describe(
+        self, operator: Operator, reduction: Any, root: Any, shape: Any, dtype: Any
+    ) -> tuple[int, int]:
         """The number of what must fit, and of the text that says it."""
-        operator, reduction, root, shape, dtype = key
         parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
         parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
         parts += [f"root {root}"] if root is not None else []
@@ -133,9 +137,7 @@ class Announcer:
         must_fit = text
         if operator.name in ("send", "recv"):  # a message may be received in another shape
             must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
-        entry = (board.number_of(must_fit), self._writer.text(text))
-        self._descriptions[key] = entry
-        return entry
+        return board.number_of(must_fit), self._writer.text(text)
 
     def _keep(
         self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int

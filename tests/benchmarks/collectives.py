@@ -7,6 +7,7 @@ tensor, timed by the slowest rank. float32, sum, one thread per rank.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -65,6 +66,8 @@ def measure(
 
 
 def main() -> None:
+    """Print the table. Nobody watches: that costs a message more than a built-in collective."""
+    os.environ["DTLAB_UNWATCHED"] = "1"
     print("time of ours / time of gloo's all_reduce (float32, sum)")
     print(f"{'ranks':>5} {'size':>7} {'gloo ms':>8}", *(f"{name:>12}" for name in ALL_REDUCES))
     for n in WORLD_SIZES:
