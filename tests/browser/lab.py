@@ -119,8 +119,12 @@ class Notebook:
 
     def run_all(self, timeout: float = 120.0) -> None:
         """Run every cell; returns when the last has run."""
-        self.menu("Run", "Run All Cells")
-        self.page.wait_for_timeout(500)
+        cells = self.panel.locator(".jp-CodeCell").count()
+        for _ in range(5):  # a page that has just opened may not listen yet
+            self.menu("Run", "Run All Cells")
+            self.page.wait_for_timeout(1500)
+            if self.unexecuted() < cells or self.panel.locator("text=[*]:").count():
+                break
         waiting = self.panel.locator(".jp-InputPrompt", has_text="[*]:")
         expect(waiting).to_have_count(0, timeout=timeout * 1000)
         self.wait_until_idle(timeout)
