@@ -23,6 +23,8 @@ from torch import nn
 
 import dtlab
 
+pytestmark = pytest.mark.slow  # a minute in all; `make check` has test_matching.py
+
 Function = Callable[[], object]
 Expected = tuple[str, tuple[int, ...], str]  # operation, peers, piece of the line
 
