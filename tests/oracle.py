@@ -37,7 +37,7 @@ Kind = Literal[
 Verdict = Literal["finish", "standstill", "mismatch", "mismatch, standstill"]
 
 SENDS = ("send", "isend")
-ANYBODY_AHEAD = False  # whether programs have receives from anybody that return at once
+ANYBODY_AHEAD = True  # whether programs have receives from anybody that return at once
 RECEIVES = ("recv", "irecv", "recv_any", *(("irecv_any",) if ANYBODY_AHEAD else ()))
 POSTED = ("isend", "irecv", "irecv_any", "iall_reduce")  # they return at once; `wait` may follow
 COLLECTIVES = ("all_reduce", "iall_reduce", "broadcast", "reduce", "all_gather", "barrier")

@@ -31,6 +31,8 @@ from dtlab.ranks.board import (
 )
 
 Kind = Literal["collective", "send", "recv", "new_group"]
+Channel = tuple[int, int, int, int]  # group, from, to, tag
+Inbox = tuple[int, int, int]  # group, to, tag
 KINDS: dict[int, Kind] = {
     COLLECTIVE: "collective", SEND: "send", RECV: "recv", NEW_GROUP: "new_group"
 }  # fmt: skip
@@ -100,9 +102,10 @@ class Machine:
         self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): collectives called
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
-        self._sends: dict[tuple[int, int, int, int], deque[Op]] = {}  # group, from, to, tag
-        self._receives: dict[tuple[int, int, int, int], deque[Op]] = {}
+        self._sends: dict[Channel, deque[Op]] = {}
+        self._receives: dict[Channel, deque[Op]] = {}
         self._from_anybody: dict[tuple[int, int], Op] = {}  # by rank and number
+        self._taken: list[Op] = []  # sends that some receive from anybody has surely taken
 
     # ------------------------------------------------------------------ feeding
 
@@ -122,7 +125,8 @@ class Machine:
         while ready and self.misfit is None:
             actor = ready.popleft()
             while actor.queue and self.misfit is None:
-                if actor.blocked is not None and actor.queue[0].kind != SOURCE:
+                waits = actor.blocked is not None and actor.queue[0].kind != SOURCE
+                if waits and not self._has_gone_on(actor):
                     break
                 ready.extend(self._step(actor, actor.queue.popleft()))
 
@@ -154,25 +158,23 @@ class Machine:
 
     # ------------------------------------------------------------------ matching
 
-    def _post(self, op: Op) -> Sequence[Actor]:
+    def _post(self, op: Op, again: bool = False) -> Sequence[Actor]:
+        """Look for its counterpart. `again`: it comes before what was posted since."""
         if op.kind == "collective" or op.kind == "new_group":
             return self._meet(op)
         record = op.record
         if op.kind == "recv" and record.peer < 0:
             self._from_anybody[op.rank, record.number] = op
-            return ()
-        ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
-        channel = (record.group, *ends, record.tag)
+            return self._senders_to(_inbox(op))
+        channel = _channel(op)
         mine, theirs = self._sends, self._receives
         if op.kind == "recv":
             mine, theirs = theirs, mine
-        waiting = theirs.get(channel)
-        if not waiting:
-            mine.setdefault(channel, deque()).append(op)
+        if channel not in theirs:
+            queue = mine.setdefault(channel, deque())
+            queue.appendleft(op) if again else queue.append(op)
             return ()
-        other = waiting.popleft()
-        if not waiting:
-            del theirs[channel]
+        other = self._remove_first(theirs, channel)
         self._compare_messages(*((op, other) if op.kind == "send" else (other, op)))
         return [*self._complete(op), *self._complete(other)]
 
@@ -206,8 +208,35 @@ class Machine:
         return (actor,)
 
     # A receive from anybody takes some message that is there; which one is known only when it has
-    # been waited for. Until then its senders are held for blocked, and `could_come` speaks for
-    # them, so that there is no verdict that would have to be taken back.
+    # been waited for. Until then its senders are held for blocked, unless they have done more
+    # since, and `could_come` speaks for them, so that there is no verdict that would have to be
+    # taken back.
+
+    def _has_gone_on(self, actor: Actor) -> bool:
+        """Whether a rank that waited for a send has done more since: then somebody took it."""
+        send = actor.blocked
+        if send is None or send.kind != "send":
+            return False
+        if self._takers(_inbox(send)) <= len(self._taken_from(_inbox(send))):
+            return False  # it was another receive, which is not known yet
+        queue = self._sends[_channel(send)]
+        if queue[0] is not send:
+            return False  # an earlier message comes first
+        self._remove_first(self._sends, _channel(send))
+        self._taken.append(send)
+        self._complete(send)
+        return True
+
+    def _takers(self, inbox: Inbox) -> int:
+        return sum(_inbox(receive) == inbox for receive in self._from_anybody.values())
+
+    def _taken_from(self, inbox: Inbox) -> list[Op]:
+        return [send for send in self._taken if _inbox(send) == inbox]
+
+    def _senders_to(self, inbox: Inbox) -> Sequence[Actor]:
+        """Who waits for a message of its own to be received there."""
+        ops = (op for queue in self._sends.values() for op in queue if _inbox(op) == inbox)
+        return [op.waiter for op in ops if op.waiter is not None]
 
     def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """A receive from anybody has got its message: from now on it is one from that sender."""
@@ -217,10 +246,29 @@ class Machine:
             return ()
         receive.record = receive.record._replace(peer=record.peer)
         receive.waiter = None
-        freed = self._post(receive)
+        taken = [one for one in self._taken if _channel(one) == _channel(receive)]
+        if taken:
+            self._taken.remove(taken[0])
+            self._compare_messages(taken[0], receive)
+            return self._complete(receive)
+        freed = [*self._post(receive)]
         if not receive.complete:  # the sender is not followed as far as that yet
             self._block(actor, receive)
+        return [*freed, *self._give_back(_inbox(receive))]
+
+    def _give_back(self, inbox: Inbox) -> Sequence[Actor]:
+        """Messages to `inbox` that, as it turns out, receives from a known sender have taken."""
+        freed: list[Actor] = []
+        for send in reversed(self._taken_from(inbox)[self._takers(inbox) :]):
+            self._taken.remove(send)
+            freed += self._post(send, again=True)
         return freed
+
+    def _remove_first(self, queues: dict[Channel, deque[Op]], channel: Channel) -> Op:
+        op = queues[channel].popleft()
+        if not queues[channel]:
+            del queues[channel]
+        return op
 
     def _compare_messages(self, send: Op, receive: Op) -> None:
         if send.record.signature != receive.record.signature:
@@ -231,11 +279,17 @@ class Machine:
         if self.misfit is not None:
             return self.misfit
         for receive in self._from_anybody.values():
-            for queue in self._sends.values():
-                fits = queue[0].record.signature == receive.record.signature
-                if _inbox(queue[0]) == _inbox(receive) and not fits:
-                    return Misfit("message", (queue[0], receive))
+            for send in self._under_way(_inbox(receive)):
+                if send.record.signature != receive.record.signature:
+                    return Misfit("message", (send, receive))
         return None
+
+    def _under_way(self, inbox: Inbox) -> list[Op]:
+        """Messages that a receive from anybody there may be taking."""
+        taken = self._taken_from(inbox)
+        if len(taken) >= self._takers(inbox):
+            return taken
+        return taken + [queue[0] for queue in self._sends.values() if _inbox(queue[0]) == inbox]
 
     # ------------------------------------------------------------------ asking
 
@@ -263,12 +317,19 @@ class Machine:
     def could_come(self, op: Op) -> bool:
         """Whether a blocked message may be under way, to or from a receive from anybody."""
         if op.kind == "recv" and op.record.peer < 0:
-            return any(_inbox(queue[0]) == _inbox(op) for queue in self._sends.values())
+            return bool(self._under_way(_inbox(op)))
         takers = self._from_anybody.values() if op.kind == "send" else ()
         return any(_inbox(receive) == _inbox(op) for receive in takers)
 
 
-def _inbox(op: Op) -> tuple[int, int, int]:
-    """Where a message goes: group, rank, tag."""
+def _channel(op: Op) -> Channel:
+    """What a message and its receive have in common."""
+    record = op.record
+    ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
+    return record.group, *ends, record.tag
+
+
+def _inbox(op: Op) -> Inbox:
+    """Where a message goes."""
     target = op.record.peer if op.kind == "send" else op.rank
     return op.record.group, target, op.record.tag

@@ -58,10 +58,9 @@ class Watcher:
         misfit = machine.misfit if machine.free() else machine.likely_misfit()
         if misfit is not None:
             return self._mismatch(misfit)
-        blocked = machine.blocked()
-        if any(machine.could_come(op) for op in blocked):
+        blocked, free = machine.blocked(), machine.free()
+        if any(machine.could_come(op) for op in blocked) and not self._nothing_comes(free, now):
             return None
-        free = machine.free()
         if ask is None:
             return self._standstill(blocked) if blocked else self._uneven_groups()
         if now - self._asked_at < ASK_AGAIN_AFTER:
@@ -153,6 +152,16 @@ class Watcher:
             return None  # it moved while it was being asked
         return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
 
+    def _nothing_comes(self, free: set[int], now: float) -> bool:
+        """Whether no receive from anybody has a message to take any more.
+
+        Which message it took is known only when it has been waited for. But where every thread of
+        every rank sleeps, and went on doing so since the last look, nothing is on its way.
+        """
+        if free or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
+            return False
+        return self._asleep(set(range(len(self._pids))))
+
     def _asleep(self, ranks: set[int]) -> bool:
         """Whether all of the ranks sleep and have not used any CPU since the last look."""
         work = {rank: _cpu_ticks(self._pids[rank]) for rank in ranks}
@@ -196,9 +205,18 @@ def _info(op: Op) -> OpInfo:
 
 
 def _cpu_ticks(pid: int) -> int:
-    """CPU time that a sleeping process has used, in ticks; below 0 for one that is not asleep."""
+    """CPU time that a process has used, in ticks; below 0 where not all of its threads sleep."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12]) if fields[0] == "S" else -1
+        stats = [_stat(place / "stat") for place in Path(f"/proc/{pid}/task").iterdir()]
+        if any(state != "S" for state, *_ in stats):
+            return -1
+        _, *ticks = _stat(Path(f"/proc/{pid}/stat"))
+        return sum(map(int, ticks))
     except (OSError, IndexError, ValueError):
-        return 0  # the system does not tell
+        return -1  # the system does not tell
+
+
+def _stat(place: Path) -> tuple[str, str, str]:
+    """State, and CPU time in user and kernel mode, of a process or a thread."""
+    fields = place.read_text().rpartition(")")[2].split()
+    return fields[0], fields[11], fields[12]

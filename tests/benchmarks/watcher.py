@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import random
 import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from tests.oracle import random_program, verdicts
 from tests.test_random_programs import fits, said_on_real_ranks
 
 PROGRAMS = 2000
+AT_A_TIME = 4  # most of a hang is waiting
 HANGS = 20
 FIRST_SEED = 10_000  # others than in the tests
 
@@ -31,19 +34,29 @@ FIRST_SEED = 10_000  # others than in the tests
 # ------------------------------------------------------------------------- agreement
 
 
+def end_of(seed: int) -> tuple[str, str]:
+    """How the program of a seed ends, and what the watcher says if that is wrong."""
+    program = random_program(random.Random(seed))
+    possible = verdicts(program)
+    said = said_on_real_ranks(program)
+    end = "depending on timing" if len(possible) > 1 else next(iter(possible))
+    if fits(said, possible):
+        return end, ""
+    return end, f"seed {seed}: the oracle says {sorted(possible)}, the watcher {said}\n{program}"
+
+
 def agreement(count: int) -> list[str]:
     """Run the programs and print how they ended. Returns what did not end as it should."""
     ends: Counter[str] = Counter()
     wrong = []
     begun = time.perf_counter()
-    for seed in tqdm(range(FIRST_SEED, FIRST_SEED + count), "random programs", leave=False):
-        program = random_program(random.Random(seed))
-        possible = verdicts(program)
-        said = said_on_real_ranks(program)
-        ends["depending on timing" if len(possible) > 1 else next(iter(possible))] += 1
-        if not fits(said, possible):
-            wrong.append(f"seed {seed}: the oracle says {sorted(possible)}, the watcher {said}")
-            tqdm.write(f"{wrong[-1]}\n{program}\n")
+    seeds = range(FIRST_SEED, FIRST_SEED + count)
+    with ProcessPoolExecutor(AT_A_TIME, multiprocessing.get_context("spawn")) as pool:
+        for end, mistake in tqdm(pool.map(end_of, seeds), "random programs", count, leave=False):
+            ends[end] += 1
+            if mistake:
+                wrong.append(mistake)
+                tqdm.write(f"{mistake}\n")
     minutes = (time.perf_counter() - begun) / 60
     print(f"{count} random programs on real ranks, {minutes:.1f} minutes")
     for end in ("finish", "standstill", "mismatch", "mismatch, standstill", "depending on timing"):

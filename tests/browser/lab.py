@@ -100,7 +100,8 @@ class Notebook:
 
     def __init__(self, page: Page, address: str, path: str) -> None:
         self.page = page
-        page.goto(f"{address}/lab/workspaces/test/tree/{path}?reset", timeout=60_000)
+        workspace = Path(path).stem  # notebooks that are open at a time do not share one
+        page.goto(f"{address}/lab/workspaces/{workspace}/tree/{path}?reset", timeout=60_000)
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.panel.locator(".jp-Cell").first.wait_for(timeout=60_000)
         self.wait_until_idle()

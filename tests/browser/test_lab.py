@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.lab import CHROMIUM, Notebook, chromium, running_lab
 
@@ -90,6 +94,52 @@ def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
     notebook.run(notebook.cell("chunks = list("))
     notebook.run(check)
     assert "10 of 10" in check.locator(".jp-OutputArea").inner_text()
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_two_notebooks_at_a_time(notebook: Notebook, lab: str) -> None:
+    browser = notebook.page.context.browser
+    assert browser is not None
+    lesson = Notebook(browser.new_page(), lab, LESSON)
+    lesson.menu("Run", "Run All Cells")
+    code = "import dtlab\nprint(sum(dtlab.launch(lambda: 1).values[0] for _ in range(50)), 'came back')"
+    cell = notebook.cell("import dtlab")
+    notebook.write(cell, code)
+    notebook.run(cell)
+    assert "50 came back" in cell.locator(".jp-OutputArea").inner_text()
+    lesson.run_all()
+    assert lesson.errors() == []
+    lesson.shut_down()
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_a_killed_kernel_takes_everything_with_it(notebook: Notebook) -> None:
+    cell = notebook.cell("import dtlab")
+    code = (
+        "import os, time\nimport dtlab\n"
+        "dtlab.launch(lambda kernel: [print('kernel', kernel), time.sleep(60)], os.getpid())"
+    )
+    notebook.write(cell, code)
+    notebook.run(cell, wait=False)
+    output = cell.locator(".jp-OutputArea", has_text="rank 1: kernel")
+    output.wait_for(timeout=20_000)
+    kernel = psutil.Process(int(output.inner_text().split()[-1]))
+    family = kernel.children(recursive=True)
+    assert sum(one.cmdline()[0].startswith("dtlab-") for one in family) >= 4
+    kernel.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 3 * 2.0  # the goal is 2 s
+    while time.monotonic() < deadline and any(one.is_running() for one in family):
+        time.sleep(0.05)
+    assert not [one for one in family if one.is_running()]
+    # JupyterLab starts another kernel, and says so.
+    dialog = notebook.page.locator(".jp-Dialog-button.jp-mod-accept")
+    if dialog.count():
+        dialog.first.click()
+    notebook.wait_until_idle(timeout=30)
+    notebook.write(cell, "import dtlab\nprint('again', dtlab.launch(lambda: 7).values)")
+    cell.locator(".cm-content").click()
+    notebook.page.keyboard.press("ControlOrMeta+Enter")
+    expect(cell.locator(".jp-OutputArea")).to_contain_text("again [7, 7]", timeout=30_000)
 
 
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
