@@ -10,6 +10,7 @@ A scenario is written as what the ranks do, in the order in which the machine he
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import count
 
@@ -21,15 +22,18 @@ from dtlab.ranks.board import (
     ISSUE,
     LEFT,
     NEW_GROUP,
+    QUEUE,
     RECV,
     SEND,
     SOURCE,
     STRANGER,
     WAIT,
+    Board,
     Record,
     number_of,
 )
 from dtlab.ranks.matching import Machine, Misfit, Op
+from dtlab.ranks.watcher import Watcher
 
 _numbers = count(1)
 ROLES = {"send": SEND, "recv": RECV, "new_group": NEW_GROUP}
@@ -374,3 +378,34 @@ def test_a_wait_in_a_thread_of_its_own() -> None:
     assert ranks.waiting == [(0, "recv", (1,))]
     ranks.does(1, send(0))
     assert not ranks.stand_still
+
+
+# ----------------------------------------------------------------------- GPUs
+
+
+def test_an_operation_in_a_gpus_queue_blocks_nobody() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, all_reduce(kind=QUEUE), send(1, kind=QUEUE))
+    ranks.does(1, recv(0, kind=QUEUE))
+    assert ranks.machine.free() == {0, 1} and not ranks.waiting
+    assert [op.name for op in ranks.machine.unmatched(0)] == ["all_reduce"]
+
+
+def test_operations_in_gpus_queues_have_to_fit_too() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, all_reduce("float32[4], SUM", kind=QUEUE))
+    ranks.does(1, all_reduce("float32[4], MAX", kind=QUEUE))
+    assert ranks.misfit is not None
+
+
+def test_of_a_gpus_queue_the_oldest_operation_that_is_not_complete_is_told() -> None:
+    """As the time limit's error needs it, from what the ranks wrote to their boards."""
+    board = Board(2)
+    watcher = Watcher(board, [os.getpid()] * 2)
+    for rank, calls in enumerate((["all_reduce()", "broadcast()", "barrier()"], ["all_reduce()"])):
+        writer = board.writer(rank)
+        world = writer.text("0|0,1")
+        for number, call in enumerate(calls):
+            writer.write(QUEUE, number, 0, 7, world, number_of(call), writer.text(call))
+    watcher.misfit()  # follows the boards
+    assert [(op.rank, op.description) for op in watcher.waiting()] == [(0, "broadcast()")]

@@ -20,6 +20,7 @@ from dtlab.ranks.operators import Operator
 from dtlab.ranks.protocol import OpInfo
 
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
+_Group = tuple[int, int, tuple[int, ...], bool]  # number, text, members, whether NCCL serves it
 _PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
 
 
@@ -30,7 +31,7 @@ class Announcer:
         self._writer = writer
         self._world = ",".join(map(str, range(world_size)))
         self._main = threading.get_ident()
-        self._groups: dict[Any, tuple[int, int, tuple[int, ...]]] = {}
+        self._groups: dict[Any, _Group] = {}
         self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
     def issuer(self, operator: Operator) -> Callable[..., bool]:
@@ -46,8 +47,8 @@ class Announcer:
         def announce(
             index: int, args: tuple[Any, ...], group: Any, tensor: Any, file: str, line: int
         ) -> bool:
-            """Returns whether the rank goes on at once."""
-            number, group_text, members = groups.get(group) or self._add_group(group)
+            """Returns whether a wait for it will have to be announced."""
+            number, group_text, members, nccl = groups.get(group) or self._add_group(group)
             reduction = None if reduction_at is None else args[reduction_at].op()
             root = None if root_at is None else members[args[root_at]]
             shape = tensor.shape if type(tensor) is torch.Tensor else None
@@ -62,9 +63,12 @@ class Announcer:
             goes_on = not blocks and (
                 async_at is None or len(args) <= async_at or bool(args[async_at])
             )
+            kind = board.ISSUE if goes_on else board.CALL
+            if nccl and getattr(tensor, "is_cuda", True):
+                kind, goes_on = board.QUEUE, False
             thread = ident()
             write(
-                board.ISSUE if goes_on else board.CALL, index, 0 if thread == main else thread,
+                kind, index, 0 if thread == main else thread,
                 number, group_text, signature, text, peer, tag,
                 (self._writer.text(file) << 24) + line if line else 0, role,
             )  # fmt: skip
@@ -81,7 +85,7 @@ class Announcer:
 
     def source(self, index: int, group: Any, source: int, tag: int) -> None:
         """A receive from anybody is complete; `source` is a rank in its group."""
-        number, group_text, members = self._groups.get(group) or self._add_group(group)
+        number, group_text, members, _ = self._groups.get(group) or self._add_group(group)
         self._write(board.SOURCE, index, number, group_text, peer=members[source], tag=tag)
 
     def stranger(self, name: str, file: str, line: int) -> None:
@@ -117,13 +121,15 @@ class Announcer:
         thread = threading.get_ident()
         self._writer.write(kind, index, 0 if thread == self._main else thread, *fields, **more)
 
-    def _add_group(self, group: Any) -> tuple[int, int, tuple[int, ...]]:
+    def _add_group(self, group: Any) -> _Group:
+        nccl = False
         try:
             members = tuple(dist.get_process_group_ranks(group))
+            nccl = "nccl" in str(dist.get_backend_config(group))
         except (KeyError, ValueError):  # made by hand, so torch does not know it
             members = tuple(range(group.size()))
         text = f"{group.group_name}|{','.join(map(str, members))}"
-        entry = (board.number_of(text), self._writer.text(text), members)
+        entry = (board.number_of(text), self._writer.text(text), members, nccl)
         return self._groups.setdefault(group, entry)
 
     def _describe(

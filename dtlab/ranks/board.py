@@ -21,6 +21,7 @@ WAIT = 3  # the rank waits for an operation that it issued
 SOURCE = 4  # a receive from anybody is complete; `peer` is who sent
 STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
 LEFT = 6  # the function has returned
+QUEUE = 7  # an operation is about to be put in a GPU's queue; the rank goes on, its waits too
 
 # How an operation is matched with those of other ranks.
 COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)

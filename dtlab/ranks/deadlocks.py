@@ -26,8 +26,7 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         "new_group": _different_groups,
     }[finding.reason]
     headline, advice = explain(finding)
-    verb = "waits in" if finding.reason == "standstill" else "called"
-    lines = [wrapped(headline, indent=""), *_lines(finding.ops, verb, len(values))]
+    lines = [wrapped(headline, indent=""), *_lines(finding, len(values))]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
     lines.append(wrapped(advice, indent="  "))
@@ -63,9 +62,12 @@ def call_of(op: OpInfo, world_size: int = 0) -> str:
     return f"{op.name}({inner})"
 
 
-def _lines(ops: Sequence[OpInfo], verb: str, world_size: int) -> list[str]:
+def _lines(finding: Finding, world_size: int) -> list[str]:
     """One line for each rank, with its place in a column of its own."""
-    calls = [f"  rank {op.rank} {verb} {call_of(op, world_size)}" for op in ops]
+    ops = finding.ops
+    calls = [f"  rank {op.rank}" for op in ops]  # the headline says what they called
+    if finding.reason == "standstill":
+        calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
     rows = list(zip(calls, (waiting_of(op).place for op in ops), strict=True))
     width = max((len(left) for left, _ in rows), default=0)
     return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]

@@ -22,6 +22,7 @@ from dtlab.ranks.board import (
     ISSUE,
     LEFT,
     NEW_GROUP,
+    QUEUE,
     RECV,
     SEND,
     SOURCE,
@@ -133,12 +134,12 @@ class Machine:
     def _step(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """One record. Returns the actors that can go on because of it."""
         rank, kind = actor.rank, record.kind
-        if kind in (ISSUE, CALL):
+        if kind in (ISSUE, CALL, QUEUE):
             op = self._describe(rank, record)
             freed = self._post(op)
             if kind == CALL and not op.complete:
                 self._block(actor, op)
-            elif kind == ISSUE and not op.complete:
+            elif kind != CALL and not op.complete:
                 self._ops[rank, record.number] = op
             return freed
         if kind == WAIT:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dtlab.ranks.board import Board, Record
+from dtlab.ranks.board import QUEUE, Board, Record
 from dtlab.ranks.matching import KINDS, Machine, Misfit, Op
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
 
@@ -86,8 +86,15 @@ class Watcher:
         return {op.rank for op in self._machine.blocked() if op.record.thread == 0}
 
     def waiting(self) -> list[OpInfo]:
-        """What each blocked rank waits for."""
-        return [_info(op) for op in self._machine.blocked()]
+        """What each blocked rank waits for: on a GPU, its oldest operation that is not complete.
+
+        On a GPU operations stand in a queue, and the rank goes on until it needs a result.
+        """
+        machine = self._machine
+        waiting = machine.blocked()
+        for rank in machine.free():
+            waiting += [op for op in machine.unmatched(rank) if op.record.kind == QUEUE][:1]
+        return [_info(op) for op in sorted(waiting, key=lambda op: op.rank)]
 
     def unreceived(self) -> list[OpInfo]:
         """Messages that were sent and that nobody has received."""

@@ -1,7 +1,8 @@
-"""What watching and recording cost: the step of a small GPT, with and without.
+"""What watching and recording cost: one operation, and the step of a small GPT.
 
-Launches that are left alone, watched, and recorded (and watched) take turns; the figures are the
-medians of the ratios in each turn.
+Launches that are left alone, watched, and recorded (and watched) take turns. A step's figures are
+the medians of the ratios in each turn. They swing, since two ranks that wait for each other are at
+the scheduler's mercy; what an operation costs alone, on a single rank, is steady.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +21,9 @@ from tqdm import tqdm
 
 import dtlab
 
-TURNS, STEPS = 12, 60
+TURNS, STEPS = 6, 40
+KINDS = ("alone", "watched", "recorded")
+OPERATIONS = 2000  # in a loop, of which the fastest of 10 counts
 
 
 class Block(nn.Module):
@@ -79,24 +84,49 @@ def step_seconds(with_ddp: bool) -> tuple[float, int]:
     return statistics.median(times[STEPS // 4 :]), len(parameters)
 
 
+def operation_seconds() -> float:
+    """Seconds of one small all-reduce on a single rank: nothing but what it costs to call it."""
+    tensor, times = torch.ones(4), []
+    for _ in range(10):
+        begun = time.perf_counter()
+        for _ in range(OPERATIONS):
+            dist.all_reduce(tensor)
+        times.append((time.perf_counter() - begun) / OPERATIONS)
+    return min(times)
+
+
+def launched(kind: str, fn: Callable[..., Any], *args: Any, world_size: int) -> list[Any]:
+    """What the ranks return when they are left alone, watched, or recorded."""
+    if kind == "alone":
+        os.environ["DTLAB_UNWATCHED"] = "1"
+    try:
+        recorded = kind == "recorded"
+        run = dtlab.launch(fn, *args, world_size=world_size, trace=recorded, timeout=120.0)
+    finally:
+        os.environ.pop("DTLAB_UNWATCHED", None)
+    return run.values
+
+
 def turn(with_ddp: bool) -> dict[str, float]:
     """Step seconds of one launch of each kind; of the slower rank."""
-    seconds = {}
-    for kind in ("alone", "watched", "recorded"):
-        os.environ.pop("DTLAB_UNWATCHED", None)
-        if kind == "alone":
-            os.environ["DTLAB_UNWATCHED"] = "1"
-        run = dtlab.launch(
-            step_seconds, with_ddp, world_size=2, trace=kind == "recorded", timeout=120.0
-        )
-        seconds[kind] = max(value[0] for value in run.values)
-    os.environ.pop("DTLAB_UNWATCHED", None)
-    return seconds
+    return {
+        kind: max(value[0] for value in launched(kind, step_seconds, with_ddp, world_size=2))
+        for kind in KINDS
+    }
 
 
 def main(turns: int = TURNS) -> None:
-    """Print a line for each way to reduce gradients."""
+    """Print what an operation costs, and a line for each way to reduce gradients."""
     operations = len(list(small_gpt().parameters()))
+    cost = {kind: launched(kind, operation_seconds, world_size=1)[0] for kind in KINDS}
+    extra = {kind: cost[kind] - cost["alone"] for kind in KINDS}
+    share = {kind: 50 * seconds / 0.020 for kind, seconds in extra.items()}
+    print(
+        f"an all-reduce on a single rank: {1e6 * cost['alone']:.1f} us; "
+        f"watched {1e6 * extra['watched']:.1f} us more, 50 of them {share['watched']:.1%} of 20 ms "
+        f"(goal 1 %); recorded {1e6 * extra['recorded']:.1f} us more, {share['recorded']:.1%} "
+        "(goal 2 %)"
+    )
     for name, with_ddp in (("by hand, blocking", False), ("by DDP, in the background", True)):
         turn(with_ddp)
         seen = [turn(with_ddp) for _ in tqdm(range(turns), desc=name, leave=False)]

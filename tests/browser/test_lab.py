@@ -102,7 +102,8 @@ def test_two_notebooks_at_a_time(notebook: Notebook, lab: str) -> None:
     assert browser is not None
     lesson = Notebook(browser.new_page(), lab, LESSON)
     lesson.menu("Run", "Run All Cells")
-    code = "import dtlab\nprint(sum(dtlab.launch(lambda: 1).values[0] for _ in range(50)), 'came back')"
+    launches = "sum(dtlab.launch(lambda: 1).values[0] for _ in range(50))"
+    code = f"import dtlab\nprint({launches}, 'came back')"
     cell = notebook.cell("import dtlab")
     notebook.write(cell, code)
     notebook.run(cell)
