@@ -14,13 +14,30 @@ import time
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 
-from dtlab.show import COLOURS, Figure, ring, rounds, timeline
+from dtlab import collectives, launch
+from dtlab.predict.communication import Link
+from dtlab.show import (
+    COLOURS,
+    Figure,
+    collective_table,
+    cost_curves,
+    crossover,
+    ring,
+    rounds,
+    timeline,
+    tree,
+)
+from dtlab.show.cells import EMPTY
+from dtlab.show.cost_figure import fastest
+from dtlab.show.crossover_figure import ALL_REDUCES
 from dtlab.show.lanes import STRIP, lanes, merged, messages, without
-from dtlab.show.style import INK, MUTED, SHEET, edge, role_of
+from dtlab.show.style import INK, MUTED, PALETTE, SHEET, edge, role_of
+from dtlab.show.table_figure import contributors
 from dtlab.show.words import byte_words, list_words, time_words
 from dtlab.trace import Event, Trace
 
@@ -79,6 +96,16 @@ def patches(figure: Figure, kind: type, gid: str) -> list[object]:
     """All patches of a kind whose name matches a pattern."""
     on_axes = [patch for axes in figure.axes for patch in axes.patches]
     return [p for p in on_axes if isinstance(p, kind) and re.fullmatch(gid, p.get_gid() or "")]
+
+
+def groups(figure: Figure, gid: str) -> dict[str, list[str]]:
+    """The colours of the cells of each artist whose name matches a pattern, by that name."""
+    return {
+        collection.get_gid(): [to_hex(colour) for colour in collection.get_facecolors()]
+        for axes in figure.axes
+        for collection in axes.collections
+        if re.fullmatch(gid, collection.get_gid() or "")
+    }
 
 
 # ------------------------------------------------------------------------------ timeline
@@ -214,6 +241,15 @@ def test_title_and_units_are_on_the_figure() -> None:
     assert "forward 2" in texts(figure)
 
 
+def test_a_timeline_says_on_itself_that_links_were_emulated() -> None:
+    trace = training_step()
+    assert "emulated" not in timeline(trace).alt_text
+    trace.emulated = "4 GPUs, 25 GB/s"
+    figure = timeline(trace, title="A step", note="batch 32")
+    assert "emulated: 4 GPUs, 25 GB/s; batch 32" in texts(figure)
+    assert figure.alt_text.startswith("A step (emulated: 4 GPUs, 25 GB/s; batch 32): 1 lane")
+
+
 def test_a_trace_without_events_says_so() -> None:
     figure = timeline(Trace())
     assert "Nothing was recorded." in texts(figure)
@@ -231,18 +267,22 @@ def test_many_events_are_drawn_in_reasonable_time() -> None:
 # ---------------------------------------------------------------------------------- ring
 
 
-def test_the_picture_in_the_docstring_is_what_a_ring_of_three_does() -> None:
-    lines = [
-        f"{each.title:17}"
-        + "   ".join(
-            f"rank {rank}: " + " ".join(f"{''.join(map(str, sorted(c))):3}" for c in row)
+def picture(done: list[rounds.Round]) -> list[str]:
+    """Rounds as the docstring of `rounds` draws them, without the blanks."""
+    return [
+        f"{each.title}"
+        + "".join(
+            f" rank {rank}: " + " ".join("".join(map(str, sorted(copy))) for copy in row)
             for rank, row in enumerate(each.held)
         )
-        for each in rounds.ring_rounds(3)
+        for each in done
     ]
+
+
+def test_the_pictures_in_the_docstring_are_what_a_ring_and_a_tree_do() -> None:
     assert rounds.__doc__ is not None
-    drawn = [line.strip() for line in rounds.__doc__.splitlines() if "rank 0:" in line]
-    assert drawn == [line.strip() for line in lines]
+    lines = [" ".join(line.split()) for line in rounds.__doc__.splitlines() if "rank 0:" in line]
+    assert lines == picture(rounds.ring_rounds(3)) + picture(rounds.tree_rounds(4))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 8])
@@ -265,17 +305,17 @@ def test_a_ring_shows_what_each_copy_holds_and_what_travels(num_ranks: int) -> N
     for step in {0, 1, num_ranks, len(done) - 1}:
         each = done[step]
         figure = ring(num_ranks, step)
-        drawn = {
-            patch.get_gid(): to_hex(patch.get_facecolor())
-            for patch in patches(figure, Rectangle, r"rank \d chunk \d from \d")
+        drawn = groups(figure, r"rank \d cells")
+        filled = {
+            f"rank {rank} cells": [
+                source in each.held[rank][chunk]
+                for chunk, source in itertools.product(range(num_ranks), repeat=2)
+            ]
+            for rank in range(num_ranks)
         }
-        empty = {
-            f"rank {rank} chunk {chunk} from {source}"
-            for rank, chunk, source in itertools.product(range(num_ranks), repeat=3)
-            if source not in each.held[rank][chunk]
-        }
-        assert len(drawn) == num_ranks**3
-        assert {gid for gid, colour in drawn.items() if colour == "#efefeb"} == empty
+        assert {
+            gid: [colour != EMPTY.lower() for colour in colours] for gid, colours in drawn.items()
+        } == filled
         arrows = patches(figure, FancyArrowPatch, r"move \d \d \d")
         assert {arrow.get_gid() for arrow in arrows} == {
             f"move {move.src} {move.dst} {move.chunk}" for move in each.moves
@@ -283,14 +323,9 @@ def test_a_ring_shows_what_each_copy_holds_and_what_travels(num_ranks: int) -> N
 
 
 def test_copies_get_darker_with_each_contribution() -> None:
-    figure = ring(4, 3)
-    drawn = {
-        p.get_gid(): p.get_facecolor() for p in patches(figure, Rectangle, r"rank 0 .*from 0")
-    }
+    cells = groups(ring(4, 3), "rank 0 cells")["rank 0 cells"]
     held = rounds.ring_rounds(4)[3].held[0]
-    by_count = sorted(
-        (len(held[chunk]), sum(drawn[f"rank 0 chunk {chunk} from 0"][:3])) for chunk in range(4)
-    )
+    by_count = sorted((len(held[chunk]), sum(linear(cells[4 * chunk]))) for chunk in range(4))
     assert [count for count, _ in by_count] == [1, 2, 3, 4]
     brightness = [bright for _, bright in by_count]
     assert brightness == sorted(brightness, reverse=True)
@@ -321,6 +356,304 @@ def test_alt_text_of_a_ring_says_who_sent_what_and_what_is_complete() -> None:
 def test_a_ring_that_does_not_exist_is_refused(num_ranks: int, step: int | None) -> None:
     with pytest.raises(ValueError, match=r"ring"):
         ring(num_ranks, step)
+
+
+# ---------------------------------------------------------------------------------- tree
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "broadcast"])
+def test_a_tree_ends_as_it_should(num_ranks: int, operation: rounds.TreeOperation) -> None:
+    done = rounds.tree_rounds(num_ranks, operation)
+    last = [copy for (copy,) in done[-1].held]
+    everybody = frozenset(range(num_ranks))
+    if operation == "broadcast":
+        assert last == [frozenset({0})] * num_ranks
+    else:
+        assert last[0] == everybody
+        assert operation == "reduce" or last == [everybody] * num_ranks
+    depth = (num_ranks - 1).bit_length()
+    assert len(done) == 1 + depth * (2 if operation == "all_reduce" else 1)
+    for each in done:  # a rank is in one message of a round
+        ranks = [rank for move in each.moves for rank in (move.src, move.dst)]
+        assert len(ranks) == len(set(ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [4, 5])
+def test_the_messages_of_a_tree_are_those_of_the_real_one(num_ranks: int) -> None:
+    def summed() -> None:
+        import torch
+
+        collectives.tree_all_reduce(torch.ones(3))
+
+    events = launch(summed, world_size=num_ranks).trace.events
+    sent = sorted((e.rank, e.peers[0]) for e in events if e.name == "send")
+    moves = [move for each in rounds.tree_rounds(num_ranks) for move in each.moves]
+    assert sent == sorted((move.src, move.dst) for move in moves)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5, 8])
+def test_a_tree_shows_what_each_rank_holds_and_what_travels(num_ranks: int) -> None:
+    done = rounds.tree_rounds(num_ranks)
+    figure = tree(num_ranks)
+    assert {
+        gid: [colour != EMPTY.lower() for colour in colours]
+        for gid, colours in groups(figure, r"round \d rank \d cells").items()
+    } == {
+        f"round {row} rank {rank} cells": [source in copy for source in range(num_ranks)]
+        for row, each in enumerate(done)
+        for rank, (copy,) in enumerate(each.held)
+    }
+    arrows = patches(figure, FancyArrowPatch, r"round \d move \d \d")
+    assert {arrow.get_gid() for arrow in arrows} == {
+        f"round {row} move {move.src} {move.dst}"
+        for row, each in enumerate(done)
+        for move in each.moves
+    }
+
+
+def test_a_step_of_a_tree_stands_out_and_later_ones_are_empty() -> None:
+    figure = tree(8, 2)
+    assert {gid.split()[1] for gid in groups(figure, r"round \d rank 0 cells")} == {"0", "1", "2"}
+    arrows = patches(figure, FancyArrowPatch, r"round .*")
+    strength = {arrow.get_gid(): arrow.get_alpha() for arrow in arrows}
+    assert {gid for gid, alpha in strength.items() if alpha == 1} == {
+        "round 2 move 2 0",
+        "round 2 move 6 4",
+    }
+    received = patches(figure, Rectangle, r"round .* received")
+    assert {box.get_gid() for box in received} == {
+        "round 2 rank 0 received",
+        "round 2 rank 4 received",
+    }
+    assert len(patches(figure, object, r"round 6 rank \d")) == 8  # type: ignore[arg-type]
+
+
+def test_alt_text_of_a_tree_says_who_sends_to_whom() -> None:
+    assert tree(4).alt_text == (
+        "Tree all-reduce among 4 ranks. Reduce 1: rank 1 sends to rank 0 and rank 3 sends to "
+        "rank 2. Reduce 2: rank 2 sends to rank 0. Broadcast 1: rank 0 sends to rank 2. "
+        "Broadcast 2: rank 0 sends to rank 1 and rank 2 sends to rank 3. "
+        "Then every rank holds the values of all 4 ranks."
+    )
+    assert tree(4, 1, operation="broadcast").alt_text == (
+        "Broadcast among 4 ranks: broadcast, round 1 of 2. Broadcast 1: rank 0 sends to rank 2. "
+        "Whose values each rank then holds: rank 0: 0; rank 1: nothing; rank 2: 0; "
+        "rank 3: nothing."
+    )
+
+
+@pytest.mark.parametrize(("num_ranks", "step"), [(0, None), (9, 0), (4, 5), (4, -1), (1, 1)])
+def test_a_tree_that_does_not_exist_is_refused(num_ranks: int, step: int | None) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        tree(num_ranks, step)
+    with pytest.raises(ValueError, match=r"'all_reduce', 'reduce', 'broadcast', not 'gather'"):
+        tree(4, operation="gather")  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------- table
+
+
+def labelled(num_ranks: int, count: int) -> list[list[int]]:
+    return [[(i + 1) * 10**rank for i in range(count)] for rank in range(num_ranks)]
+
+
+def test_the_picture_in_the_docstring_is_an_all_reduce() -> None:
+    from dtlab.show import table_figure
+
+    assert table_figure.__doc__ is not None
+    drawn = [
+        [int(word) for word in line.replace("rank", "", 1).split() if word.isdigit()][1:]
+        for line in table_figure.__doc__.splitlines()
+        if line.strip().startswith("rank ")
+    ]
+    before = labelled(3, 2)
+    assert drawn == [[*row, 111, 222] for row in before]
+
+
+def test_digits_tell_whose_an_element_is() -> None:
+    assert [contributors(number) for number in (0, 7, 20, 3001, 111)] == [
+        [], [0], [1], [0, 3], [0, 1, 2],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 8])
+def test_a_table_shows_every_element_with_its_number_and_colours(num_ranks: int) -> None:
+    before = labelled(num_ranks, 2)
+    after = [[sum(column) for column in zip(*before, strict=True)]] * num_ranks
+    figure = collective_table("all_reduce", before, after)
+    strips = groups(figure, r"(before|after) rank \d element \d strips")
+    assert len(strips) == 2 * num_ranks * 2
+    for (side, rows), rank, place in itertools.product(
+        (("before", before), ("after", after)), range(num_ranks), range(2)
+    ):
+        number = rows[rank][place]
+        assert str(number) in texts(figure)
+        drawn = strips[f"{side} rank {rank} element {place} strips"]
+        whose = contributors(number)
+        assert [colour in {c.lower() for c in PALETTE} for colour in drawn] == [
+            source in whose for source in range(num_ranks)
+        ]
+        assert all(drawn[source] == PALETTE[source].lower() for source in whose)
+
+
+@pytest.mark.slow
+def test_a_table_takes_what_ranks_return() -> None:
+    def gathered() -> tuple[object, object]:
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor([10.0 ** dist.get_rank()])
+        everything = torch.zeros(dist.get_world_size())
+        dist.all_gather_into_tensor(everything, mine)
+        return mine, everything
+
+    before, after = zip(*launch(gathered, world_size=3).values, strict=True)
+    assert collective_table("all_gather", before, after).alt_text == (
+        "all_gather among 3 ranks. Before: rank 0 holds 1 from rank 0; rank 1 holds 10 from "
+        "rank 1; rank 2 holds 100 from rank 2. "
+        "After: every rank holds 1, 10 and 100 from ranks 0, 1 and 2."
+    )
+
+
+def test_ranks_that_hold_nothing_say_so() -> None:
+    figure = collective_table("scatter", [[1, 2], None], [[1], [2]])
+    assert "nothing" in texts(figure)
+    assert "rank 1 holds nothing" in figure.alt_text
+    zeros = collective_table("broadcast", [[5], [0]], [[5], [5]])
+    assert "rank 1 holds zeros" in zeros.alt_text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ([[1]] * 9, [[1]] * 9, "1 to 8 ranks"),
+        ([[1], [10]], [[11]], "as many before as after"),
+        ([[1], [0.5]], [[1], [1]], "rank 1 holds 0.5"),
+        ([[1], [10]], [[-1], [1]], "rank 0 holds -1"),
+        ([[1], [10]], [[100], [1]], "whole numbers from 0 to 99"),
+    ],
+)
+def test_numbers_that_tell_nothing_are_refused(before: list, after: list, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        collective_table("all_reduce", before, after)
+
+
+# --------------------------------------------------------------------------------- costs
+
+
+def lines(figure: Figure) -> dict[str, object]:
+    """The curves and marks of a figure by name."""
+    return {line.get_gid(): line for axes in figure.axes for line in axes.lines if line.get_gid()}
+
+
+def test_measured_emulated_and_predicted_are_told_apart() -> None:
+    curve = ([1e3, 1e6], [1e-3, 2e-3])
+    figure = cost_curves({"ring": curve}, emulated={"ring": curve}, predicted={"ring": curve})
+    drawn = lines(figure)
+    full, hollow = drawn["measured ring"], drawn["emulated ring"]
+    assert drawn["predicted ring"].get_linestyle() == "-"
+    assert drawn["predicted ring"].get_marker() == "None"
+    assert full.get_linestyle() == hollow.get_linestyle() == "None"
+    assert full.get_markerfacecolor() != hollow.get_markerfacecolor() == SHEET
+    assert list(full.get_xdata()) == curve[0]
+    assert list(full.get_ydata()) == curve[1]
+    assert {"measured", "emulated", "predicted", "ring"} <= texts(figure)
+    alone = lines(cost_curves({"gloo": curve}))["measured gloo"]
+    assert alone.get_linestyle() == "-"
+
+
+def test_an_algorithm_keeps_its_look_in_every_figure() -> None:
+    curve = ([1e3, 1e6], [1e-3, 2e-3])
+    charts = cost_curves({"gloo": curve, "ring": curve}), crossover(4)
+    looks = [lines(charts[0])["measured ring"], lines(charts[1])["predicted ring"]]
+    assert looks[0].get_color() == looks[1].get_color()
+    assert lines(charts[0])["measured gloo"].get_color() != looks[0].get_color()
+    colours = {line.get_color() for gid, line in lines(charts[1]).items() if "predicted" in gid}
+    dashes = {str(line._dash_pattern) for gid, line in lines(charts[1]).items() if "pred" in gid}
+    assert len(colours) == len(dashes) == len(ALL_REDUCES)
+
+
+def test_the_crossover_is_where_the_formulas_meet() -> None:
+    """3a + 3S/B against 6a + 7/4 S/B on eight ranks: S = 12/5 aB."""
+    a, bandwidth = 5e-6, 50e9
+    figure = crossover(8, a, bandwidth)
+    place = lines(figure)["crossover"].get_xdata()[0]
+    assert place == pytest.approx(12 / 5 * a * bandwidth, rel=0.005)
+    assert figure.alt_text == (
+        "All-reduce among 8 ranks, links of 5.00 µs and 50.0 GB/s: predicted time against size. "
+        "Fastest, as predicted: recursive doubling from 100 B and halving-doubling from 600 kB, "
+        "up to 10.0 GB."
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 6, 8, 100])
+@pytest.mark.parametrize("algorithms", [tuple(ALL_REDUCES), ("central server", "ring", "tree")])
+def test_the_fastest_is_the_fastest(num_ranks: int, algorithms: tuple[str, ...]) -> None:
+    link = Link(3e-5, 1.25e9)
+    sizes = np.geomspace(1e2, 1e10, 161)
+    curves = {name: (sizes, ALL_REDUCES[name](sizes, num_ranks, link)) for name in algorithms}
+    winners = fastest(curves)
+    assert winners[0].start == 1e2
+    assert winners[-1].end == 1e10
+    for winner, after in itertools.pairwise(winners):
+        assert winner.end == after.start
+    for winner in winners:
+        size = (winner.start * winner.end) ** 0.5
+        times = {name: ALL_REDUCES[name](size, num_ranks, link) for name in algorithms}
+        assert times[winner.name] == pytest.approx(min(times.values()))
+
+
+def test_nobody_is_the_fastest_where_there_is_no_choice() -> None:
+    one = (np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    other = (np.array([3.0, 4.0]), np.array([1.0, 2.0]))
+    assert fastest({"a": one}) == fastest({"a": one, "b": other}) == []
+    assert "crossover" not in lines(cost_curves({"a": one}))
+
+
+def test_a_marked_size_has_the_times_of_all_algorithms() -> None:
+    figure = crossover(4, 1e-5, 1e9, size=4e6, slowdown=10)
+    assert lines(figure)["size"].get_xdata()[0] == 4e6
+    ring_seconds = 10 * (6 * 1e-5 + 1.5 * 4e6 / 1e9)
+    assert lines(figure)["size ring"].get_ydata()[0] == pytest.approx(ring_seconds)
+    assert time_words(ring_seconds) in texts(figure)
+    assert f"ring {time_words(ring_seconds)}" in figure.alt_text
+    assert "slowed down 10 times" in figure.alt_text
+
+
+def test_sizes_may_come_in_any_order() -> None:
+    figure = cost_curves({"ring": ([3e3, 1e3, 2e3], [3.0, 1.0, 2.0])}, note="loopback")
+    assert list(lines(figure)["measured ring"].get_xdata()) == [1e3, 2e3, 3e3]
+    assert "loopback" in texts(figure)
+    assert figure.alt_text == (
+        "Time against size (loopback), logarithmic axes. "
+        "Measured: ring from 1.00 s at 1.00 kB to 3.00 s at 3.00 kB."
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ({}, "nothing to draw"),
+        ({"ring": ([1, 2], [1])}, "2 sizes and 1 times"),
+        ({"ring": ([], [])}, "0 sizes"),
+        ({"ring": ([0, 1], [1, 1])}, "above 0"),
+        ({f"number {i}": ([1], [1]) for i in range(7)}, "room for 6 algorithms, not for 7"),
+    ],
+)
+def test_curves_that_cannot_be_drawn_are_refused(measured: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        cost_curves(measured)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"num_ranks": 1}, {"latency": -1}, {"bandwidth": 0}, {"slowdown": 0}, {"algorithms": ["x"]}],
+)
+def test_a_crossover_that_cannot_be_is_refused(arguments: dict) -> None:
+    with pytest.raises(ValueError, match=r"crossover|link"):
+        crossover(**arguments)
 
 
 # --------------------------------------------------------------------------------- style
@@ -362,6 +695,13 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
+def test_the_palette_is_told_apart_by_colour_blind_readers(vision: str) -> None:
+    seen = [lab(VISIONS[vision] @ linear(colour)) for colour in PALETTE]
+    for one, other in itertools.combinations(range(len(PALETTE)), 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
 def test_roles_are_told_apart_by_colour_blind_readers(vision: str) -> None:
     seen = {role: lab(VISIONS[vision] @ linear(colour)) for role, colour in COLOURS.items()}
     for one, other in itertools.combinations(seen, 2):
@@ -373,6 +713,8 @@ def test_text_and_outlines_stand_out_on_the_sheet() -> None:
     assert contrast(MUTED, SHEET) > 4.5
     for colour in COLOURS.values():
         assert contrast(edge(colour), SHEET) > 3
+    for colour in PALETTE[:6]:
+        assert contrast(colour, SHEET) > 3
 
 
 def test_a_colour_means_the_same_in_every_figure() -> None:
@@ -410,9 +752,40 @@ def assert_not_blank(figure: Figure) -> None:
     assert picture.shape[:2] == pytest.approx((192 * height, 192 * width), abs=2)
 
 
-@pytest.mark.parametrize("figure", [ring(4), ring(5, 2), ring(1), timeline(training_step())])
-def test_pictures_are_not_blank(figure: Figure) -> None:
+CURVE = ([1e3, 1e6], [1e-3, 2e-3])
+SOME_OF_EACH = {
+    "ring": lambda: ring(4),
+    "one step of a ring": lambda: ring(5, 2),
+    "one rank": lambda: ring(1),
+    "tree": lambda: tree(),
+    "tree of one": lambda: tree(1),
+    "start of a broadcast": lambda: tree(5, 0, operation="broadcast"),
+    "timeline": lambda: timeline(training_step(), note="a note"),
+    "table": lambda: collective_table("reduce_scatter", labelled(2, 2), [[11], [22]]),
+    "wide table": lambda: collective_table("all_gather", labelled(8, 1), [[1, 10**7]] * 8),
+    "costs": lambda: cost_curves({"recursive doubling": CURVE}, predicted={"gloo": CURVE}),
+    "crossover": lambda: crossover(1000, size=1e6, slowdown=1000),
+}
+
+
+@pytest.mark.parametrize("name", SOME_OF_EACH)
+def test_pictures_are_not_blank_and_have_words(name: str) -> None:
+    figure = SOME_OF_EACH[name]()
     assert_not_blank(figure)
+    assert len(figure.alt_text) > 60
+    (title,) = [text for text in figure.texts if text.get_gid() == "title"]
+    assert figure.alt_text.startswith(title.get_text())
+
+
+@pytest.mark.parametrize("name", SOME_OF_EACH)
+def test_nothing_is_written_beyond_the_sheet(name: str) -> None:
+    figure = SOME_OF_EACH[name]()
+    FigureCanvasAgg(figure).draw()
+    sheet = figure.bbox
+    for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts)):
+        box = text.get_window_extent()
+        assert sheet.x0 <= box.x0 <= box.x1 <= sheet.x1, text.get_text()
+        assert sheet.y0 <= box.y0 <= box.y1 <= sheet.y1, text.get_text()
 
 
 def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
@@ -426,7 +799,8 @@ def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
 def test_pyplot_and_torch_are_not_needed() -> None:
     program = (
         "import sys, dtlab.show as s; s.ring(4)._repr_mimebundle_();"
-        "s.timeline(type('T', (), {'events': []}));"
+        "from dtlab.trace import Trace; s.timeline(Trace()); s.crossover(); s.tree();"
+        "assert 'ipywidgets' not in sys.modules;"
         "assert 'matplotlib.pyplot' not in sys.modules; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

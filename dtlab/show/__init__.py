@@ -1,8 +1,36 @@
-"""Figures drawn from a `Trace` or from parameters: pure functions that return a `Figure`."""
+"""Figures, widgets on them, and `guess`.
+
+A figure is a pure function from a `Trace`, from parameters or from measured numbers to a `Figure`;
+a widget is a thin front that calls such a function again when one of its controls moves.
+"""
 
 from __future__ import annotations
 
-from dtlab.show.figures import ring, timeline
+from dtlab.show.figures import (
+    collective_table,
+    cost_curves,
+    crossover,
+    ring,
+    timeline,
+    tree,
+)
+from dtlab.show.guess import Guess, guess
 from dtlab.show.style import COLOURS, Figure
+from dtlab.show.widgets import Explorer, explore_crossover, step_ring, step_tree
 
-__all__ = ["COLOURS", "Figure", "ring", "timeline"]
+__all__ = [
+    "COLOURS",
+    "Explorer",
+    "Figure",
+    "Guess",
+    "collective_table",
+    "cost_curves",
+    "crossover",
+    "explore_crossover",
+    "guess",
+    "ring",
+    "step_ring",
+    "step_tree",
+    "timeline",
+    "tree",
+]

@@ -1,4 +1,4 @@
-"""The figures: pure functions from a trace or from parameters to a `Figure`.
+"""The figures: pure functions from a trace, from parameters or from numbers to a `Figure`.
 
 Each returns a `dtlab.show.style.Figure`, which a notebook shows as the last expression of a
 cell, and whose `alt_text` says in words what is on it. Nothing here touches pyplot or other
@@ -7,7 +7,11 @@ global state.
 
 from __future__ import annotations
 
+from dtlab.show.cost_figure import cost_curves
+from dtlab.show.crossover_figure import crossover
 from dtlab.show.ring_figure import ring
+from dtlab.show.table_figure import collective_table
 from dtlab.show.timeline_figure import timeline
+from dtlab.show.tree_figure import tree
 
-__all__ = ["ring", "timeline"]
+__all__ = ["collective_table", "cost_curves", "crossover", "ring", "timeline", "tree"]

@@ -13,14 +13,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from dtlab.show.cells import ARROW, EMPTY, cells_of, draw_cells, draw_tag, fill
 from dtlab.show.rounds import Move, Round, ring_rounds
-from dtlab.show.style import COLOURS, INK, MUTED, SHEET, Figure, blend, centred, edge
+from dtlab.show.style import INK, MUTED, Figure, centred
 from dtlab.show.words import list_words
 
 __all__ = ["ring"]
 
-_PALE, _FULL, _EMPTY = "#B9DDCD", "#00573F", "#EFEFEB"  # one hue, apart from those of the roles
-_ARROW = COLOURS["communication"]
 _BOX = 0.74  # side of a rank's square of cells; the unit is the radius of a ring of four
 _KEY_WIDTH, _KEY_HEIGHT = 2.35, 1.5  # inches
 _HEADING = 0.3
@@ -144,36 +143,18 @@ def _draw_rank(
         (left, bottom), _BOX, _BOX + 0.16, boxstyle="round,pad=0.06,rounding_size=0.08",
         facecolor="#FFFFFF", edgecolor=MUTED, linewidth=0.8, gid=f"rank {rank}",
     )  # fmt: skip
-    panel.axes.add_patch(box)
+    panel.axes.add_artist(box)
     panel.axes.text(x, bottom + _BOX + 0.1, f"rank {rank}", **centred(panel.font, INK))
     width = _BOX / panel.num_ranks
-    for chunk, contributors in enumerate(chunks):
-        corner = (left + chunk * width, bottom)
-        _draw_chunk(panel, corner, contributors, gid=f"rank {rank} chunk {chunk}")
+    columns = [cells_of(copy, panel.num_ranks) for copy in chunks]
+    draw_cells(panel.axes, (left, bottom), (_BOX, _BOX), columns, f"rank {rank} cells")
     for chunk in received:
         outline = Rectangle(
-            (left + chunk * width, bottom), width, _BOX, fill=False, edgecolor=_ARROW,
+            (left + chunk * width, bottom), width, _BOX, fill=False, edgecolor=ARROW,
             linewidth=min(2.2, 10 * width) * panel.inches, gid=f"rank {rank} received {chunk}",
         )  # fmt: skip
-        panel.axes.add_patch(outline)
+        panel.axes.add_artist(outline)
     return box
-
-
-def _draw_chunk(
-    panel: _Panel, corner: tuple[float, float], contributors: frozenset[int], gid: str
-) -> None:
-    """One copy of a chunk: a column of cells, rank 0's contribution on top."""
-    cell = _BOX / panel.num_ranks
-    fill = _fill(len(contributors), panel.num_ranks)
-    for rank in range(panel.num_ranks):
-        bottom = corner[1] + (panel.num_ranks - 1 - rank) * cell
-        colour = fill if rank in contributors else _EMPTY
-        panel.axes.add_patch(
-            Rectangle(
-                (corner[0] + 0.07 * cell, bottom + 0.04 * cell), 0.86 * cell, 0.92 * cell,
-                facecolor=colour, linewidth=0, gid=f"{gid} from {rank}",
-            )
-        )  # fmt: skip
 
 
 def _draw_move(panel: _Panel, move: Move, src: FancyBboxPatch, dst: FancyBboxPatch) -> None:
@@ -182,21 +163,15 @@ def _draw_move(panel: _Panel, move: Move, src: FancyBboxPatch, dst: FancyBboxPat
     start, end = panel.place(move.src), panel.place(move.dst)
     arrow = FancyArrowPatch(
         start, end, arrowstyle="-|>", connectionstyle=f"arc3,rad={-bend}", patchA=src, patchB=dst,
-        mutation_scale=13 * panel.inches, linewidth=2 * panel.inches, color=_ARROW,
+        mutation_scale=13 * panel.inches, linewidth=2 * panel.inches, color=ARROW,
         shrinkA=0, shrinkB=1, gid=f"move {move.src} {move.dst} {move.chunk}",
     )  # fmt: skip
-    panel.axes.add_patch(arrow)
+    panel.axes.add_artist(arrow)
     middle = [(a + b) / 2 for a, b in zip(start, end, strict=True)]
     across = (start[1] - end[1], end[0] - start[0])  # to the left of the way, that is outwards
     spot = [m + a * (bend / 2) + a / math.hypot(*across) * 0.16
             for m, a in zip(middle, across, strict=True)]  # fmt: skip
-    _draw_tag(panel.axes, (spot[0], spot[1]), str(move.chunk), panel.font)
-
-
-def _draw_tag(axes: Axes, place: tuple[float, float], label: str, size: float) -> None:
-    """The number of a chunk on its way, in a small circle."""
-    box = {"boxstyle": "circle,pad=0.2", "facecolor": SHEET, "edgecolor": edge(_ARROW)}
-    axes.text(*place, label, **centred(size, INK, weight="bold"), bbox={**box, "linewidth": 0.8})
+    draw_tag(panel.axes, (spot[0], spot[1]), str(move.chunk), panel.font)
 
 
 def _draw_key(axes: Axes, num_ranks: int) -> None:
@@ -206,23 +181,18 @@ def _draw_key(axes: Axes, num_ranks: int) -> None:
     words: dict[str, Any] = {"fontsize": 8, "color": MUTED, "ha": "left", "va": "center"}
     for count in range(1, num_ranks + 1):
         corner, width = (0.15 + (count - 1) * 0.72 / num_ranks, 1.18), 0.72 / num_ranks
-        axes.add_patch(Rectangle(corner, width, 0.15, facecolor=_fill(count, num_ranks)))
+        axes.add_artist(Rectangle(corner, width, 0.15, facecolor=fill(count, num_ranks)))
     ranks = f"values of 1 to {num_ranks} ranks" if num_ranks > 1 else "value of its one rank"
     axes.text(0.97, 1.255, ranks, **words)
     for row in range(3):
-        colour = _fill(num_ranks // 2 + 1, num_ranks) if row != 1 else _EMPTY
-        axes.add_patch(Rectangle((0.44, 0.95 - row * 0.145), 0.13, 0.13, facecolor=colour))
+        colour = fill(num_ranks // 2 + 1, num_ranks) if row != 1 else EMPTY
+        axes.add_artist(Rectangle((0.44, 0.95 - row * 0.145), 0.13, 0.13, facecolor=colour))
     axes.text(0.72, 0.87, "column: chunk 0, 1, …\ncell: whose value is in it,\nrank 0 on top",
               linespacing=1.25, **words)  # fmt: skip
-    axes.add_patch(Rectangle((0.44, 0.36), 0.13, 0.2, fill=False, edgecolor=_ARROW, linewidth=1.7))
+    axes.add_artist(Rectangle((0.44, 0.36), 0.13, 0.2, fill=False, edgecolor=ARROW, linewidth=1.7))
     axes.text(0.72, 0.46, "has just arrived", **words)
-    _draw_tag(axes, (0.505, 0.18), "1", 7)
+    draw_tag(axes, (0.505, 0.18), "1", 7)
     axes.text(0.72, 0.18, "the chunk that travelled", **words)
-
-
-def _fill(count: int, num_ranks: int) -> str:
-    """The colour of a copy that holds `count` of `num_ranks` contributions."""
-    return blend(_PALE, _FULL, (count - 1) / (num_ranks - 1) if num_ranks > 1 else 1.0)
 
 
 def _legend_in_words(num_ranks: int) -> str:

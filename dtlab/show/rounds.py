@@ -1,19 +1,30 @@
-"""What a ring all-reduce has done after each of its rounds, as data that a figure draws.
+"""What a collective has done after each of its rounds, as data that a figure draws.
 
-With three ranks, chunk by chunk, the ranks whose contribution is in it:
+A ring of three, chunk by chunk, the ranks whose contribution is in it:
 
     start            rank 0: 0   0   0     rank 1: 1   1   1     rank 2: 2   2   2
     reduce-scatter 1 rank 0: 0   02  0     rank 1: 1   1   01    rank 2: 12  2   2
     reduce-scatter 2 rank 0: 012 02  0     rank 1: 1   012 01    rank 2: 12  2   012
     all-gather 1     rank 0: 012 02  012   rank 1: 012 012 01    rank 2: 12  012 012
     all-gather 2     rank 0: 012 012 012   rank 1: 012 012 012   rank 2: 012 012 012
+
+A tree of four, where the whole tensor travels as one chunk:
+
+    start       rank 0: 0      rank 1: 1      rank 2: 2      rank 3: 3
+    reduce 1    rank 0: 01     rank 1: 1      rank 2: 23     rank 3: 3
+    reduce 2    rank 0: 0123   rank 1: 1      rank 2: 23     rank 3: 3
+    broadcast 1 rank 0: 0123   rank 1: 1      rank 2: 0123   rank 3: 3
+    broadcast 2 rank 0: 0123   rank 1: 0123   rank 2: 0123   rank 3: 0123
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-__all__ = ["Move", "Round", "ring_rounds"]
+__all__ = ["Move", "Round", "TreeOperation", "ring_rounds", "tree_rounds"]
+
+TreeOperation = Literal["all_reduce", "reduce", "broadcast"]
 
 Held = tuple[tuple[frozenset[int], ...], ...]
 
@@ -67,6 +78,39 @@ def ring_rounds(num_ranks: int) -> list[Round]:
             )
             held = _after(held, moves, add=phase == "reduce-scatter")
             rounds.append(Round(phase, number, moves, held))
+    return rounds
+
+
+def tree_rounds(num_ranks: int, operation: TreeOperation = "all_reduce") -> list[Round]:
+    """The start and the rounds of a binomial tree among `num_ranks` ranks, with rank 0 as root.
+
+    On the way up, the ranks at an odd multiple of the distance 1, 2, 4, ... hand what they have to
+    the rank one distance below, which adds it; on the way down, the same messages run backwards,
+    the farthest first. Raises `ValueError` for less than one rank or another operation.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"a tree needs at least one rank, not {num_ranks}")
+    if operation not in get_args(TreeOperation):
+        raise ValueError(
+            f"a tree does {', '.join(map(repr, get_args(TreeOperation)))}, not {operation!r}"
+        )
+    distances = [1 << bit for bit in range((num_ranks - 1).bit_length())]
+    up = [
+        tuple(Move(rank, rank - distance, 0) for rank in range(distance, num_ranks, 2 * distance))
+        for distance in distances
+    ]
+    down = [tuple(Move(move.dst, move.src, 0) for move in moves) for moves in reversed(up)]
+    root_alone = operation == "broadcast"
+    held: Held = tuple(
+        (frozenset[int]() if root_alone and rank else frozenset({rank}),)
+        for rank in range(num_ranks)
+    )
+    rounds = [Round("start", 0, (), held)]
+    for phase, all_moves in (("reduce", up), ("broadcast", down)):
+        if operation in ("all_reduce", phase):
+            for number, moves in enumerate(all_moves, 1):
+                held = _after(held, moves, add=phase == "reduce")
+                rounds.append(Round(phase, number, moves, held))
     return rounds
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "COLOURS",
     "INK",
     "MUTED",
+    "PALETTE",
     "SHEET",
     "Figure",
     "Role",
@@ -47,6 +48,9 @@ COLOURS: Final[Mapping[Role, str]] = MappingProxyType(
         "compute": "#8FA3A8",  # a span whose name says none of the others
     }
 )
+PALETTE: Final = (  # for what has no role, as ranks and algorithms; the first six suit lines
+    "#117733", "#CC6677", "#332288", "#8C8C2E", "#661100", "#000000", "#F4A6C8", "#F0E442",
+)  # fmt: skip
 SHEET: Final = "#FAFAF7"
 INK: Final = "#22262A"
 MUTED: Final = "#5B6167"
@@ -110,11 +114,16 @@ class Figure(MatplotlibFigure):
         axes.set_axis_off()
         return axes
 
-    def heading(self, words: str) -> None:
-        """The figure's title, at the top left."""
+    def heading(self, words: str, below: str = "") -> None:
+        """The figure's title, at the top left, and a smaller line below it."""
+        self._at_top(words, 0.25, "title", fontsize=11.5, color=INK, weight="bold")
+        if below:
+            self._at_top(below, 0.47, "subtitle", fontsize=8.5, color=MUTED)
+
+    def _at_top(self, words: str, inches: float, gid: str, **style: Any) -> None:
         width, height = self.get_size_inches()
-        text = self.text(0.15 / width, 1 - 0.25 / height, words, gid="title")
-        text.set(fontsize=11.5, color=INK, weight="bold", ha="left", va="center")
+        text = self.text(0.15 / width, 1 - inches / height, words, gid=gid)
+        text.set(ha="left", va="center", **style)
 
     def to_png(self) -> bytes:
         """The figure as a PNG at twice its shown size."""
@@ -128,16 +137,31 @@ class Figure(MatplotlibFigure):
         )
         return buffer.getvalue()
 
+    def to_html(self) -> str:
+        """The figure as an `<img>` with its alt text."""
+        return self._image(base64.b64encode(self.to_png()).decode("ascii"))
+
+    def _image(self, picture: str) -> str:
+        """A PNG in base64 as an `<img>` that can replace another one without a flicker."""
+        width, height = self._pixels
+        return (
+            f'<img alt="{html.escape(self.alt_text)}" width="{width}" height="{height}" '
+            f'style="max-width:100%;height:auto;border-radius:6px" decoding="sync" '
+            f'src="data:image/png;base64,{picture}">'
+        )
+
+    @property
+    def _pixels(self) -> tuple[int, int]:
+        """Width and height as shown."""
+        width, height = self.get_size_inches()
+        return round(96 * width), round(96 * height)
+
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """An `<img>` with its alt text; the bare PNG for readers without HTML; the alt text."""
-        width, height = (round(96 * inches) for inches in self.get_size_inches())
+        width, height = self._pixels
         picture = base64.b64encode(self.to_png()).decode("ascii")
-        image = (
-            f'<img alt="{html.escape(self.alt_text)}" width="{width}" '
-            f'style="max-width:100%;height:auto;border-radius:6px" '
-            f'src="data:image/png;base64,{picture}">'
-        )
+        image = self._image(picture)
         data = {"text/html": image, "image/png": picture, "text/plain": self.alt_text}
         return data, {"image/png": {"width": width, "height": height, "alt": self.alt_text}}

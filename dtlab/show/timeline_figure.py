@@ -24,6 +24,7 @@ __all__ = ["timeline"]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.3, 0.86, 0.55  # inches around the lanes
 _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches; a strip, a track, and between lanes
 _ALL_TRACKS = 1.2  # inches that the tracks of one lane have at most
+_SUBTITLE = 0.2  # inches
 _MOST_ARROWS = 32
 _HATCH = "//////"
 _FONT: Final = 7.0
@@ -39,26 +40,35 @@ _FILLS: Final = {  # shades of one hue say which way an operation goes
 
 
 def timeline(
-    trace: Trace, *, title: str | None = None, width: float = 9.6, arrows: bool | None = None
+    trace: Trace,
+    *,
+    title: str | None = None,
+    width: float = 9.6,
+    arrows: bool | None = None,
+    note: str = "",
 ) -> Figure:
     """What every rank did when: one lane per rank, time in the trace's own clock.
 
     The upper strip of a lane is the rank's program: its compute spans, and, hatched, the time it
     waited for an operation. Below lie the operations under way, from issue to completion, on as
     many tracks as overlap. `arrows` joins each send to its receive (None: where they are few).
-    `width` in inches.
+    `width` in inches. `note` stands below the title; that links were emulated stands there anyway.
     """
     drawn = lanes(trace.events)
+    notes = [f"emulated: {trace.emulated}" if trace.emulated else "", note]
+    subtitle = "; ".join(filter(None, notes))
     heights = [_lane_height(lane) for lane in drawn]
-    height = _TOP + _BOTTOM + sum(heights) + _GAP * max(0, len(drawn) - 1)
+    top = _TOP + (_SUBTITLE if subtitle else 0)
+    height = top + _BOTTOM + sum(heights) + _GAP * max(0, len(drawn) - 1)
     heading = title or f"Timeline of {len(drawn)} rank{'s' * (len(drawn) != 1)}"
-    figure = Figure(width, height, alt_text=_alt_text(heading, drawn))
-    figure.heading(heading)
+    in_words = f"{heading} ({subtitle})" if subtitle else heading
+    figure = Figure(width, height, alt_text=_alt_text(in_words, drawn))
+    figure.heading(heading, subtitle)
     if not drawn:
         figure.text(0.5, 0.4, "Nothing was recorded.", **centred(9, MUTED))
         return figure
-    axes = _time_axes(figure, drawn)
-    tops = [height - _TOP - sum(heights[:i]) - i * _GAP for i in range(len(drawn))]
+    axes = _time_axes(figure, drawn, top)
+    tops = [height - top - sum(heights[:i]) - i * _GAP for i in range(len(drawn))]
     scale = (width - _LEFT - _RIGHT) / axes.get_xlim()[1]
     places = {
         lane.rank: _Place(axes, lane, top, scale) for lane, top in zip(drawn, tops, strict=True)
@@ -69,7 +79,7 @@ def timeline(
     if arrows or (arrows is None and len(pairs) <= _MOST_ARROWS):
         for pair in pairs:
             _draw_arrow(axes, pair, places)
-    _draw_legend(figure, drawn)
+    _draw_legend(figure, drawn, top)
     return figure
 
 
@@ -111,16 +121,16 @@ class _Place:
         return bar.start, bar.end, upper - 0.94 * track, upper - 0.06 * track
 
 
-def _time_axes(figure: Figure, drawn: Sequence[Lane]) -> Axes:
+def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
     """Axes in seconds across and inches upwards, with a time scale in a unit that suits."""
     width, height = figure.get_size_inches()
-    axes = figure.sheet(_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
+    axes = figure.sheet(_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - top - _BOTTOM)
     end = max(bar.end for lane in drawn for bar in lane.bars) or 1e-6
     unit, factor = time_unit(end)
     ticks = MaxNLocator(nbins=8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
     ticks = [tick for tick in ticks if tick <= end * factor]
     axes.set_xlim(0, end)
-    axes.set_ylim(_BOTTOM, height - _TOP)
+    axes.set_ylim(_BOTTOM, height - top)
     axes.set_axis_on()
     axes.set_yticks([])
     axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
@@ -152,7 +162,7 @@ def _draw_lane(place: _Place) -> None:
             collection = _rectangles(boxes, _fill(bars[0]), f"rank {lane.rank} {role} {shade}")
             axes.add_collection(collection, autolim=False)
             if shade == "waiting":
-                axes.add_patch(_hatching(collection))
+                axes.add_artist(_hatching(collection))
     for bar in lane.bars:
         _draw_label(place, bar)
 
@@ -222,10 +232,10 @@ def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None
         arrowstyle="-|>", mutation_scale=7, linewidth=0.8, color=INK, alpha=0.6,
         shrinkA=0, shrinkB=0, zorder=4, gid=f"message {send.rank} {receive.rank}",
     )  # fmt: skip
-    axes.add_patch(arrow)
+    axes.add_artist(arrow)
 
 
-def _draw_legend(figure: Figure, drawn: Sequence[Lane]) -> None:
+def _draw_legend(figure: Figure, drawn: Sequence[Lane], top: float) -> None:
     """A swatch and a word for everything that is on the figure, in a row under the title."""
     entries: dict[str, tuple[str, str]] = {}
     for lane in drawn:
@@ -234,13 +244,13 @@ def _draw_legend(figure: Figure, drawn: Sequence[Lane]) -> None:
             words = "other compute" if words == "compute" else words
             entries.setdefault(words, (_fill(bar), bar.shade))
     width, height = figure.get_size_inches()
-    axes = figure.sheet(0, height - _TOP + 0.1, width, 0.3)
+    axes = figure.sheet(0, height - top + 0.1, width, 0.3)
     axes.set_xlim(0, width)
     axes.set_ylim(0, 0.3)
     left = _LEFT
     for words in (entry for entry in _LEGEND_ORDER if entry in entries):
         fill, shade = entries[words]
-        axes.add_patch(
+        axes.add_artist(
             Rectangle((left, 0.09), 0.24, 0.13, facecolor=fill, edgecolor=edge(fill),
                       linewidth=0.5, hatch=_HATCH if shade == "waiting" else None)
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["byte_words", "list_words", "time_unit", "time_words"]
+__all__ = ["byte_words", "list_words", "short_words", "time_unit", "time_words"]
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -27,6 +27,12 @@ def byte_words(count: float) -> str:
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"
     return f"{count:g} B"
+
+
+def short_words(words: str) -> str:
+    """`1.00 MB` as `1 MB`."""
+    number, unit = words.split(" ")
+    return f"{float(number):g} {unit}"
 
 
 def list_words(items: Sequence[str]) -> str:

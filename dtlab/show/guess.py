@@ -1,0 +1,195 @@
+"""`guess`: the learner commits to an answer before the cell that gives it.
+
+    sent = guess("How many MB does rank 0 send?", unit="MB")     a field appears, the cell is done
+    ...
+    sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
+
+Nothing waits for the learner: where nobody committed to anything, as in a run without a front
+end, `reveal` says so and gives the answer.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dtlab.show.notebook import in_a_kernel, show_bundle
+
+__all__ = ["Guess", "distance_words", "guess"]
+
+Value = int | float | str
+
+_CLOSE: Final = 0.1
+_GREEN, _GREY = "#1b7f4b", "#7a8288"  # both stand out on a light and on a dark page
+
+
+def guess(
+    question: str,
+    unit: str = "",
+    *,
+    options: Sequence[str] | None = None,
+    value: Value | None = None,
+) -> Guess:
+    """Ask for a number in `unit`, or for one of `options`, and come back at once.
+
+    In a notebook a field, or a button for each option, appears below the cell; what is typed there
+    is in `.value` of the result, and `.reveal(answer)` in a later cell compares the two. `value`
+    commits to a guess in code. Raises `ValueError` where `value` is no number or no option.
+    """
+    made = Guess(question, unit, options)
+    if value is not None:
+        made.commit(value)
+        show_bundle({"text/plain": f"{question} Your guess: {made.words(made.value)}."})
+    elif in_a_kernel():
+        from dtlab.show.guess_form import form
+
+        show_bundle({**form(made)._repr_mimebundle_(), "text/plain": made.asking})
+    else:
+        show_bundle({"text/plain": made.asking})
+    return made
+
+
+class Guess:
+    """A question, and the guess that was made: `value` is None as long as there is none."""
+
+    value: Value | None
+
+    def __init__(self, question: str, unit: str, options: Sequence[str] | None) -> None:
+        if options is not None and len(options) < 2:
+            raise ValueError(f"guess: options={options!r}. Give at least two.")
+        self.question = question
+        self.unit = unit
+        self.options = None if options is None else tuple(options)
+        self.value = None
+        self.on_reveal: list[Callable[[], None]] = []
+
+    @property
+    def asking(self) -> str:
+        """The question as one line of text."""
+        choice = f" ({' / '.join(self.options)})" if self.options else ""
+        return f"Guess: {self.question}{choice}"
+
+    def commit(self, typed: Value) -> None:
+        """Take this for the guess, in place of an earlier one.
+
+        Raises `ValueError`, and leaves no guess, where it is no number or none of the options.
+        """
+        self.value = None
+        self.value = self._option(typed) if self.options else _number(typed, self.unit)
+
+    def reveal(self, answer: Value, note: str = "") -> None:
+        """Show the answer, how far off the guess was, and `note` after it.
+
+        `answer` is a number in the guess's unit, or one of its options. From here on the guess
+        cannot be changed in its cell. Raises `ValueError` for an answer that nobody can guess.
+        """
+        words = self._verdict(answer)
+        told = f"{words} {note}".strip()
+        colour = _GREEN if words.endswith("that is right.") else _GREY
+        box = f"border-left:4px solid {colour};padding:.3em .8em;color:inherit"
+        page = f'<div style="{box}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
+        show_bundle({"text/plain": told, "text/html": page})
+        if self.value is not None:
+            for tell in self.on_reveal:
+                tell()
+
+    def words(self, value: Value | None) -> str:
+        """A guess or an answer with its unit."""
+        if value is None:
+            return "nothing"
+        number = value if isinstance(value, str) else _number_words(value)
+        return f"{number} {self.unit}".strip()
+
+    def __repr__(self) -> str:
+        made = "no guess yet" if self.value is None else self.words(self.value)
+        return f"<{self.question} {made}>"
+
+    def _verdict(self, answer: Value) -> str:
+        """How far off the guess was, in one sentence."""
+        actual = self._answer(answer)
+        if self.value is None:
+            return f"No guess was made. It is {self.words(actual)}."
+        if isinstance(self.value, str) or isinstance(actual, str):
+            if self.value == actual:
+                return f"You chose {self.words(actual)}, and that is right."
+            return f"You chose {self.words(self.value)}; it is {self.words(actual)}."
+        distance = distance_words(self.value, actual)
+        if not distance:
+            return f"You guessed {self.words(self.value)}, and that is right."
+        return f"You guessed {self.words(self.value)}; it is {self.words(actual)}: {distance}."
+
+    def _answer(self, answer: Value) -> Value:
+        if self.options:
+            return self._option(answer)
+        try:
+            number = answer if isinstance(answer, int) else float(answer)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"reveal: the guess is a number, so the answer has to be one, "
+                             f"not {answer!r}.")  # fmt: skip
+        return number
+
+    def _option(self, typed: Value) -> str:
+        options = self.options or ()
+        if typed not in options:
+            raise ValueError(f"{typed!r} is none of the options: {', '.join(options)}.")
+        return str(typed)
+
+
+def _number(typed: Value, unit: str) -> int | float:
+    """What was typed, with its unit or without, as a number."""
+    text = str(typed).strip()
+    text = text.removesuffix(unit).strip() if unit else text
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            return number
+    aside = f" in {unit}" if unit else ""
+    raise ValueError(
+        f"{str(typed)!r} is not a number{aside}. Use digits and a point, as in 12, 0.5 or 4e6."
+    )
+
+
+def distance_words(guessed: float, actual: float) -> str:
+    """How far a guess is from the answer, in words; nothing where it is right.
+
+    Right is what reads the same: an answer that is no whole number counts to four digits.
+    """
+    if _number_words(guessed) == _number_words(actual):
+        return ""
+    if actual == 0 or guessed == 0:
+        return f"off by {_number_words(abs(guessed - actual))}"
+    ratio = guessed / actual
+    if ratio < 0:
+        return "the sign is wrong"
+    if abs(ratio - 1) <= _CLOSE:
+        percent = f"{abs(ratio - 1):.0%}".replace("%", " %")
+        percent = "less than 1 %" if abs(ratio - 1) < 0.01 else percent
+        return f"close, {percent} too {'high' if ratio > 1 else 'low'}"
+    return _factor_words(ratio)
+
+
+def _factor_words(ratio: float) -> str:
+    """A guess that is so many times the answer, and not close to it."""
+    side, factor = ("high", ratio) if ratio > 1 else ("low", 1 / ratio)
+    if math.isclose(factor, 2, rel_tol=0.025):
+        return "yours is twice as much" if ratio > 1 else "yours is half of it"
+    if factor < 2:
+        return f"{abs(ratio - 1):.0%} too {side}".replace("%", " %")
+    aside = ""
+    if any(math.isclose(factor, 1000**power, rel_tol=0.03) for power in (1, 2, 3)):
+        aside = ", so look at the unit"
+    return f"too {side} by a factor of {_number_words(float(f'{factor:.2g}'))}{aside}"
+
+
+def _number_words(value: float) -> str:
+    """A whole number with all its digits, others with four, in powers of ten only if tiny."""
+    if float(value).is_integer():
+        return str(int(value))
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

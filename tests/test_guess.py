@@ -1,0 +1,197 @@
+"""`dtlab.guess`: what is asked, what is understood, and what is said about how far off it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import dtlab
+from dtlab.show import Guess, guess
+from dtlab.show.guess import distance_words
+from dtlab.show.guess_form import form
+
+
+def told(made: Guess, capsys: pytest.CaptureFixture[str], *answer: Any) -> str:
+    """What `reveal` prints."""
+    capsys.readouterr()
+    made.reveal(*answer)
+    return capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("guessed", "actual", "words"),
+    [
+        (24, 24, ""),
+        (24, 24.0000000004, ""),
+        (23.99, 23.9913, ""),  # four digits of a number that is not whole
+        (1110, 1111, "close, less than 1 % too low"),  # all digits of one that is
+        (23, 24, "close, 4 % too low"),
+        (26.4, 24, "close, 10 % too high"),
+        (27, 24, "12 % too high"),
+        (18, 24, "25 % too low"),
+        (13, 24, "46 % too low"),
+        (12, 24, "yours is half of it"),
+        (48, 24, "yours is twice as much"),
+        (8, 24, "too low by a factor of 3"),
+        (115, 24, "too high by a factor of 4.8"),
+        (24_000, 24, "too high by a factor of 1000, so look at the unit"),
+        (24e-6, 24, "too low by a factor of 1000000, so look at the unit"),
+        (-24, 24, "the sign is wrong"),
+        (-12, -24, "yours is half of it"),
+        (4, 0, "off by 4"),
+        (0, 2.5, "off by 2.5"),
+        (0, 0, ""),
+    ],
+)
+def test_words_for_a_distance(guessed: float, actual: float, words: str) -> None:
+    assert distance_words(guessed, actual) == words
+
+
+def test_the_answer_stands_beside_the_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    made = guess("How many MB does rank 0 send?", unit="MB", value=16)
+    assert capsys.readouterr().out == "How many MB does rank 0 send? Your guess: 16 MB.\n"
+    assert told(made, capsys, 48) == (
+        "You guessed 16 MB; it is 48 MB: too low by a factor of 3."
+    )
+    assert told(made, capsys, 16.0, "Three times S.") == (
+        "You guessed 16 MB, and that is right. Three times S."
+    )
+
+
+def test_a_run_in_which_nobody_guesses_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    made = guess("How many?", unit="MB")
+    assert capsys.readouterr().out == "Guess: How many?\n"
+    assert made.value is None
+    assert told(made, capsys, 24, "A ring.") == "No guess was made. It is 24 MB. A ring."
+
+
+def test_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    made = guess("Which is faster?", options=["ring", "server"])
+    assert capsys.readouterr().out == "Guess: Which is faster? (ring / server)\n"
+    assert told(made, capsys, "ring") == "No guess was made. It is ring."
+    made.commit("server")
+    assert told(made, capsys, "ring") == "You chose server; it is ring."
+    assert told(made, capsys, "server") == "You chose server, and that is right."
+    with pytest.raises(ValueError, match="'tree' is none of the options: ring, server"):
+        made.reveal("tree")
+    with pytest.raises(ValueError, match="'tree' is none of the options"):
+        guess("Which?", options=["ring", "server"], value="tree")
+    with pytest.raises(ValueError, match="at least two"):
+        guess("Which?", options=["ring"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("12", 12), ("12 MB", 12), (" 12MB ", 12), ("4e6", 4e6), ("-0.5", -0.5), (7, 7), (1.5, 1.5)],
+)
+def test_numbers_are_kept_as_they_were_typed(typed: Any, value: float) -> None:
+    kept = guess("How many?", unit="MB", value=typed).value
+    assert kept == value
+    assert type(kept) is type(value)
+
+
+@pytest.mark.parametrize("typed", ["", "twelve", "12 kB", "1,5", "nan", "inf"])
+def test_what_is_no_number_is_refused_and_leaves_no_guess(typed: str) -> None:
+    made = guess("How many?", unit="MB")
+    made.commit(5)
+    with pytest.raises(ValueError, match="is not a number in MB. Use digits and a point"):
+        made.commit(typed)
+    assert made.value is None
+
+
+@pytest.mark.parametrize("answer", ["ring", None, float("nan")])
+def test_an_answer_that_is_no_number_is_refused(answer: Any) -> None:
+    with pytest.raises(ValueError, match="the answer has to be one, not"):
+        guess("How many?", value=3).reveal(answer)
+
+
+def test_a_cell_that_runs_again_starts_without_a_guess() -> None:
+    def cell() -> Guess:
+        return dtlab.guess("How many?")
+
+    first = cell()
+    first.commit(3)
+    assert cell().value is None
+    assert repr(first) == "<How many? 3>"
+    assert repr(cell()) == "<How many? no guess yet>"
+
+
+# ---------------------------------------------------------------------------------- the form
+
+
+def parts(box: Any) -> tuple[list[Any], Any]:
+    """The controls of a form, and the line that says what was understood."""
+    question, row, status = box.children
+    assert "How many?" in question.value
+    return list(row.children), status
+
+
+def test_a_number_is_committed_from_the_field_and_by_the_button() -> None:
+    made = Guess("How many?", "MB", None)
+    (field, unit, button), status = parts(form(made))
+    assert unit.value == "MB"
+    assert field.continuous_update is False  # so that Enter commits, and not each key
+    field.value = "twelve"
+    assert made.value is None
+    assert "&#x27;twelve&#x27; is not a number in MB" in status.value
+    field.value = "12"
+    assert made.value == 12
+    assert "Your guess is 12 MB" in status.value
+    field.value = "13"
+    button.click()
+    assert made.value == 13
+
+
+def test_a_choice_is_committed_by_its_button() -> None:
+    made = Guess("How many?", "", ["one", "many"])
+    buttons, status = parts(form(made))
+    assert [button.description for button in buttons] == ["one", "many"]
+    buttons[0].click()
+    buttons[1].click()
+    assert made.value == "many"
+    assert [button.icon for button in buttons] == ["", "check"]
+    assert "Your guess is many" in status.value
+
+
+def test_after_the_answer_a_guess_stays_as_it_is() -> None:
+    made = Guess("How many?", "", None)
+    controls, _ = parts(form(made))
+    made.reveal(5)
+    assert not any(control.disabled for control in controls if hasattr(control, "disabled"))
+    controls[0].value = "4"
+    made.reveal(5)
+    assert all(control.disabled for control in controls if hasattr(control, "disabled"))
+
+
+def test_a_form_brings_no_colours_of_its_own() -> None:
+    import ipywidgets
+
+    made = Guess("How many?", "MB", None)
+    (field, unit, button), status = parts(form(made))
+    field.value = "3"
+    assert "color" not in status.value
+    assert "background" not in status.value
+    assert isinstance(unit, ipywidgets.Label)
+    assert button.style.button_color is None
+
+
+@pytest.mark.slow
+def test_in_a_notebook_nothing_waits_for_the_learner() -> None:
+    cells = [
+        "import dtlab\nsent = dtlab.guess('How many?', unit='MB')",
+        "print('goes on')\nsent.reveal(24, 'A ring.')",
+        "sent.commit('12')\nsent.reveal(24)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    (asked,), (_, answer), (later,) = (cell.outputs for cell in notebook.cells)
+    assert asked.data["text/plain"] == "Guess: How many?"
+    assert "application/vnd.jupyter.widget-view+json" in asked.data
+    assert answer.data["text/plain"] == "No guess was made. It is 24 MB. A ring."
+    assert "<b>No guess was made. It is 24 MB.</b> A ring." in answer.data["text/html"]
+    assert "background" not in answer.data["text/html"]
+    assert "color:inherit" in answer.data["text/html"]
+    assert later.data["text/plain"] == "You guessed 12 MB; it is 24 MB: yours is half of it."
