@@ -1,0 +1,103 @@
+"""What the emulated interconnect charges for a built-in collective: which algorithm it stands for.
+
+A library for real hardware chooses among several; here each collective always is
+
+    all_reduce                   a flat ring in the order of the ranks     2(N-1) rounds of S/N
+    reduce_scatter, all_gather   the same ring                              N-1 rounds of S/N
+    all_to_all                   pairwise, round k to the k-th to the right N-1 rounds of S/N
+    broadcast, reduce            a chain along the ring, in small pieces    (N-1) a + S/B
+    gather, scatter              straight through the root's port           a + (N-1)/N S/B
+    barrier                      empty messages at distance 1, 2, 4, ...    log2 N rounds of a
+
+A round lasts as long as its slowest link needs: over several nodes, a flat ring goes at the speed
+of the link between them. On one node these are the closed forms of `communication.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dtlab.predict.hardware import Cluster
+
+__all__ = ["Route", "collective_seconds"]
+
+Pair = tuple[int, int]  # ranks: from, to
+
+
+class Route:
+    """The messages of one collective among `ranks`, as far as time depends on them.
+
+    `pairs` are the (from, to) that exchange messages. `root` is a rank of the world.
+    Raises: ValueError for an operation that is not known.
+    """
+
+    def __init__(
+        self, operation: str, cluster: Cluster, ranks: Sequence[int], root: int = -1
+    ) -> None:
+        n, ring = len(ranks), _shifted(ranks, 1)
+        self.operation, self.ranks = operation, n
+        if operation in ("all_reduce", "reduce_scatter", "all_gather"):
+            rounds = [ring] * ((n - 1) * (2 if operation == "all_reduce" else 1))
+        elif operation == "all_to_all":
+            rounds = [_shifted(ranks, k) for k in range(1, n)]
+        elif operation in ("barrier", "monitored_barrier"):
+            rounds = [_shifted(ranks, 1 << k) for k in range((n - 1).bit_length())]
+        elif operation in ("broadcast", "reduce"):
+            end = 1 if operation == "broadcast" else 0  # nothing goes into the root, or out of it
+            rounds = [[pair for pair in ring if pair[end] != root]]
+        elif operation in ("gather", "scatter"):
+            others = [rank for rank in ranks if rank != root]
+            inward = operation == "gather"
+            rounds = [[(rank, root) if inward else (root, rank) for rank in others]]
+        else:
+            raise ValueError(f"{operation!r} is not a collective that is known here.")
+        rounds = [] if n == 1 else rounds
+        self.pairs = {pair for pairs in rounds[:n] for pair in pairs}
+        links = {pair: cluster.link(*pair) for pair in self.pairs}
+        self._used = Counter(links.values())
+        self._rounds = Counter(frozenset(links[pair] for pair in pairs) for pairs in rounds)
+
+    def seconds(self, nbytes: float) -> float:
+        """How long it takes, without the cluster's slowdown.
+
+        `nbytes` is the full tensor on one rank; for an all-to-all, what one rank sends.
+        """
+        used, piece = self._used, nbytes / self.ranks
+        if not used:  # a rank on its own
+            return 0.0
+        if self.operation in ("broadcast", "reduce"):
+            slowest = min(link.bandwidth for link in used)
+            return sum(link.latency * hops for link, hops in used.items()) + nbytes / slowest
+        if self.operation in ("gather", "scatter"):  # the ports of both levels work side by side
+            return max(link.seconds(peers * piece) for link, peers in used.items())
+        if self.operation.endswith("barrier"):
+            piece = 0.0
+        return sum(
+            count * max(link.seconds(piece) for link in links)
+            for links, count in self._rounds.items()
+        )
+
+
+def collective_seconds(
+    operation: str,
+    nbytes: float,
+    cluster: Cluster,
+    ranks: Sequence[int] | None = None,
+    root: int | None = None,
+) -> float:
+    """How long a built-in collective takes on an emulated cluster, without its slowdown.
+
+    `operation` is a name in torch.distributed ("all_reduce", "all_gather", ...), `nbytes` the full
+    tensor on one rank (for an all-to-all what one rank sends), `ranks` the members of the group,
+    all by default, and `root` a rank among them, the first by default.
+    Raises: ValueError for an operation that is not known, or ranks that are not there.
+    """
+    members = range(cluster.size) if ranks is None else ranks
+    return Route(operation, cluster, members, members[0] if root is None else root).seconds(nbytes)
+
+
+def _shifted(ranks: Sequence[int], distance: int) -> list[Pair]:
+    """Every rank sends to the one that is `distance` places to its right."""
+    n = len(ranks)
+    return [(ranks[i], ranks[(i + distance) % n]) for i in range(n)]

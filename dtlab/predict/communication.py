@@ -1,0 +1,247 @@
+"""How long communication takes: the alpha-beta model, and the collectives in closed form.
+
+A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way bandwidth in
+bytes/s). Everything else follows from who sends what to whom, and when:
+
+    operation (N ranks, S bytes)     seconds
+    ring all-reduce                  2(N-1) a + 2(N-1)/N S/B
+    reduce-scatter, all-gather       (N-1) a + (N-1)/N S/B      S: the whole tensor
+    all-to-all                       (N-1) a + (N-1)/N S/B      S: what one rank sends
+    broadcast, reduce                (N-1) a + S/B              along a chain, in small pieces
+    gather, scatter                  a + (N-1)/N S/B            all through the root's port
+    barrier                          log2 N a
+
+Sizes may be NumPy arrays; times then are too. The forms hold where every rank can send and
+receive at the same time and no two messages share a port: Thakur, Rabenseifner & Gropp 2005,
+"Optimization of collective communication operations in MPICH".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dtlab.predict.hardware import Bytes, Cluster, Link, check_count
+
+__all__ = [
+    "Cluster",
+    "Link",
+    "algorithm_bandwidth",
+    "all_gather_seconds",
+    "all_to_all_seconds",
+    "barrier_seconds",
+    "broadcast_seconds",
+    "bus_bandwidth",
+    "bus_factor",
+    "fit_link",
+    "flat_ring_all_reduce_seconds",
+    "gather_seconds",
+    "halving_doubling_all_reduce_seconds",
+    "hierarchical_all_reduce_seconds",
+    "naive_all_reduce_seconds",
+    "recursive_doubling_all_reduce_seconds",
+    "reduce_scatter_seconds",
+    "reduce_seconds",
+    "ring_all_reduce_seconds",
+    "scatter_seconds",
+    "tree_all_reduce_seconds",
+    "tree_broadcast_seconds",
+]
+
+
+# ------------------------------------------------------------------------------------ all-reduce
+
+
+def naive_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Through one rank: 2(N-1)(a + S/B)."""
+    return 2 * (check_count("ranks", ranks) - 1) * link.seconds(nbytes)
+
+
+def ring_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """2(N-1) a + 2(N-1)/N S/B (Patarasuk & Yuan 2009)."""
+    return 2 * _rounds_of_chunks(nbytes, ranks, link)
+
+
+def tree_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Up a binomial tree and down again: 2 log2 N (a + S/B), log2 N rounded up."""
+    return 2 * tree_broadcast_seconds(nbytes, ranks, link)
+
+
+def recursive_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """log2 N (a + S/B), log2 N rounded down; 2 (a + S/B) more where N is no power of two."""
+    rounds = check_count("ranks", ranks).bit_length() - 1
+    return (rounds + _beyond_power_of_two(ranks)) * link.seconds(nbytes)
+
+
+def halving_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """2 log2 N a + 2(N-1)/N S/B; where N is not a power of two, of the largest one below.
+
+    Then 2 (a + S/B) more for folding the other ranks in (Thakur et al. 2005).
+    """
+    rounds = check_count("ranks", ranks).bit_length() - 1
+    halves = 2 * rounds * link.latency + (2 - 2 / (1 << rounds)) * nbytes / link.bandwidth
+    return halves + _beyond_power_of_two(ranks) * link.seconds(nbytes)
+
+
+def hierarchical_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
+    """Rings in the nodes, and between ranks of the same seat, over a full cluster.
+
+    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2, n nodes of G, links 1 in and 2
+    between them. `slowdown` is not in it.
+    """
+    inside, share = cluster.gpus_per_node, nbytes / cluster.gpus_per_node
+    between = ring_all_reduce_seconds(share, cluster.nodes, cluster.inter)
+    return ring_all_reduce_seconds(nbytes, inside, cluster.intra) + between
+
+
+def flat_ring_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
+    """One ring over a full cluster: in every round all wait for the slowest link.
+
+    2(N-1) a + 2(N-1)/N S/B with the link between nodes where there are several, else the one
+    inside. `slowdown` is not in it. Without a barrier between rounds, part of the slow link's
+    latency hides behind messages before it: down to 2(N-1)/N S/B + a.
+    """
+    slowest = cluster.inter if cluster.nodes > 1 else cluster.intra
+    return ring_all_reduce_seconds(nbytes, cluster.size, slowest)
+
+
+# ------------------------------------------------------------------------- the other collectives
+
+
+def reduce_scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Around a ring: (N-1) a + (N-1)/N S/B, S the whole tensor."""
+    return _rounds_of_chunks(nbytes, ranks, link)
+
+
+def all_gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Around a ring: (N-1) a + (N-1)/N S/B, S the whole tensor."""
+    return _rounds_of_chunks(nbytes, ranks, link)
+
+
+def all_to_all_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Pairwise over a switch: (N-1) a + (N-1)/N S/B, S what one rank sends."""
+    return _rounds_of_chunks(nbytes, ranks, link)
+
+
+def broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Along a chain in small pieces: (N-1) a + S/B; 0 for one rank."""
+    hops = check_count("ranks", ranks) - 1
+    return hops * link.latency + min(hops, 1) * nbytes / link.bandwidth
+
+
+def reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """As a broadcast, backwards: (N-1) a + S/B."""
+    return broadcast_seconds(nbytes, ranks, link)
+
+
+def tree_broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Down a binomial tree, in one piece: log2 N (a + S/B), log2 N rounded up."""
+    return (check_count("ranks", ranks) - 1).bit_length() * link.seconds(nbytes)
+
+
+def gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """Straight to the root, one after the other through its port: a + (N-1)/N S/B.
+
+    S is all that the root ends up with, its own part too; 0 for one rank.
+    """
+    others = check_count("ranks", ranks) - 1
+    return min(others, 1) * link.latency + others / ranks * nbytes / link.bandwidth
+
+
+def scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    """As a gather, backwards: a + (N-1)/N S/B."""
+    return gather_seconds(nbytes, ranks, link)
+
+
+def barrier_seconds(ranks: int, link: Link) -> float:
+    """Empty messages to ranks at distance 1, 2, 4, ...: log2 N a, log2 N rounded up.
+
+    Hensgen, Finkel & Manber 1988, "Two algorithms for barrier synchronization".
+    """
+    return (check_count("ranks", ranks) - 1).bit_length() * link.latency
+
+
+def _rounds_of_chunks(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+    return (check_count("ranks", ranks) - 1) * link.seconds(nbytes / ranks)
+
+
+def _beyond_power_of_two(ranks: int) -> int:
+    """Messages for folding ranks beyond the last power of two in, and handing them the result."""
+    return 2 if ranks & (ranks - 1) else 0
+
+
+# ------------------------------------------------------------------------------- from measurements
+
+_FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.md
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send": lambda n: 1.0,
+}
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """What makes an algorithm bandwidth S/t comparable with the hardware's: 2(N-1)/N and so on.
+
+    `operation` is a name in torch.distributed. Raises: ValueError for one that has no factor.
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if operation not in _FACTORS:
+        names = ", ".join(_FACTORS)
+        raise ValueError(f"{operation!r} has no bus bandwidth factor. These have: {names}.")
+    return _FACTORS[operation](check_count("ranks", ranks))
+
+
+def algorithm_bandwidth(nbytes: Bytes, seconds: Bytes) -> Bytes:
+    """Bytes/s as the caller sees it: S/t, S the full tensor on one rank."""
+    return nbytes / seconds
+
+
+def bus_bandwidth(operation: str, nbytes: Bytes, seconds: Bytes, ranks: int) -> Bytes:
+    """Bytes/s as one rank's link sees it: S/t times `bus_factor`."""
+    return bus_factor(operation, ranks) * nbytes / seconds
+
+
+def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """The link that explains measured messages best: the t = a + S/B of least relative errors.
+
+    Relative, since a least-squares fit of seconds sees only the largest sizes; and the sum of the
+    errors' absolute values rather than of their squares, so that a few disturbed measurements
+    change little (iteratively reweighted least squares). Neither a nor 1/B comes out below 0.
+    Raises: ValueError for fewer than two different sizes, times that are not above 0, or times
+    that do not grow with the size.
+    """
+    size, time = np.asarray(sizes_in_bytes, dtype=float), np.asarray(seconds, dtype=float)
+    if size.shape != time.shape or size.ndim != 1 or len(np.unique(size)) < 2:
+        raise ValueError(
+            "fit_link needs one time for each size, and at least two different sizes; got "
+            f"{size.size} sizes, {len(np.unique(size))} different, and {time.size} times."
+        )
+    if not (np.isfinite(time).all() and (time > 0).all() and (size >= 0).all()):
+        raise ValueError("fit_link needs sizes from 0 on (bytes) and times above 0 (seconds).")
+    terms = np.column_stack((1 / time, size / time))  # (a + S/B) / t, which should be 1
+    latency, per_byte = _least_absolute(terms)
+    if latency < 0:
+        latency, per_byte = 0.0, _least_absolute(terms[:, 1:])[0]
+    if per_byte <= 0:
+        raise ValueError(
+            "The times do not grow with the sizes, so no bandwidth can be told from them. "
+            "Measure larger messages."
+        )
+    return Link(float(latency), float(1 / per_byte))
+
+
+def _least_absolute(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The x of least sum |terms x - 1|."""
+    scale = terms.max(axis=0)  # bytes and seconds differ by ten orders of magnitude
+    weight = np.ones(len(terms))
+    for _ in range(100):
+        root = np.sqrt(weight)[:, None]
+        x = np.linalg.lstsq(terms / scale * root, root[:, 0], rcond=None)[0]
+        weight = 1 / np.maximum(np.abs(terms / scale @ x - 1), 1e-6)
+    return np.asarray(x / scale)
