@@ -20,6 +20,7 @@ from dtlab.ranks import system
 from dtlab.trace import Trace
 
 if TYPE_CHECKING:
+    from dtlab.predict import Cluster
     from dtlab.ranks.launch import Run
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -38,6 +39,7 @@ def run(
     trace: bool,
     seed: int,
     begun: float,
+    cluster: Cluster | None = None,
 ) -> Run:
     """Run `fn(*args)` on this rank; all ranks return the same `Run`, or raise the same error."""
     import torch
@@ -46,6 +48,12 @@ def run(
     from dtlab.ranks.launch import Run
 
     _check_world_size(world_size)
+    if cluster is not None:
+        raise LaunchError(
+            "cluster= emulates links between ranks that launch makes itself, but this process is "
+            f"one of {os.environ['WORLD_SIZE']} ranks that were started already (WORLD_SIZE is "
+            "set). Leave cluster out: these ranks use the links that they have."
+        )
     backend = _join(backend)
     torch.manual_seed(seed)
     recorder, traffic = _start_recording(trace)

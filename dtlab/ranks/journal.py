@@ -23,6 +23,7 @@ import torch.distributed as dist
 from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.locate import is_learners
 from dtlab.ranks.operators import OPERATORS, Operator
+from dtlab.ranks.wire import Wire
 from dtlab.trace import Records
 
 __all__ = ["Journal"]
@@ -41,6 +42,7 @@ class Journal:
         self.world_size = world_size
         self._announcer: Announcer | None = announcer
         self.limit = limit
+        self.wire: Wire | None = None  # for `dtlab.compute`
         self._count = itertools.count()
         self._issued: list[tuple[int, ...]] = []  # as in `issue`
         self._ended: list[tuple[int, int]] = []  # operation, time

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtlab.errors import LaunchError
+from dtlab.predict import Cluster
 from dtlab.ranks import client, explain, inplace, system
 from dtlab.ranks.output import Output
 from dtlab.ranks.protocol import IN_RANK, Spec
@@ -47,6 +48,7 @@ class Run:
     seconds: float  # wall time of the whole call
     backend: str
     stderr: list[str] = field(default_factory=list, repr=False)
+    cluster: Cluster | None = None  # whose links were emulated
 
     @property
     def world_size(self) -> int:
@@ -57,6 +59,8 @@ class Run:
         short = reprlib.Repr()
         short.maxother = short.maxstring = 60
         head = f"{self.world_size} ranks on {self.backend}, {self.seconds:.2f} s"
+        if self.cluster is not None:
+            head += f", emulated {self.cluster!r}"
         if all(value is None for value in self.values):
             return head
         lines = [f"  rank {rank}: {short.repr(value)}" for rank, value in enumerate(self.values)]
@@ -76,6 +80,7 @@ def launch(
     seed: int = 0,
     threads: int | None = None,
     memory_limit: int | None = None,
+    cluster: Cluster | None = None,
     engine: str = "local",
 ) -> Run:
     """Run `fn(*args)` on every rank, each a process of its own, and return what came of it.
@@ -86,13 +91,16 @@ def launch(
     Args:
         fn: any function, also one defined in a cell with the notebook's names in it.
         args: handed to `fn` on each rank, as a copy of its own.
-        world_size: number of ranks; None means 2, or what the environment (torchrun) says.
+        world_size: number of ranks; None means 2, or as many as `cluster` has room for, or what
+            the environment (torchrun) says.
         backend: "gloo" or "nccl"; None means NCCL if there is a GPU for every rank, else gloo.
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: of torch, NumPy and random, the same on every rank (see `rank_generator`).
         threads: of torch on each rank; None shares the CPUs that may be used fairly.
         memory_limit: bytes that each rank may allocate beyond what a fresh one has.
+        cluster: links to emulate: every communication takes the time that they would need, and
+            LOCAL_RANK is the seat in the emulated node. What ranks compute and send stays real.
         engine: "local", processes on this machine.
 
     Raises:
@@ -105,7 +113,9 @@ def launch(
     begun = time.perf_counter()
     _check(fn, world_size, timeout, threads, memory_limit, engine)
     if inplace.environment_is_set():
-        return inplace.run(fn, args, world_size, backend, trace, seed, begun)
+        return inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster)
+    if cluster is not None:
+        world_size, backend = _on_cluster(cluster, world_size, backend)
     if system.WINDOWS:
         raise LaunchError("dtlab needs Linux, macOS or WSL2. On Windows, use WSL2.")
     client.SERVER.start()
@@ -121,6 +131,7 @@ def launch(
         environment=dict(os.environ),
         folder=os.getcwd(),
         path=[os.path.abspath(entry) for entry in sys.path],
+        cluster=cluster,
     )
     output = Output(world_size)
     collected = client.Conversation(spec, _pack_call(fn, args), output).run()
@@ -132,17 +143,17 @@ def launch(
     return Run(
         values=collected.values,
         stdout=output.kept("out"),
-        trace=_trace(collected) if trace else None,
+        trace=_trace(collected, cluster) if trace else None,
         seconds=time.perf_counter() - begun,
         backend=spec.backend,
         stderr=output.kept("err"),
+        cluster=cluster,
     )
 
 
-def _trace(collected: client.Collected) -> Trace:
-    return Trace.from_records(
-        collected.records, collected.outcome.wire if collected.outcome else None
-    )
+def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
+    wire = collected.outcome.wire if collected.outcome else None
+    return Trace.from_records(collected.records, wire, repr(cluster) if cluster else "")
 
 
 def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
@@ -155,6 +166,30 @@ def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
             "It uses something that only lives in this process (a lock, an open file, a process "
             "group, ...). Make that inside the function instead."
         ) from error
+
+
+def _on_cluster(
+    cluster: object, world_size: int | None, backend: str | None
+) -> tuple[int, str]:
+    """How many ranks are launched on an emulated cluster, and with which backend."""
+    if not isinstance(cluster, Cluster):
+        raise LaunchError(f"cluster is a dtlab.Cluster, or None, not {cluster!r}.")
+    if backend not in (None, "gloo"):
+        raise LaunchError(
+            f"cluster= emulates links between processes on the CPU, and backend={backend!r} uses "
+            "the links there are. Leave one of the two out."
+        )
+    if world_size is None and cluster.size > MOST_RANKS:
+        raise LaunchError(
+            f"{cluster!r} has room for {cluster.size} ranks, more than the {MOST_RANKS} that "
+            "launch starts at most. Pass a world_size: ranks fill one node after the other."
+        )
+    if world_size is not None and world_size > cluster.size:
+        raise LaunchError(
+            f"world_size={world_size} is more than {cluster!r} has room for: {cluster.size}. "
+            "Leave world_size out, or pass a cluster with more nodes or gpus_per_node."
+        )
+    return cluster.size if world_size is None else world_size, "gloo"
 
 
 def choose_backend(backend: str | None, world_size: int) -> str:

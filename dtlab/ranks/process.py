@@ -27,9 +27,11 @@ import torch.distributed as dist
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.board import Board
+from dtlab.ranks.ports import Ports
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
 from dtlab.ranks.transport import Packed, pack
+from dtlab.ranks.wire import Wire
 
 GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
 THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
@@ -43,6 +45,7 @@ class Ends(NamedTuple):
     store: socket.socket  # where rank 0 listens for the rendezvous
     stack_writer: int  # where its stack goes when asked for
     board: Board
+    ports: Ports | None  # of the emulated interconnect
 
 
 def run_rank(rank: int, spec: Spec, call: Packed, ends: Ends) -> NoReturn:
@@ -79,9 +82,12 @@ def _take_part(
     if outcome.status.recv(1) != protocol.GO:
         return
     announcer = Announcer(ends.board.writer(rank), spec.world_size)
-    if spec.trace or protocol.UNWATCHED not in os.environ:
+    wire = Wire(rank, ends.ports) if ends.ports else None
+    watched = spec.trace or protocol.UNWATCHED not in os.environ
+    if watched or wire:
         limit = RECORD_LIMIT if spec.trace else 0
-        outcome.recorder = Recorder(rank, limit=limit, announcer=announcer)
+        told = announcer if watched else None
+        outcome.recorder = Recorder(rank, limit=limit, announcer=told, wire=wire)
     _limit_memory(spec.memory_limit)
     if not outcome.failure:
         if outcome.recorder:
@@ -193,11 +199,14 @@ def _seed(seed: int) -> None:
 
 def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
     loopback = "lo" if system.LINUX else "lo0"
+    per_node = spec.cluster.gpus_per_node if spec.cluster else spec.world_size
+    node, seat = divmod(rank, per_node)
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(seat),
         "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(min(per_node, spec.world_size - node * per_node)),
+        "GROUP_RANK": str(node),
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
         **system.compiler_cache(spec.environment),

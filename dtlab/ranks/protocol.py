@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from dtlab.predict import Cluster
+
 # What the processes call themselves in the process list.
 SERVER_TITLE = "dtlab-rank-server"
 SUPERVISOR_TITLE = "dtlab-rank-supervisor"
@@ -58,6 +60,7 @@ class Spec:
     environment: dict[str, str]
     folder: str
     path: list[str]
+    cluster: Cluster | None = None  # whose links are emulated
 
 
 class Frame(NamedTuple):

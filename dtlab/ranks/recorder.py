@@ -37,6 +37,7 @@ from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.journal import Journal
 from dtlab.ranks.locate import asked_by_learner
 from dtlab.ranks.operators import OPERATORS, Operator
+from dtlab.ranks.wire import Wire
 from dtlab.trace import Records, set_span_sink
 
 __all__ = ["RECORD_LIMIT", "Recorder", "rehearse"]
@@ -50,16 +51,23 @@ class Recorder:
     """Records the communication and the spans of this process between `start` and `stop`.
 
     `limit` is how many operations, and how many spans, it keeps; what comes after is counted only.
-    With an `announcer`, each operation is also told to whoever reads the board.
+    With an `announcer`, each operation is also told to whoever reads the board; with a `wire`, it
+    takes the time that emulated links need.
     One recorder at a time; it can be started and stopped repeatedly, each time from nothing.
     """
 
     def __init__(
-        self, rank: int, *, limit: int = RECORD_LIMIT, announcer: Announcer | None = None
+        self,
+        rank: int,
+        *,
+        limit: int = RECORD_LIMIT,
+        announcer: Announcer | None = None,
+        wire: Wire | None = None,
     ) -> None:
         self.rank = rank
         self.limit = limit
         self.announcer = announcer
+        self._wire = wire
         self._journal = Journal()
         self._hooks: _Hooks | None = None
         self._still_leaving: list[Any] = []  # a message is lost with its Work
@@ -69,7 +77,8 @@ class Recorder:
         if getattr(dist.Work.wait, "__module__", None) == __name__:
             raise RuntimeError("A dtlab recorder is already running in this process.")
         self._journal = Journal(dist.get_world_size(), self.limit, self.announcer)
-        self._hooks = _Hooks(self._journal, self.announcer)
+        self._journal.wire = self._wire
+        self._hooks = _Hooks(self._journal, self.announcer, self._wire)
         set_span_sink(self._journal)
 
     def stop(self) -> Records:
@@ -102,11 +111,16 @@ _Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool]
 class _Hooks:
     """Our kernels and the hook on `Work.wait`, from construction until `remove`."""
 
-    def __init__(self, journal: Journal, announcer: Announcer | None = None) -> None:
+    def __init__(
+        self, journal: Journal, announcer: Announcer | None = None, wire: Wire | None = None
+    ) -> None:
         self._journal = journal
         self._announcer = announcer
+        self._wire = wire
         self._pending: dict[int, _Pending] = {}  # by the id of its Work
         self._ends = _Ends(journal, self._pending)
+        if wire is not None:
+            wire.on_delivery = self._ends.note
         self._c10d = _library("c10d")
         for number, operator in enumerate(OPERATORS):
             if hasattr(torch.ops.c10d, operator.c10d):  # versions of torch differ
@@ -143,6 +157,8 @@ class _Hooks:
         # `redispatch_boxed` lets go of the GIL. `call_boxed` does not, and DDP's reducer, which
         # holds a lock of its own while it communicates, can then deadlock.
         redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
+        if self._wire is not None:
+            redispatch = self._wire.carrier(operator, redispatch)
         journal, below = self._journal, _BELOW
         issue = journal.issuer(number, operator)
         pending, ends, unbox = self._pending, self._ends, dist.Work.unbox
@@ -180,6 +196,8 @@ class _Hooks:
         """`Work.wait`, noting how long it took."""
         pending, plain, waited = self._pending, self._plain_wait, self._waited
         announcer = self._announcer
+        if self._wire is not None:
+            plain = self._wire.waiter(plain)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = pending.get(id(work))
@@ -232,7 +250,6 @@ class _Hooks:
             if self._announcer is not None:
                 self._announcer.source(index, anybody[0], source, anybody[1])
         self._pending.pop(id(work), None)
-
 
     def _making_group(self, announcer: Announcer) -> Callable[[Any], Any]:
         def make(plain: Any) -> Any:
@@ -297,6 +314,12 @@ class _Ends:
                     self._pending.pop(id(work), None)
         finally:
             self._looking.release()
+
+    def note(self, work: Any) -> None:
+        """It is complete: the emulated interconnect tells, which keeps no order among groups."""
+        known = self._pending.pop(id(work), None)
+        if known is not None:
+            self._journal.end(known[0], _now())
 
     def _run(self) -> None:
         while not self._over:

@@ -26,6 +26,7 @@ import setproctitle
 
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.board import Board
+from dtlab.ranks.ports import Ports
 from dtlab.ranks.process import Ends, run_rank
 from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.traffic import Traffic
@@ -38,6 +39,7 @@ LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
 DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
 STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
+QUIET = 0.25  # seconds after which a rank has noticed what emulated links have delivered
 
 
 def main(fds: list[int]) -> NoReturn:
@@ -102,6 +104,7 @@ class Supervisor:
         self.delivering = False
         self.child_ended = system.wake_on_child()
         self.board = Board(spec.world_size)
+        self.ports = Ports(spec.cluster, spec.world_size) if spec.cluster else None
         self.finding: protocol.Finding | None = None
         self.looked_at = self.sampled_at = 0.0
 
@@ -135,7 +138,7 @@ class Supervisor:
             rank.pid = os.fork()
             if rank.pid == 0:
                 mine = fds[3 * number : 3 * number + 3]
-                ends = Ends(mine, theirs, store, rank.stack.writer, self.board)
+                ends = Ends(mine, theirs, store, rank.stack.writer, self.board, self.ports)
                 run_rank(number, self.spec, call, ends)
             theirs.close()
             rank.stack.close_writer()
@@ -184,7 +187,10 @@ class Supervisor:
         """Whether the watcher has found that the ranks have to be ended."""
         if now - self.looked_at >= LOOK_EVERY:
             self.looked_at = now
-            self.finding = self.watcher.look(self._ask_for_stacks)
+            if self.ports and now < self.ports.busy_until() * 1e-9 + QUIET:
+                self.watcher.blocked()  # follow only: a rank may be waiting for an emulated link
+            else:
+                self.finding = self.watcher.look(self._ask_for_stacks)
         return self.finding is not None
 
     def _ask_for_stacks(self, rank: int) -> list[list[Frame]]:

@@ -66,7 +66,8 @@ class Trace:
     """Events of all ranks on one clock, in seconds from the first event.
 
     `Trace(events)` takes `Event` objects in any order; `world_size` defaults to what they mention;
-    `wire` gives the bytes that left each rank. Without events it is an empty trace.
+    `wire` gives the bytes that left each rank. Without events it is an empty trace. `emulated`
+    says in words whose links it shows, and is empty where they are those of the machine.
     """
 
     def __init__(
@@ -85,7 +86,10 @@ class Trace:
 
     @classmethod
     def from_records(
-        cls, records: Sequence[Records], wire: Sequence[int | None] | None = None
+        cls,
+        records: Sequence[Records],
+        wire: Sequence[int | None] | None = None,
+        emulated: str = "",
     ) -> Trace:
         """The trace of what ranks recorded on one machine. Ranks that failed may be missing.
 
@@ -96,6 +100,7 @@ class Trace:
         sizes = [record.world_size for record in records] + [len(wire or ())]
         dropped = sum(record.dropped for record in records)
         trace._set(columns_from_records(records), max(sizes), wire, dropped)
+        trace.emulated = emulated
         return trace
 
     def _set(
@@ -111,6 +116,7 @@ class Trace:
         self.world_size = int(max(*seen, len(wire or ()) - 1)) + 1
         self.world_size = max(self.world_size, world_size or 0)
         self.dropped = dropped
+        self.emulated = ""
         self._columns = columns
         self._wire = [*(wire or ()), *[None] * self.world_size][: self.world_size]
 

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any, Protocol
 
-__all__ = ["SpanSink", "set_span_sink", "span"]
+__all__ = ["SpanSink", "set_span_sink", "span", "span_sink"]
 
 
 class SpanSink(Protocol):
@@ -23,6 +23,11 @@ def set_span_sink(sink: SpanSink | None) -> None:
     """Send all spans of this process to `sink` from now on; None throws them away."""
     global _sink
     _sink = sink
+
+
+def span_sink() -> SpanSink | None:
+    """Who takes the spans of this process; None where nobody does."""
+    return _sink
 
 
 class span:
