@@ -2,7 +2,8 @@
 # make check    lint, types, layers and the quick tests: under two minutes
 # make test     everything
 # make bench    speed, as ratios against PyTorch's own in the same run
-# make exercises   generate exercises/ from solutions/ again
+# make mutants UNIT=01   prove the checks of a unit, or of all: wrong answers and mutants
+# make notebooks   normalise all notebooks, and generate exercises/ from solutions/ again
 # make clean    remove .venv and what tools left behind
 #
 # PYTHON=python3.12       the Python to build .venv with (3.11 to 3.13)
@@ -18,7 +19,7 @@ COURSE ?= $(CURDIR)
 FIRST := notebooks/01_ranks_and_collectives.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: lab check test bench exercises clean
+.PHONY: lab check test bench mutants notebooks exercises clean
 
 lab: $(READY)
 	$(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
@@ -40,9 +41,13 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
 
-exercises: $(READY)
-	@for unit in solutions/*/; do \
-	  $(BIN)/nbgrader generate_assignment --force "$$(basename "$$unit")" || exit 1; done
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants $(UNIT)
+
+notebooks: $(READY)
+	$(BIN)/python -m dtlab release
+
+exercises: notebooks
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache gradebook.db

@@ -11,6 +11,11 @@ import os
 import sys
 from pathlib import Path
 
+from nbgrader.converters import GenerateAssignment
+from nbgrader.preprocessors import ClearSolutions
+
+from dtlab.grading import plugins
+
 # nbgrader runs `alembic` as a command, and finds it only where the environment's bin is on PATH.
 _commands = str(Path(sys.executable).parent)
 if _commands not in os.environ.get("PATH", "").split(os.pathsep):
@@ -28,6 +33,12 @@ c.CourseDirectory.feedback_directory = "feedback"
 # What `nbgrader generate_solution` and instantiated tests write must not look like a source.
 c.CourseDirectory.solution_directory = "build/solved"
 c.CourseDirectory.source_with_tests_directory = "build/instantiated"
+
+# Ours leaves the form of an answer standing, and clears away what is filled in below it.
+c.GenerateAssignment.preprocessors = [
+    plugins.ClearSolutions if step is ClearSolutions else step
+    for step in GenerateAssignment.preprocessors.default()
+]
 
 # The first launch in a kernel loads torch; a part's check then takes seconds, hanging or not.
 c.Execute.timeout = 120

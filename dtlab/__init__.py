@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import dtlab.collectives as collectives  # noqa: F401
+    import dtlab.predict as predict  # noqa: F401
     import dtlab.show as show  # noqa: F401
     from dtlab.errors import DeadlockError as DeadlockError
     from dtlab.errors import DtlabError as DtlabError
@@ -19,29 +20,44 @@ if TYPE_CHECKING:
     from dtlab.errors import RankTimeoutError as RankTimeoutError
     from dtlab.errors import Waiting as Waiting
     from dtlab.errors import expect as expect
+    from dtlab.grading import ask as ask
     from dtlab.grading import check as check
+    from dtlab.grading.practice import practice as practice
+    from dtlab.grading.progress import progress as progress
+    from dtlab.predict import Cluster as Cluster
+    from dtlab.predict import Link as Link
+    from dtlab.ranks.compute import compute as compute
     from dtlab.ranks.launch import Run as Run
     from dtlab.ranks.launch import launch as launch
     from dtlab.ranks.launch import rank_generator as rank_generator
+    from dtlab.show.guess import guess as guess
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
 
 _HOMES = {  # public name -> the module it lives in; None for a module of that name
+    "Cluster": "predict",
     "DeadlockError": "errors",
     "DtlabError": "errors",
     "Event": "trace",
     "Failure": "errors",
     "LaunchError": "errors",
+    "Link": "predict",
     "RankError": "errors",
     "RankTimeoutError": "errors",
     "Run": "ranks.launch",
     "Trace": "trace",
     "Waiting": "errors",
+    "ask": "grading",
     "check": "grading",
     "collectives": None,
+    "compute": "ranks.compute",
     "expect": "errors",
+    "guess": "show.guess",
     "launch": "ranks.launch",
+    "practice": "grading.practice",
+    "predict": None,
+    "progress": "grading.progress",
     "rank_generator": "ranks.launch",
     "show": None,
     "span": "trace",

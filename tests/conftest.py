@@ -17,6 +17,7 @@ from tests.leftovers import descendants, files, listening
 def pytest_configure(config: pytest.Config) -> None:
     """Give this run a temporary folder of its own."""
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dtlab-tests-")
+    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # what checks keep of a learner's progress
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
 
 

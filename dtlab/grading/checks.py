@@ -70,16 +70,18 @@ class Check:
         """Points that can be had."""
         return sum(rule.points for rule in self.rules)
 
-    def run(self, symbol: str, fn: Any, seed: int = 0) -> list[Criterion]:
-        """Runs `fn`, which the learner calls `symbol`, on ranks and judges what was seen."""
-        if not callable(fn):
+    def run(
+        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+    ) -> list[Criterion]:
+        """Runs `answer`, which the learner calls `symbol`, on ranks and judges what was seen."""
+        if not callable(answer):
             return self._nothing_to_judge(
-                f"{symbol} is {type(fn).__name__} here, not a function: hand in the function "
+                f"{symbol} is {type(answer).__name__} here, not a function: hand in the function "
                 f"itself, without brackets."
             )
         seen: list[Observation] = []
         for trial in self.trials(seed):
-            seen.append(observe(trial, fn))
+            seen.append(observe(trial, answer))
             if seen[-1].unwritten:
                 return self._nothing_to_judge(
                     f"{symbol} is not written yet: it still raises NotImplementedError."

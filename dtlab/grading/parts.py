@@ -1,4 +1,4 @@
-"""The catalogue of exercise parts, and `check`, which a learner calls."""
+"""The catalogue of exercise parts; `ask` and `check`, which a learner calls."""
 
 from __future__ import annotations
 
@@ -7,39 +7,81 @@ import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 from dtlab.errors import DtlabError
-from dtlab.grading.checks import Check
-from dtlab.grading.report import Report
+from dtlab.grading.answers import Given, Questions
+from dtlab.grading.records import record
+from dtlab.grading.report import Criterion, Reference, Report
 
-__all__ = ["Part", "check", "find_part", "known_parts"]
+__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts"]
+
+
+class Checks(Protocol):
+    """How a part is checked: `checks.Check` runs functions, `answers.Questions` reads values."""
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        ...
+
+    def run(
+        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+    ) -> list[Criterion]:
+        """Judges `answer`, which the learner calls `symbol`."""
+        ...
 
 
 @dataclass(frozen=True)
 class Part:
     """One exercise part: the only place where its name, points and check are written down.
 
-    `grade_id` is the id of its graded cell, `minutes` the time it should take, `difficulty` 1 to
-    3, `reference` the dotted name of the library's own version.
+    `level` is 1 to 3, `title` the heading of the part, `symbol` what the learner fills in,
+    `grade_id` the id of its graded cell, `minutes` the time it should take, `difficulty` 1 to 3,
+    `reference` the dotted name of the library's own version, `stretch` whether it goes beyond
+    what the unit needs.
     """
 
     name: str
+    level: int
+    title: str
     symbol: str
     grade_id: str
     minutes: int
     difficulty: int
-    check: Check
-    reference: str
+    check: Checks
+    reference: str | None = None
+    stretch: bool = False
 
     @property
     def points(self) -> float:
         """Points of the graded cell."""
         return self.check.points
 
+    @property
+    def unit(self) -> str:
+        """The number of its unit: "01"."""
+        return self.name.partition("/")[0]
+
+    @property
+    def answer_id(self) -> str:
+        """The id of the cell that the learner fills in."""
+        return self.grade_id.removesuffix("-check")
+
+    @property
+    def call(self) -> str:
+        """The source of its graded cell."""
+        learner = ", learner=learner" if isinstance(self.check, Questions) else ""
+        return f'dtlab.check("{self.name}", {self.symbol}{learner})'
+
+    @property
+    def dots(self) -> str:
+        """Its difficulty as it is drawn in a table: two of three are ●●○."""
+        return "●" * self.difficulty + "○" * (3 - self.difficulty)
+
 
 def known_parts() -> Iterator[Part]:
-    """All parts, unit after unit: each `dtlab/grading/unitNN.py` lists its own as `PARTS`."""
+    """All parts, unit after unit: each package `dtlab/grading/unitNN` lists its own as `PARTS`."""
     package = importlib.import_module("dtlab.grading")
     for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
         if module.startswith("unit"):
@@ -56,11 +98,29 @@ def find_part(name: str) -> Part:
     raise DtlabError(f"there is no part {name!r}.{guess} Known parts: {', '.join(parts)}")
 
 
-def check(name: str, answer: Any, *, seed: int = 0) -> Report:
-    """Runs `answer` on real ranks and reports what it earns, criterion by criterion.
+def ask(name: str, learner: str) -> Given:
+    """What a part of Level I gives this learner and asks: shown as the last value of a cell.
 
-    `seed` draws the inputs. Whatever the answer does (raises, hangs, exits) becomes a criterion
-    that says so; raises `DtlabError` for an unknown name and `LaunchError` where no ranks can run.
+    The same id gets the same values always and everywhere. Raises `DtlabError` for an unknown
+    part, for one that draws nothing, and for an empty id.
     """
     part = find_part(name)
-    return Report(part.symbol, tuple(part.check.run(part.symbol, answer, seed)))
+    if not isinstance(part.check, Questions):
+        raise DtlabError(f"{name} asks for {part.symbol}, not for values drawn from your id.")
+    return part.check.given(part.symbol, learner)
+
+
+def check(name: str, answer: Any, *, seed: int = 0, learner: str | None = None) -> Report:
+    """Judges the answer to a part and reports what it earns, criterion by criterion.
+
+    A function is run on real ranks, with inputs drawn from `seed`; values are compared with those
+    of `learner`. Whatever the answer does (raises, hangs, exits) becomes a criterion that says so;
+    raises `DtlabError` for an unknown name and `LaunchError` where no ranks can run.
+    """
+    part = find_part(name)
+    criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
+    passed = all(criterion.status == "ok" for criterion in criteria)
+    reference = Reference.of(part.reference) if passed and part.reference else None
+    report = Report(part.symbol, criteria, reference)
+    record(part.name, report.score, report.max_score)
+    return report

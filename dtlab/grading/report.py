@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import html
+import importlib
+import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import indent
 from typing import Any, Literal
 
-__all__ = ["Criterion", "Report", "Status"]
+__all__ = ["Criterion", "Reference", "Report", "Status"]
 
 Status = Literal["ok", "lost", "blocked"]
 
@@ -31,6 +34,26 @@ class Criterion:
     message: str
 
 
+@dataclass(frozen=True)
+class Reference:
+    """The library's own version of a part: its dotted name, its place, its source."""
+
+    name: str
+    place: str
+    source: str
+
+    @classmethod
+    def of(cls, name: str) -> Reference:
+        """Reads the source of the function `name`, as "dtlab.collectives.tree_broadcast"."""
+        module, _, symbol = name.rpartition(".")
+        function = getattr(importlib.import_module(module), symbol)
+        lines, first = inspect.getsourcelines(function)
+        file = Path(inspect.getsourcefile(function) or "")
+        root = Path(__file__).parents[2]  # what holds the package
+        shown = file.relative_to(root) if file.is_relative_to(root) else file.name
+        return cls(name, f"{shown}, line {first}", "".join(lines).rstrip())
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """The verdict on one part. As the last value of a graded cell it is nbgrader's partial credit.
@@ -40,10 +63,13 @@ class Report:
       lost  0/3  each rank sent 12.6 MB; a ring needs 2(N-1)/N x 4.2 MB = 6.3 MB
       ok    2/2  only the two neighbours talk
       ok    1/1  2(N-1) = 6 rounds
+
+    A passed part carries the library's `reference`, to be read beside the learner's own.
     """
 
     title: str
     criteria: Sequence[Criterion]
+    reference: Reference | None = None
 
     @property
     def score(self) -> float:
@@ -71,6 +97,8 @@ class Report:
         for criterion in self.criteria:
             label = f"  {criterion.status:<{width}}  {criterion.earned:g}/{criterion.points:g}  "
             lines.append(label + indent(criterion.message, " " * len(label)).lstrip())
+        if self.reference is not None:
+            lines.append(f"  The library's own: {self.reference.name}, {self.reference.place}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -88,7 +116,19 @@ class Report:
             f'<table style="color:inherit;border-collapse:collapse;margin:0">'
             f'<caption style="color:inherit;text-align:left;padding:.3em 0">'
             f"<b>{html.escape(self.title)}</b>&emsp;{self.score:g} of {self.max_score:g} points"
-            f"</caption><tbody>{rows}</tbody></table>"
+            f"</caption><tbody>{rows}</tbody></table>{self._reference_html()}"
+        )
+
+    def _reference_html(self) -> str:
+        """The library's version, folded away under the table."""
+        if self.reference is None:
+            return ""
+        name, place = html.escape(self.reference.name), html.escape(self.reference.place)
+        return (
+            f'<details style="margin:.5em 0"><summary style="cursor:pointer">Compare with the '
+            f"library's own: <code>{name}</code> ({place})</summary>"
+            '<pre style="color:inherit;background:none;overflow-x:auto;padding:.5em 0 0 1em">'
+            f"{html.escape(self.reference.source)}</pre></details>"
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

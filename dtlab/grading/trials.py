@@ -1,9 +1,12 @@
 """Runs a learner's function on real ranks and brings back what a judge may see.
 
-    check's process                               ranks (fresh, by dtlab.launch)
-    Trial(world_size, sizes, seed)  ───────────>  tensor = labelled_input(seed, case, rank)
-                                                  fn(tensor)
-    Observation(answers, trace | error)  <──────  Answer(tensor, returned)
+    check's process                        ranks (fresh, by dtlab.launch)
+    Trial(world_size, cases)  ──────────>  for case in cases:
+                                               case.on_rank(fn)
+                                                   inputs made from the case's seed
+                                                   fn(inputs)
+    Observation(results, trace | error) <────  tensors
+    case.mistake(results)
 
 A judge sees tensors, the trace and the counters of the operating system; the learner's function
 never runs in the judge's process.
@@ -12,65 +15,72 @@ never runs in the judge's process.
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Collection, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
-    import torch
-
+    from dtlab.predict import Cluster
     from dtlab.trace import Trace
 
-__all__ = ["Answer", "Observation", "Trial", "labelled_input", "observe"]
+__all__ = ["Case", "Observation", "Trial", "observe"]
 
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
-_NOTE = re.compile(r"\(called with (\d+) elements")
+_NOTE = re.compile(r"\(in case (\d+) of this check\)")
 
-_LARGEST = 9999  # sums of such integers are exact in float32, and tell whose values are in them
+
+class Case(Protocol):
+    """One use of the learner's function, with all that is needed to judge it.
+
+    It holds a seed rather than tensors, and says itself in words as `str`: "7 elements".
+    """
+
+    def on_rank(self, fn: Callable[..., Any]) -> Any:
+        """Runs on every rank: makes this rank's inputs, calls `fn`, returns what is to be seen."""
+        ...
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        """Runs in the check's process: what is wrong with what the ranks returned, or nothing."""
+        ...
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch: the function is called once for each of `sizes` (in elements), in that order."""
+    """One launch, in which every rank goes through the same cases in the same order.
+
+    `cluster` is the emulated interconnect on which it runs, if any.
+    """
 
     world_size: int
-    sizes: tuple[int, ...]
-    seed: int
+    cases: Sequence[Case]
+    cluster: Cluster | None = None
 
-    def inputs(self, case: int) -> list[torch.Tensor]:
-        """What the ranks begin with in case number `case`."""
-        size = self.sizes[case]
-        return [labelled_input(self.seed, size, rank) for rank in range(self.world_size)]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one rank has after the call: its tensor, and what the function returned if a tensor."""
-
-    tensor: torch.Tensor
-    returned: torch.Tensor | None
+    def words(self, case: int | None = None) -> str:
+        """What is tried, "5 ranks, 7 elements"; without the case where that is not known."""
+        ranks = count_ranks(self.world_size)
+        if case is None and len(self.cases) > 1:
+            return ranks
+        return f"{ranks}, {self.cases[case or 0]}"
 
 
 @dataclass(frozen=True)
 class Observation:
     """What was seen of one trial.
 
-    `answers[case][rank]` is empty where the launch failed: then `error` is set. `finished` names
-    the ready-made functions of `dtlab.collectives` that were called.
+    `results[case][rank]` is what a case returned; empty where the launch failed: then `error` is
+    set.
     """
 
     trial: Trial
-    answers: list[list[Answer]] = field(default_factory=list)
+    results: list[list[Any]] = field(default_factory=list)
     trace: Trace | None = None
-    finished: tuple[str, ...] = ()
     error: RanksError | None = None
 
     @property
@@ -90,9 +100,18 @@ class Observation:
         message = self.failure.message if self.failure is not None else ""
         return next(iter(message.splitlines()), "").rstrip("():") == "NotImplementedError"
 
+    @cached_property
+    def mistakes(self) -> list[str]:
+        """What is wrong, a sentence for each case that is; why the launch failed, where it did."""
+        if self.error is not None:
+            return [self.trouble]
+        found = enumerate(zip(self.trial.cases, self.results, strict=True))
+        said = [(number, case.mistake(results)) for number, (case, results) in found]
+        return [f"{self.trial.words(number)}, {what}" for number, what in said if what]
+
     @property
-    def failed_size(self) -> int | None:
-        """With how many elements the failing call was made, None where that is not known."""
+    def failed_case(self) -> int | None:
+        """Which case the failing rank was in, None where that is not known."""
         failure = self.failure
         noted = _NOTE.search(failure.traceback or failure.message) if failure else None
         return int(noted[1]) if noted else None
@@ -105,85 +124,56 @@ class Observation:
         return _hang(self.error, self.trial) if self.hung else self._crash()
 
     def _crash(self) -> str:
-        size = f", {self.failed_size} elements" if self.failed_size is not None else ""
-        where = f"{count_ranks(self.trial.world_size)}{size}"
+        where = self.trial.words(self.failed_case)
         if self.failure is None:
             return f"{where}: {self.error}"
         what = next(iter(self.failure.message.splitlines()), self.failure.kind)
         return f"{where}: {what}\n{self.failure.place}".rstrip()
 
 
-def labelled_input(seed: int, size: int, rank: int) -> torch.Tensor:
-    """Whole numbers as float32, different on every rank: `size` elements."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + size * 101 + rank)
-    return torch.randint(-_LARGEST, _LARGEST + 1, (size,), generator=generator).float()
-
-
 def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
     """Launches `fn` on the ranks of `trial`, without showing what they print.
 
+    Ranks talk through gloo, whose traffic the operating system counts, also where there are GPUs.
     Raises `LaunchError` where no ranks can run: that is not the learner's doing.
     """
     from dtlab.ranks.launch import launch
 
+    ranks, limit = trial.world_size, TIME_LIMIT
     try:
         with redirect_stdout(StringIO()):
-            run = launch(_call_on_rank, fn, trial, world_size=trial.world_size, timeout=TIME_LIMIT)
+            run = launch(
+                _run_cases,
+                fn,
+                trial,
+                world_size=ranks,
+                backend="gloo",
+                timeout=limit,
+                cluster=trial.cluster,
+            )
     except RanksError as error:
         return Observation(trial, error=error)
-    per_rank = [answers for answers, _ in run.values]
-    finished = {name for _, names in run.values for name in names}
-    return Observation(
-        trial,
-        answers=[list(case) for case in zip(*per_rank, strict=True)],
-        trace=run.trace,
-        finished=tuple(sorted(finished)),
-    )
+    results = [list(case) for case in zip(*run.values, strict=True)]
+    return Observation(trial, results, run.trace)
 
 
-def _call_on_rank(fn: Callable[..., Any], trial: Trial) -> tuple[list[Answer], set[str]]:
-    """Runs on every rank: one call for each size of the trial."""
-    import torch
-    import torch.distributed as dist
-
-    answers = []
-    with _finished_collectives() as finished:
-        for size in trial.sizes:
-            tensor = labelled_input(trial.seed, size, dist.get_rank())
-            try:
-                returned = fn(tensor)
-            except Exception as error:
-                error.add_note(f"(called with {size} elements on {trial.world_size} ranks)")
-                raise
-            kept = returned if isinstance(returned, torch.Tensor) else None
-            answers.append(Answer(tensor, None if kept is tensor else kept))
-    return answers, finished
-
-
-@contextmanager
-def _finished_collectives() -> Iterator[set[str]]:
-    """Collects the names of the functions of `dtlab.collectives` that are called meanwhile."""
-    names: set[str] = set()
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        home, name = frame.f_globals, frame.f_code.co_name
-        if event == "call" and home.get("__name__") == "dtlab.collectives":
-            names.update({name} & set(home["__all__"]))
-
-    sys.setprofile(look)
-    try:
-        yield names
-    finally:
-        sys.setprofile(None)
+def _run_cases(fn: Callable[..., Any], trial: Trial) -> list[Any]:
+    """Runs on every rank."""
+    results = []
+    for number, case in enumerate(trial.cases):
+        try:
+            results.append(case.on_rank(fn))
+        except Exception as error:
+            error.add_note(f"(in case {number} of this check)")
+            raise
+    return results
 
 
 def _hang(error: RanksError, trial: Trial) -> str:
     """Who waits in which line, and the usual cause where it shows."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
-    lines = [f"{count_ranks(trial.world_size)}: the ranks do not come back."]
+    lines = [f"{trial.words()}: the ranks do not come back."]
     if isinstance(error, DeadlockError) and error.mismatch:
         lines.append(error.mismatch)
     alike: dict[tuple[str, str], list[int]] = {}
@@ -202,4 +192,6 @@ def _usual_cause(operations: Collection[str]) -> str:
         return "Every rank receives before it sends, so nobody sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):
         return "Look for a loop that does not end."
+    if operations and not any(one in ("send", "recv", "compute") for one in operations):
+        return "All members of a group have to call its collectives, equally often and in order."
     return "Look for a receive whose send never comes, or the other way round."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dtlab.ranks.words import ranks_in_words
 
-__all__ = ["count_ranks", "megabytes", "ranks_in_words"]
+__all__ = ["amount", "count_ranks", "ranks_in_words"]
 
 
-def megabytes(count: float) -> str:
-    """`count` bytes in decimal megabytes: "6.3 MB"."""
-    return f"{count / 1e6:.1f} MB"
+def amount(count: float) -> str:
+    """`count` bytes in decimal units: "6.3 MB", "12 kB", "40 bytes"."""
+    if count >= 1e5:
+        return f"{count / 1e6:.1f} MB"
+    return f"{count / 1e3:.0f} kB" if count >= 1e3 else f"{count:.0f} bytes"
 
 
 def count_ranks(count: int) -> str:

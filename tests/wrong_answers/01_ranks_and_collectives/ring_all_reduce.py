@@ -4,9 +4,14 @@
 of its message. What is named neither there nor "blocked" in the report must be earned.
 """
 
+import os
+import socket
 import sys
+import threading
 import time
+from multiprocessing import shared_memory
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,8 +25,8 @@ def whole_tensor_in_every_round(tensor, group=None):
     passing = tensor.clone()
     arriving = torch.empty_like(tensor)
     for _ in range(size - 1):
-        sending = dist.isend(passing, (rank + 1) % size, group)
-        dist.recv(arriving, (rank - 1) % size, group)
+        sending = dist.isend(passing, group=group, group_dst=(rank + 1) % size)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
         sending.wait()
         tensor += arriving
         passing.copy_(arriving)
@@ -32,8 +37,8 @@ def whole_tensor_summed_then_handed_round(tensor, group=None):
     right, left = (rank + 1) % size, (rank - 1) % size
     own, total, arriving = tensor.clone(), tensor.clone(), torch.empty_like(tensor)
     for step in range(2 * (size - 1)):
-        sending = dist.isend(total, right, group)
-        dist.recv(arriving, left, group)
+        sending = dist.isend(total, group=group, group_dst=right)
+        dist.recv(arriving, group=group, group_src=left)
         sending.wait()
         total.copy_(arriving + own if step < size - 1 else arriving)
     tensor.copy_(total)
@@ -47,13 +52,13 @@ def for_two_ranks(tensor, group=None):
     chunks = tensor.tensor_split(2)
     mine, theirs = chunks[rank % 2], chunks[(rank + 1) % 2]
     arriving = torch.empty_like(mine)
-    sending = dist.isend(theirs, other, group)
-    dist.recv(arriving, (rank - 1) % size, group)
+    sending = dist.isend(theirs, group=group, group_dst=other)
+    dist.recv(arriving, group=group, group_src=(rank - 1) % size)
     sending.wait()
     mine += arriving
     arriving = torch.empty_like(theirs)
-    sending = dist.isend(mine, other, group)
-    dist.recv(arriving, (rank - 1) % size, group)
+    sending = dist.isend(mine, group=group, group_dst=other)
+    dist.recv(arriving, group=group, group_src=(rank - 1) % size)
     sending.wait()
     theirs.copy_(arriving)
 
@@ -63,8 +68,9 @@ def only_where_the_size_divides(tensor, group=None):
     chunks = tensor.view(size, -1)
     arriving = torch.empty_like(chunks[0])
     for step in range(2 * (size - 1)):
-        sending = dist.isend(chunks[(rank - step) % size], (rank + 1) % size, group)
-        dist.recv(arriving, (rank - 1) % size, group)
+        outgoing = chunks[(rank - step) % size]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
         sending.wait()
         mine = chunks[(rank - step - 1) % size]
         mine.copy_(mine + arriving if step < size - 1 else arriving)
@@ -76,8 +82,9 @@ def remainder_left_out(tensor, group=None):
     chunks = [tensor[index * length : (index + 1) * length] for index in range(size)]
     arriving = torch.empty_like(chunks[0])
     for step in range(2 * (size - 1)):
-        sending = dist.isend(chunks[(rank - step) % size], (rank + 1) % size, group)
-        dist.recv(arriving, (rank - 1) % size, group)
+        outgoing = chunks[(rank - step) % size]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
         sending.wait()
         mine = chunks[(rank - step - 1) % size]
         mine.copy_(mine + arriving if step < size - 1 else arriving)
@@ -90,9 +97,9 @@ def all_gather_off_by_one(tensor, group=None):
         shift = 0 if step < size - 1 else 1
         outgoing = chunks[(rank - step - shift) % size].clone()
         mine = chunks[(rank - step - 1 - shift) % size]
-        sending = dist.isend(outgoing, (rank + 1) % size, group)
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
         arriving = torch.empty_like(mine)
-        dist.recv(arriving, (rank - 1) % size, group)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
         sending.wait()
         mine.copy_(mine + arriving if step < size - 1 else arriving)
 
@@ -102,9 +109,10 @@ def all_gather_forgotten(tensor, group=None):
     chunks = tensor.tensor_split(size)
     for step in range(size - 1):
         mine = chunks[(rank - step - 1) % size]
-        sending = dist.isend(chunks[(rank - step) % size], (rank + 1) % size, group)
+        outgoing = chunks[(rank - step) % size]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
         arriving = torch.empty_like(mine)
-        dist.recv(arriving, (rank - 1) % size, group)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
         sending.wait()
         mine += arriving
 
@@ -129,15 +137,15 @@ def fp64_on_the_wire(tensor, group=None):
 def everything_to_rank_0(tensor, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank > 0:
-        dist.send(tensor, 0, group)
-        dist.recv(tensor, 0, group)
+        dist.send(tensor, group=group, group_dst=0)
+        dist.recv(tensor, group=group, group_src=0)
         return
     arriving = torch.empty_like(tensor)
     for other in range(1, size):
-        dist.recv(arriving, other, group)
+        dist.recv(arriving, group=group, group_src=other)
         tensor += arriving
     for other in range(1, size):
-        dist.send(tensor, other, group)
+        dist.send(tensor, group=group, group_dst=other)
 
 
 def every_rank_with_every_other(tensor, group=None):
@@ -146,14 +154,14 @@ def every_rank_with_every_other(tensor, group=None):
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
         arriving = torch.empty_like(chunks[rank])
-        sending = dist.isend(chunks[to], to, group)
-        dist.recv(arriving, source, group)
+        sending = dist.isend(chunks[to], group=group, group_dst=to)
+        dist.recv(arriving, group=group, group_src=source)
         sending.wait()
         chunks[rank].add_(arriving)
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
-        sending = dist.isend(chunks[rank], to, group)
-        dist.recv(chunks[source], source, group)
+        sending = dist.isend(chunks[rank], group=group, group_dst=to)
+        dist.recv(chunks[source], group=group, group_src=source)
         sending.wait()
 
 
@@ -182,8 +190,9 @@ def everyone_receives_first(tensor, group=None):
     for step in range(2 * (size - 1)):
         mine = chunks[(rank - step - 1) % size]
         arriving = torch.empty_like(mine)
-        dist.recv(arriving, (rank - 1) % size, group)
-        dist.send(chunks[(rank - step) % size], (rank + 1) % size, group)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        outgoing = chunks[(rank - step) % size]
+        dist.send(outgoing, group=group, group_dst=(rank + 1) % size)
         mine.copy_(mine + arriving if step < size - 1 else arriving)
 
 
@@ -204,8 +213,8 @@ def greets_its_neighbour(tensor, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return
-    sending = dist.isend(tensor[:1].clone(), (rank + 1) % size, group)
-    dist.recv(tensor[:1], (rank - 1) % size, group)
+    sending = dist.isend(tensor[:1].clone(), group=group, group_dst=(rank + 1) % size)
+    dist.recv(tensor[:1], group=group, group_src=(rank - 1) % size)
     sending.wait()
 
 
@@ -224,6 +233,229 @@ def replaces_the_storage(tensor, group=None):
     tensor.data = total
 
 
+def buffer_read_before_it_is_full(tensor, group=None):
+    """`wait` on what was received is missing, so the sums are made of a stale buffer."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    moves = []
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        arriving = torch.zeros_like(mine)
+        moves.append((dist.isend(outgoing.clone(), group=group, group_dst=(rank + 1) % size), 0))
+        moves.append((dist.irecv(arriving, group=group, group_src=(rank - 1) % size), arriving))
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+    for work, _ in moves:
+        work.wait()
+
+
+def nobody_waits_for_what_is_sent(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        dist.isend(outgoing.clone(), group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def one_neighbour_for_all(tensor, group=None):
+    """A chain there and back in place of a ring: its ends send half as much as the others."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    arriving = torch.empty_like(tensor)
+    if rank > 0:
+        dist.recv(arriving, group=group, group_src=rank - 1)
+        tensor += arriving
+    if rank < size - 1:
+        dist.send(tensor, group=group, group_dst=rank + 1)
+        dist.recv(tensor, group=group, group_src=rank + 1)
+    if rank > 0:
+        dist.send(tensor, group=group, group_dst=rank - 1)
+
+
+def ignores_the_group(tensor, group=None):
+    ring_in_odd_even_order(tensor)
+
+
+def ranks_of_the_group_taken_for_global_ones(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        sending = dist.isend(outgoing, (rank + 1) % size, group)
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, (rank - 1) % size, group)
+        sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def global_rank_in_the_groups_ring(tensor, group=None):
+    rank, size = dist.get_rank(), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def group_left_out_of_send_and_receive(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        sending = dist.isend(outgoing, (rank + 1) % size)
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, (rank - 1) % size)
+        sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def without_a_group(tensor):
+    ring_in_odd_even_order(tensor)
+
+
+# Wrong, and hidden: a finished collective, or another way than torch.distributed's messages
+
+
+def finished_ring_in_a_thread(tensor, group=None):
+    ring = dtlab.collectives.ring_all_reduce
+    thread = threading.Thread(target=ring, args=(tensor,), kwargs={"group": group})
+    thread.start()
+    thread.join()
+
+
+def finished_ring_without_profiling(tensor, group=None):
+    sys.setprofile(None)
+    dtlab.collectives.ring_all_reduce(tensor, group=group)
+
+
+def all_reduce_below_the_recorder(tensor, group=None):
+    """BackendSelect, where the recorder stands, is left out of the dispatch."""
+    key = torch._C.DispatchKey.BackendSelect
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+        dist.all_reduce(tensor, group=group)
+
+
+def all_reduce_of_the_backend_itself(tensor, group=None):
+    group = group or dist.distributed_c10d._get_default_group()
+    group._get_backend(torch.device("cpu")).allreduce([tensor]).wait()
+
+
+def unrecorded_messages(tensor, group=None):
+    """A ring of its own, whose messages pass below the recorder."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    key = torch._C.DispatchKey.BackendSelect
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        arriving = torch.empty_like(mine)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
+            dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+            sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def ring_for_show_beside_an_all_reduce(tensor, group=None):
+    ring_in_odd_even_order(tensor.clone(), group)
+    all_reduce_below_the_recorder(tensor, group)
+
+
+def share(tensor, group, put, get):
+    """The sum of what all members put, where `put` and `get` are any way from rank to rank."""
+    members = dist.get_process_group_ranks(group)
+    call = store().add(f"{members} {dist.get_rank()}", 1)
+    names = [f"{members} {call} {rank}" for rank in members]
+    put(names[dist.get_rank(group)], tensor.numpy().tobytes())
+    total = sum(np.frombuffer(get(name), dtype=np.float32) for name in names)
+    tensor.copy_(torch.from_numpy(total))
+
+
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+
+def through_the_store(tensor, group=None):
+    share(tensor, group, store().set, store().get)
+
+
+def through_shared_memory(tensor, group=None):
+    def put(name, data):
+        mine = shared_memory.SharedMemory(create=True, size=max(1, len(data)))
+        mine.buf[: len(data)] = data
+        kept.append(mine)
+        store().set(name, f"{mine.name} {len(data)}")
+
+    def get(name):
+        place, length = store().get(name).decode().split()
+        theirs = shared_memory.SharedMemory(place)
+        data = bytes(theirs.buf[: int(length)])
+        theirs.close()
+        return data
+
+    kept = []
+    share(tensor, group, put, get)
+    members = dist.get_process_group_ranks(group)
+    read = store().add(f"{members} has been read", 1)
+    calls = -(-read // len(members))
+    while store().add(f"{members} has been read", 0) < calls * len(members):
+        time.sleep(0.001)
+    kept[0].close()
+    kept[0].unlink()
+
+
+def through_a_raw_socket(tensor, group=None):
+    """Every rank serves its tensor to all that connect."""
+
+    def serve(server, data):
+        for _ in range(dist.get_world_size(group)):
+            with server.accept()[0] as connection:
+                connection.sendall(data)
+        server.close()
+
+    def put(name, data):
+        server = socket.create_server(("127.0.0.1", 0))
+        serving.append(threading.Thread(target=serve, args=(server, data)))
+        serving[0].start()
+        store().set(name, str(server.getsockname()[1]))
+
+    def get(name):
+        port = int(store().get(name))
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+    serving = []
+    share(tensor, group, put, get)
+    serving[0].join()
+
+
+def in_a_child_process(tensor, group=None):
+    """What the child sends is not sent by the rank."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        through_a_raw_socket(tensor, group)
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(tensor.numpy().tobytes())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        tensor.copy_(torch.frombuffer(bytearray(pipe.read()), dtype=tensor.dtype))
+    os.waitpid(child, 0)
+
+
+def inputs_of_all_ranks_read_from_the_check(tensor, group=None):
+    """The functions that call this one know how the inputs are drawn."""
+    frame = sys._getframe()
+    while not hasattr(frame.f_locals.get("self"), "inputs"):
+        frame = frame.f_back
+    every = frame.f_locals["self"].inputs(dist.get_world_size())
+    tensor.copy_(sum(every[rank] for rank in dist.get_process_group_ranks(group)))
+
+
 # Right, written differently --------------------------------------------------------------------
 
 
@@ -236,11 +468,11 @@ def ring_in_odd_even_order(tensor, group=None):
         outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
         arriving = torch.empty_like(mine)
         if rank % 2 == 0:
-            dist.send(outgoing, right, group)
-            dist.recv(arriving, left, group)
+            dist.send(outgoing, group=group, group_dst=right)
+            dist.recv(arriving, group=group, group_src=left)
         else:
-            dist.recv(arriving, left, group)
-            dist.send(outgoing, right, group)
+            dist.recv(arriving, group=group, group_src=left)
+            dist.send(outgoing, group=group, group_dst=right)
         mine.copy_(mine + arriving if step < size - 1 else arriving)
 
 
@@ -255,9 +487,11 @@ def ring_with_batch_isend_irecv(tensor, group=None):
         arriving = torch.empty_like(chunks[into])
         moves = []
         if len(chunks[out]):
-            moves.append(dist.P2POp(dist.isend, chunks[out], (rank - 1) % size, group))
+            to = (rank - 1) % size
+            moves.append(dist.P2POp(dist.isend, chunks[out], group=group, group_peer=to))
         if len(arriving):
-            moves.append(dist.P2POp(dist.irecv, arriving, (rank + 1) % size, group))
+            source = (rank + 1) % size
+            moves.append(dist.P2POp(dist.irecv, arriving, group=group, group_peer=source))
         for work in dist.batch_isend_irecv(moves) if moves else []:
             work.wait()
         return arriving
@@ -281,8 +515,9 @@ def ring_by_recursion(tensor, group=None):
             return
         mine = chunks[(rank - step - 1) % size]
         into = torch.empty_like(mine) if step < size - 1 else mine
-        receiving = dist.irecv(into, (rank - 1) % size, group)
-        dist.send(chunks[(rank - step) % size], (rank + 1) % size, group)
+        receiving = dist.irecv(into, group=group, group_src=(rank - 1) % size)
+        outgoing = chunks[(rank - step) % size]
+        dist.send(outgoing, group=group, group_dst=(rank + 1) % size)
         receiving.wait()
         if step < size - 1:
             mine.add_(into)
@@ -291,7 +526,49 @@ def ring_by_recursion(tensor, group=None):
     turn(0)
 
 
-RIGHT = [ring_in_odd_even_order, ring_with_batch_isend_irecv, ring_by_recursion]
+def ring_in_both_directions(tensor, group=None):
+    """Half of the tensor goes each way round at the same time: twice as many, half as long."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    halves = [half.tensor_split(size) for half in tensor.tensor_split(2)]
+    for step in range(2 * (size - 1)):
+        moves, arrivals = [], []
+        for chunks, way in zip(halves, (1, -1), strict=True):
+            place = rank * way  # counted along the way round
+            outgoing, mine = chunks[(place - step) % size], chunks[(place - step - 1) % size]
+            arrivals.append((mine, torch.empty_like(mine)))
+            tag = 1 + way  # with two ranks both neighbours are the same one
+            to, source = (rank + way) % size, (rank - way) % size
+            moves.append(dist.isend(outgoing, group=group, group_dst=to, tag=tag))
+            moves.append(dist.irecv(arrivals[-1][1], group=group, group_src=source, tag=tag))
+        for work in moves:
+            work.wait()
+        for mine, arriving in arrivals:
+            mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def ring_with_global_ranks(tensor, group=None):
+    """The members by their global ranks, found once; waits for what it sent at the very end."""
+    members = dist.get_process_group_ranks(group)
+    place, size = members.index(dist.get_rank()), len(members)
+    after, before = members[(place + 1) % size], members[place - 1]
+    chunks, sending = tensor.tensor_split(size), []
+    for step in range(2 * (size - 1)):
+        outgoing, mine = chunks[(place - step) % size], chunks[(place - step - 1) % size]
+        sending.append(dist.isend(outgoing.clone(), after, group))
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, before, group)
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+    for work in sending:
+        work.wait()
+
+
+RIGHT = [
+    ring_in_odd_even_order,
+    ring_with_batch_isend_irecv,
+    ring_by_recursion,
+    ring_in_both_directions,
+    ring_with_global_ranks,
+]
 
 WRONG = {
     whole_tensor_in_every_round: {"bytes": "You pass the whole tensor on in every round"},
@@ -306,16 +583,35 @@ WRONG = {
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "one half of the ring"},
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_place: {"result": "you return the right sum but leave `tensor` as it was"},
-    fp64_on_the_wire: {"bytes": "twice as much: send the tensor's own dtype"},
+    fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},
     everything_to_rank_0: {
         "bytes": "rank 0 sent 12.6 MB and others down to 4.2 MB",
         "neighbours": "rank 0 talks to rank 2 too",
     },
     every_rank_with_every_other: {"neighbours": "rank 0 talks to rank 2 too"},
     half_a_chunk_in_a_round: {"rounds": "send a whole chunk in one message"},
+    buffer_read_before_it_is_full: {"result": " ranks, "},
+    nobody_waits_for_what_is_sent: {"result": "does not wait for its dist.isend"},
+    one_neighbour_for_all: {"bytes": "The ranks do not share the work"},
+    ignores_the_group: {"subgroups": "Hand `group` to every call"},
+    ranks_of_the_group_taken_for_global_ones: {"subgroups": "count in the group"},
+    global_rank_in_the_groups_ring: {"subgroups": "count in the group"},
+    group_left_out_of_send_and_receive: {"subgroups": "Hand `group` to every call"},
+    without_a_group: {"subgroups": "takes no `group`"},
     torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
     torch_all_gather: {"result": "dist.all_gather does the work for you"},
     finished_ring: {"result": "dtlab.collectives.ring_all_reduce does the work for you"},
+    finished_ring_in_a_thread: {"result": "dtlab.collectives.ring_all_reduce does the work"},
+    finished_ring_without_profiling: {"result": "sys.setprofile"},
+    all_reduce_below_the_recorder: {"result": "left it as the operating system counts"},
+    all_reduce_of_the_backend_itself: {"result": "left it as the operating system counts"},
+    unrecorded_messages: {"result": "left it as the operating system counts"},
+    ring_for_show_beside_an_all_reduce: {"result": "left it as the operating system counts"},
+    through_a_raw_socket: {"result": "4 ranks, 1048576 elements: "},
+    through_the_store: {"result": "the data came another way"},
+    through_shared_memory: {"result": "the data came another way"},
+    in_a_child_process: {"result": "the data came another way"},
+    inputs_of_all_ranks_read_from_the_check: {"result": "the data came another way"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
     never_ends: {"result": "ranks 0 to 3 are still computing"},
     untouched: {"result": "ring_all_reduce is not written yet"},
@@ -326,5 +622,14 @@ WRONG = {
     greets_its_neighbour: {"result": "element 0 holds", "bytes": "Some chunks never travel"},
     index_out_of_range: {"result": "IndexError: tuple index out of range"},
     leaves: {"result": "left by sys.exit(3)"},
-    replaces_the_storage: {"result": "write into it instead", "bytes": "twice as much"},
+    replaces_the_storage: {
+        "result": "write into it instead",
+        "bytes": "float64: send the tensor's own dtype",
+    },
+}
+
+EQUIVALENT = {
+    "sending.wait(); if step < size - 1:; ... -> if step < size - 1:; mine += arriving; ...": (
+        "the chunk that changes is not the one that is being sent"
+    ),
 }

@@ -1,0 +1,179 @@
+"""Questions with drawn values, as data.
+
+learner's id ──> Given (values, shown by `dtlab.ask`) ──> Question.settle ──> Criterion
+                                    learner's answers ────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from html import escape
+from random import Random
+from typing import Any
+
+from dtlab.errors import DtlabError
+from dtlab.grading.checks import Verdict, blocked
+from dtlab.grading.kinds import Choice, Choices, Kind, Mistake, Number, Values
+from dtlab.grading.learners import graded_student, normalised, random_for
+from dtlab.grading.report import Criterion
+
+__all__ = ["Choice", "Choices", "Given", "Mistake", "Number", "Question", "Questions", "Values"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One field of an answer: its name, its points, what is asked, and how it is judged.
+
+    `prompt` may name given values, as in "what rank {root} holds".
+    """
+
+    name: str
+    points: float
+    prompt: str
+    answer: Kind
+
+    def settle(self, answer: Any, given: Values) -> Criterion:
+        """The criterion for an answer; None, as handed out, is no answer yet."""
+        if answer is None:
+            return self.closed(blocked("not answered yet"))
+        return self.closed(self.answer.judge(answer, given))
+
+    def closed(self, verdict: Verdict) -> Criterion:
+        """The criterion with a verdict: all of its points or none."""
+        earned = self.points if verdict.status == "ok" else 0
+        message = f"{self.name}: {verdict.message}"
+        return Criterion(self.name, self.points, earned, verdict.status, message)
+
+
+class Given(Mapping[str, Any]):
+    """The values of one part for one learner, which shows what is given and what is asked."""
+
+    def __init__(
+        self, title: str, values: Values, rows: Sequence[tuple[str, str]], asked: Sequence[str]
+    ) -> None:
+        self._title, self._values, self._rows, self._asked = title, dict(values), rows, asked
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            raise KeyError(f"{name!r} is not given here. Given: {', '.join(self._values)}")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        width = max(len(label) for label, _ in self._rows)
+        lines = [f"  {label:<{width}}   {value}" for label, value in self._rows]
+        return "\n".join([self._title, *lines, "asked for", *(f"  {one}" for one in self._asked)])
+
+    def _repr_html_(self) -> str:
+        cell = "padding:.2em 1em .2em 0;vertical-align:top;text-align:left"
+        rows = "".join(
+            f'<tr style="background:none"><th scope="row" style="{cell}">{escape(label)}</th>'
+            f'<td style="{cell}">{escape(value)}</td></tr>'
+            for label, value in self._rows
+        )
+        asked = "".join(
+            f"<li><b>{escape(name)}</b>: {escape(question)}</li>"
+            for name, _, question in (one.partition(": ") for one in self._asked)
+        )
+        return (
+            '<table style="color:inherit;border-collapse:collapse;margin:0">'
+            '<caption style="color:inherit;text-align:left;white-space:nowrap;padding:.3em 0">'
+            f"<b>{escape(self._title)}</b></caption><tbody>{rows}</tbody></table>"
+            f'<ul style="margin:.5em 0 0 1.2em;padding:0">{asked}</ul>'
+        )
+
+
+@dataclass(frozen=True)
+class Questions:
+    """How a part of Level I is checked: values drawn from the learner's id, and questions.
+
+    `rows` says in words what is given. Values are drawn again until the right answer and all
+    known mistakes differ.
+    """
+
+    draw: Callable[[Random], Values]
+    rows: Callable[[Values], Sequence[tuple[str, str]]]
+    questions: tuple[Question, ...]
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        return sum(question.points for question in self.questions)
+
+    def given(self, symbol: str, learner: object) -> Given:
+        """The values for this learner. Raises `DtlabError` where the id is missing."""
+        generator = random_for(normalised(learner), symbol)
+        for _ in range(1000):
+            values = self.draw(generator)
+            if all(question.answer.distinct(values) for question in self.questions):
+                break
+        else:
+            raise AssertionError(f"{symbol}: no draw tells the known mistakes apart")
+        title = f"{symbol}, drawn for {str(learner).strip()}"
+        return Given(
+            title, values, self.rows(values), [self._asked(q, values) for q in self.questions]
+        )
+
+    def run(
+        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+    ) -> list[Criterion]:
+        """Judges the answers, a value for each question, against this learner's own values."""
+        try:
+            given = self.given(symbol, learner)
+            _refuse_others(normalised(learner), learner)
+            answers = self._by_name(symbol, answer)
+        except DtlabError as error:
+            return self._nothing_to_judge(str(error))
+        return [question.settle(answers.get(question.name), given) for question in self.questions]
+
+    def _asked(self, question: Question, values: Values) -> str:
+        points = "1 point" if question.points == 1 else f"{question.points:g} points"
+        prompt, form = question.prompt.format(**values), question.answer.form()
+        return f"{question.name}: {prompt} ({'; '.join(filter(None, (points, form)))})"
+
+    def _by_name(self, symbol: str, answer: Any) -> dict[str, Any]:
+        names = [question.name for question in self.questions]
+        if isinstance(answer, Mapping):
+            unknown = [name for name in answer if name not in names]
+            if unknown:
+                close_ones = get_close_matches(str(unknown[0]), names, n=1)
+                guess = f" Did you mean {close_ones[0]!r}?" if close_ones else ""
+                raise DtlabError(
+                    f"{symbol} has an entry {unknown[0]!r}, which nobody asked for.{guess} "
+                    f"Asked for: {', '.join(names)}."
+                )
+            return dict(answer)
+        if len(names) == 1:
+            return {names[0]: answer}
+        if isinstance(answer, list | tuple) and len(answer) == len(names):
+            return dict(zip(names, answer, strict=True))
+        if answer is None:
+            return {}
+        raise DtlabError(
+            f"{symbol} is {type(answer).__name__} here. Write a dict with an entry for each of: "
+            f"{', '.join(names)}."
+        )
+
+    def _nothing_to_judge(self, why: str) -> list[Criterion]:
+        first, *others = self.questions
+        waiting = blocked("judged once that is settled")
+        head = Criterion(first.name, first.points, 0, "lost", why)
+        return [head, *(question.closed(waiting) for question in others)]
+
+
+def _refuse_others(name: str, typed: object) -> None:
+    """Raises `DtlabError` where nbgrader grades the work of somebody else than `name`."""
+    student = graded_student()
+    if student is not None and "".join(student.casefold().split()) != name:
+        raise DtlabError(
+            f"these are the questions of {str(typed).strip()!r}, and {student!r} handed them in. "
+            "Each learner has values of their own: type your own id in the first cell, and answer "
+            "what it then asks."
+        )

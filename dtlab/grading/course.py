@@ -1,0 +1,73 @@
+"""Where the course lies on this machine, and which notebook holds what.
+
+notebooks/01_name.ipynb              the lesson
+exercises/01_name/level-1.ipynb      what is handed out; solutions/ holds its source
+my/notebooks/..., my/exercises/...   the learner's own copies, out of git's sight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtlab.errors import DtlabError
+from dtlab.grading.parts import Part
+
+__all__ = ["Course"]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The folder of the course. Paths of notebooks are relative to it."""
+
+    root: Path
+
+    @classmethod
+    def find(cls) -> Course:
+        """The course around the working folder, or the one that this dtlab belongs to.
+
+        Raises `DtlabError` where neither is one.
+        """
+        here = Path.cwd()
+        for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+            if (folder / "nbgrader_config.py").is_file() and (folder / "exercises").is_dir():
+                return cls(folder)
+        raise DtlabError(
+            f"{here} is in no dtlab course: there is no folder above it with nbgrader_config.py "
+            "and exercises/. Go to the folder that you cloned, and try again."
+        )
+
+    def units(self) -> list[str]:
+        """The names of all units, "01_ranks_and_collectives" first."""
+        found = {path.stem for path in (self.root / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+        for folder in ("solutions", "exercises"):
+            found |= {path.name for path in (self.root / folder).glob("[0-9][0-9]_*/")}
+        return sorted(found)
+
+    def unit(self, number: str) -> str:
+        """The name of the unit with this number. Raises `DtlabError` that lists all units."""
+        wanted = number.partition("/")[0].partition("_")[0].zfill(2)
+        for name in self.units():
+            if name.startswith(f"{wanted}_"):
+                return name
+        raise DtlabError(f"there is no unit {number!r}. Units: {', '.join(self.units())}.")
+
+    def level(self, part: Part) -> Path:
+        """The notebook that asks for the part, as "01_name/level-2.ipynb"."""
+        return Path(self.unit(part.unit)) / f"level-{part.level}.ipynb"
+
+    def handed_out(self, unit: str) -> Iterator[Path]:
+        """The lesson of a unit and its levels."""
+        for pattern in (f"notebooks/{unit}.ipynb", f"exercises/{unit}/*.ipynb"):
+            yield from sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
+
+    def own(self, notebook: Path) -> Path:
+        """Where the learner's copy of a notebook belongs; the links in it lead to other copies."""
+        return Path("my") / notebook
+
+    def worked_on(self, part: Part) -> Path:
+        """The notebook in which the learner does the part: the copy, where there is one."""
+        released = Path("exercises") / self.level(part)
+        own = self.own(released)
+        return own if (self.root / own).is_file() else released

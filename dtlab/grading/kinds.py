@@ -1,0 +1,208 @@
+"""Kinds of answers, as data: a number, one of several options, a set of options.
+
+A wrong answer that people are known to give is told why it is wrong; any other one is told where
+to look. What is right is never said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.quantities import Unreadable, binary_twin, close, read, written
+
+__all__ = ["Choice", "Choices", "Kind", "Mistake", "Number", "Values"]
+
+Values = Mapping[str, Any]
+T = TypeVar("T")
+
+
+def _value(fixed_or_function: T | Callable[[Values], T], given: Values) -> T:
+    return fixed_or_function(given) if callable(fixed_or_function) else fixed_or_function
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that people give, as a value or a function of the given values, and why.
+
+    `why` goes on after the learner's answer, "25.2 MB: ...", and does not say what is right.
+    """
+
+    value: Any
+    why: str
+
+
+class Kind(Protocol):
+    """How one answer is read and judged."""
+
+    @property
+    def mistakes(self) -> Sequence[Mistake]:
+        """The wrong answers that have a message of their own."""
+        ...
+
+    def form(self) -> str:
+        """What to write, in a few words: "in MB"."""
+        ...
+
+    def judge(self, answer: Any, given: Values) -> Verdict:
+        """The verdict on an answer that was given."""
+        ...
+
+    def distinct(self, given: Values) -> bool:
+        """Whether right and wrong can be told apart for these values."""
+        ...
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, or a list of numbers, computed from the given values by `expected`.
+
+    `expected` and the mistakes are in `unit`; `tolerance` is a share of what is expected, 0 for
+    whole numbers. `hint` says where to look, for a wrong answer that is not a known mistake.
+    """
+
+    expected: Callable[[Values], Any]
+    mistakes: tuple[Mistake, ...]
+    hint: str
+    unit: str = ""
+    tolerance: float = 0.01
+
+    def form(self) -> str:
+        return f"in {self.unit}" if self.unit else ""
+
+    def judge(self, answer: Any, given: Values) -> Verdict:
+        try:
+            readings = read(answer, self.unit)
+        except Unreadable as error:
+            return lost(str(error))
+        if _empty(readings[0]):
+            return blocked("not answered yet")
+        wanted = self.expected(given)
+        for got in readings:
+            if close(got, wanted, self.tolerance):
+                return ok(written(got, self.unit))
+        for mistake in self._mistakes():
+            for got in readings:
+                if close(got, _value(mistake.value, given), self.tolerance):
+                    return lost(f"{written(got, self.unit)}: {mistake.why}")
+        shown = written(readings[0], self.unit if len(readings) == 1 else "")
+        return lost(f"{shown} is not it. {self.hint}")
+
+    def distinct(self, given: Values) -> bool:
+        values = [self.expected(given), *(_value(one.value, given) for one in self._mistakes())]
+        apart = 2 * self.tolerance
+        return not any(
+            close(one, other, apart)
+            for number, one in enumerate(values)
+            for other in values[number + 1 :]
+        )
+
+    def _mistakes(self) -> Iterator[Mistake]:
+        """The part's own, and the mix-up of decimal and binary units that is always possible."""
+        yield from self.mistakes
+        twin = binary_twin(self.unit)
+        if twin is not None:
+            name, size = twin
+            yield Mistake(
+                lambda given: _times(self.expected(given), 1 / size),
+                f"this would be right in {name}, of 1024 at each step; {self.unit} go by 1000.",
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of `options` (what to write -> what it means); the mistakes are other options."""
+
+    options: Mapping[str, str]
+    expected: str | Callable[[Values], str]
+    mistakes: tuple[Mistake, ...]
+    hint: str
+
+    def form(self) -> str:
+        return "one of " + _listed(self.options)
+
+    def judge(self, answer: Any, given: Values) -> Verdict:
+        try:
+            got = _option(answer, self.options)
+        except Unreadable as error:
+            return lost(str(error))
+        if got == _value(self.expected, given):
+            return ok(got)
+        for mistake in self.mistakes:
+            if got == _value(mistake.value, given):
+                return lost(f"{got}: {mistake.why}")
+        return lost(f"{got} is not it. {self.hint}")
+
+    def distinct(self, given: Values) -> bool:
+        right = _value(self.expected, given)
+        return all(_value(one.value, given) != right for one in self.mistakes)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A set of `options`, in any order; all of them and no other.
+
+    A mistake is a whole set, or one option that is in the answer wrongly or missing from it.
+    """
+
+    options: Mapping[str, str]
+    expected: frozenset[str] | Callable[[Values], frozenset[str]]
+    mistakes: tuple[Mistake, ...]
+    hint: str
+
+    def form(self) -> str:
+        return "a set of " + _listed(self.options)
+
+    def judge(self, answer: Any, given: Values) -> Verdict:
+        try:
+            got = frozenset(_option(one, self.options) for one in _members(answer))
+        except Unreadable as error:
+            return lost(str(error))
+        wanted = _value(self.expected, given)
+        shown = "{" + ", ".join(name for name in self.options if name in got) + "}"
+        if got == wanted:
+            return ok(shown)
+        for mistake in self.mistakes:
+            value = _value(mistake.value, given)
+            if value in got ^ wanted if isinstance(value, str) else frozenset(value) == got:
+                return lost(f"{shown}: {mistake.why}")
+        return lost(f"{shown} is not it. {self.hint}")
+
+    def distinct(self, given: Values) -> bool:
+        right = _value(self.expected, given)
+        values = [_value(one.value, given) for one in self.mistakes]
+        return all(isinstance(value, str) or frozenset(value) != right for value in values)
+
+
+def _empty(value: Any) -> bool:
+    return isinstance(value, list) and all(_empty(one) for one in value)
+
+
+def _times(value: Any, factor: float) -> Any:
+    return [_times(one, factor) for one in value] if isinstance(value, list) else value * factor
+
+
+def _listed(options: Mapping[str, str]) -> str:
+    return ", ".join(
+        f'"{name}"' + (f" = {text}" if text else "") for name, text in options.items()
+    )
+
+
+def _members(answer: Any) -> Iterable[Any]:
+    if isinstance(answer, str):
+        return [one for one in answer.strip("{}[]() ").split(",") if one.strip()]
+    if isinstance(answer, set | frozenset | list | tuple):
+        return answer
+    raise Unreadable(f'{answer!r} is no set. Write the names in braces, as {{"one", "other"}}.')
+
+
+def _option(answer: Any, options: Mapping[str, str]) -> str:
+    """The option that is meant; case and blanks do not count."""
+    wanted = " ".join(str(answer).strip("'\" ").casefold().split())
+    for name, text in options.items():
+        if wanted in (name.casefold(), text.casefold() or name.casefold()):
+            return name
+    names = ", ".join(f'"{name}"' for name in options)
+    raise Unreadable(f"{answer!r} is none of the options. Write one of: {names}.")

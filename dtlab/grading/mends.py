@@ -1,0 +1,57 @@
+"""Broken programs: what a learner says of one, and the mended one.
+
+    answer = {"diagnosis": ..., "mended": function}
+
+    broken program    ──run on ranks──>  what happens  <──compared──  diagnosis
+    mended function   ──run on ranks──>  judged as any function is
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost
+from dtlab.grading.report import Criterion
+from dtlab.grading.trials import Observation, Trial, observe
+
+__all__ = ["Mend"]
+
+
+@dataclass(frozen=True)
+class Mend:
+    """How the part of a broken program is checked: its diagnosis, then the mended function.
+
+    `program` is its dotted name, `scene` the trial that the diagnosis is about; `judge` compares
+    a diagnosis with what is seen of the program there. `check` is for the mended function.
+    """
+
+    program: str
+    scene: Trial
+    judge: Callable[[Observation, Any], Verdict]
+    check: Check
+    diagnosis_points: float = 2
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        return self.diagnosis_points + self.check.points
+
+    def run(
+        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+    ) -> list[Criterion]:
+        """Judges {"diagnosis": ..., "mended": function}."""
+        rule = Rule("diagnosis", self.diagnosis_points, lambda _: self._diagnosed(answer))
+        if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
+            waiting = blocked("judged once that is settled")
+            why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
+            rest = [other.closed(waiting) for other in self.check.rules]
+            return [rule.closed(lost(why)), *rest]
+        return [rule.settle([]), *self.check.run("mended", answer["mended"], seed, learner)]
+
+    def _diagnosed(self, answer: Mapping[str, Any]) -> Verdict:
+        module, _, name = self.program.rpartition(".")
+        broken = getattr(importlib.import_module(module), name)
+        return self.judge(observe(self.scene, broken), answer["diagnosis"])

@@ -1,0 +1,161 @@
+"""Notebooks as they are kept in git: no outputs, stable ids, metadata written from the parts.
+
+    notebooks/, solutions/  ── normalise ──>  the same, in one form  ── nbgrader ──>  exercises/
+
+A notebook that was opened, run and saved without a change is the same file afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from dtlab.errors import DtlabError
+from dtlab.grading.course import Course
+from dtlab.grading.parts import Part, known_parts
+
+__all__ = ["normalise", "normalise_all", "release"]
+
+_METADATA = {
+    "kernelspec": {
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "name": "python3",
+    },
+    "language_info": {"name": "python"},
+}
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # ids that Jupyter draws
+_BLANK = re.compile(r"^\s*#+ BEGIN SOLUTION", re.MULTILINE)
+
+
+def release(course: Course) -> Iterator[str]:
+    """Normalises all notebooks and generates `exercises/` again; says what changed.
+
+    Raises `DtlabError` where cells and parts do not fit each other, or nbgrader fails.
+    """
+    for path in normalise_all(course):
+        yield f"{path}   normalised"
+    for unit in sorted(path.name for path in (course.root / "solutions").glob("[0-9][0-9]_*/")):
+        _generate(course, unit)
+        yield f"exercises/{unit}   generated"
+
+
+def normalise_all(course: Course) -> Iterator[Path]:
+    """Brings lessons and solutions into one form; names those that changed."""
+    parts = list(known_parts())
+    sources = sorted((course.root / "solutions").glob("[0-9][0-9]_*/*.ipynb"))
+    for path in [*sorted((course.root / "notebooks").glob("*.ipynb")), *sources]:
+        name = path.relative_to(course.root)
+        wanted = _parts_of(path, parts) if path in sources else []
+        before = path.read_text(encoding="utf-8")
+        notebook = nbformat.reads(before, as_version=4)
+        normalise(notebook, wanted, name=str(name))
+        after = nbformat.writes(notebook) + "\n"
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            yield name
+
+
+def normalise(
+    notebook: NotebookNode, parts: Iterable[Part], *, name: str = "the notebook"
+) -> None:
+    """Brings a notebook into its one form, in place; `parts` are those that it asks for.
+
+    Raises `DtlabError` for a graded cell without part, a part without cells, or ids used twice.
+    """
+    parts = list(parts)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    notebook.metadata = nbformat.from_dict(_METADATA)
+    ids: set[str] = set()
+    for cell in notebook.cells:
+        cell.id = _stable_id(cell, ids)
+        if cell.id in ids:
+            raise DtlabError(f"{name}: two cells have the id {cell.id!r}. Rename one of them.")
+        ids.add(cell.id)
+    _demand_cells(notebook, parts, name)
+    for cell in notebook.cells:
+        _clean(cell, {part.grade_id: part for part in parts}, {part.answer_id for part in parts})
+
+
+def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
+    """Raises `DtlabError` where parts and cells do not fit each other."""
+    cells = {cell.id: cell for cell in notebook.cells}
+    for part in parts:
+        for cell_id, what in (
+            (part.answer_id, "that is filled in"),
+            (part.grade_id, "with its check"),
+        ):
+            if cell_id not in cells:
+                raise DtlabError(
+                    f"{name}: part {part.name} has no cell {what}; its id would be {cell_id!r}."
+                )
+        if not _BLANK.search(cells[part.answer_id].source):
+            raise DtlabError(
+                f"{name}: cell {part.answer_id!r} has no ### BEGIN SOLUTION, so learners would "
+                "get all of it."
+            )
+        if cells[part.grade_id].source.strip() != part.call:
+            raise DtlabError(f"{name}: cell {part.grade_id!r} has to be: {part.call}")
+    known = {part.grade_id for part in parts}
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("grade") and cell.id not in known:
+            raise DtlabError(
+                f"{name}: cell {cell.id!r} is graded, but no part says so. Parts here: "
+                f"{', '.join(part.grade_id for part in parts) or 'none'}. Add it to "
+                "dtlab/grading/unitNN, or take its grading away."
+            )
+
+
+def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> None:
+    """Leaves of a cell what belongs into git, with nbgrader's metadata where it has a role."""
+    metadata = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
+    if cell.cell_type == "code":
+        cell.outputs, cell.execution_count = [], None
+    if cell.id in graded:
+        metadata["nbgrader"] = _role(cell, points=graded[cell.id].points)
+    elif cell.id in answers or _BLANK.search(cell.source):
+        metadata["nbgrader"] = _role(cell)
+    cell.metadata = nbformat.from_dict(metadata)
+
+
+def _role(cell: NotebookNode, points: float | None = None) -> dict[str, object]:
+    """nbgrader's metadata: of a graded cell where there are points, else of one to fill in."""
+    graded = points is not None
+    role = {"grade": graded, "grade_id": cell.id, "locked": graded, "schema_version": 3}
+    role |= {"solution": not graded, "task": False}
+    if points is not None:
+        role["points"] = int(points) if points == int(points) else points
+    return role
+
+
+def _stable_id(cell: NotebookNode, taken: set[str]) -> str:
+    """The cell's id: nbgrader's name for it, or a readable one in place of one that was drawn."""
+    name = str(cell.metadata.get("nbgrader", {}).get("grade_id", "") or cell.get("id", ""))
+    if name and not _MADE_UP.fullmatch(name):
+        return name
+    words = re.findall(r"[a-z0-9]+", cell.source.lower())[:3]
+    stem = "-".join(words)[:40] or cell.cell_type
+    number = 1
+    while (name := stem if number == 1 else f"{stem}-{number}") in taken:
+        number += 1
+    return name
+
+
+def _parts_of(path: Path, parts: Iterable[Part]) -> list[Part]:
+    """The parts that an instructor's notebook, solutions/NN_name/level-N.ipynb, asks for."""
+    unit, level = path.parent.name[:2], path.stem.removeprefix("level-")
+    return [part for part in parts if part.unit == unit and str(part.level) == level]
+
+
+def _generate(course: Course, unit: str) -> None:
+    """nbgrader's release of one unit. The gradebook stays as it is: an instructor fills it."""
+    command = [sys.executable, "-m", "nbgrader", "generate_assignment", "--force", "--no-db", unit]
+    done = subprocess.run(command, cwd=course.root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise DtlabError(f"nbgrader could not generate {unit}:\n{done.stderr.strip()}")

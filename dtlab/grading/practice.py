@@ -1,0 +1,65 @@
+"""`practice`: a blank in a lesson, checked at once on real ranks, for no points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtlab.errors import DtlabError
+from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.report import Report
+from dtlab.grading.trials import Observation, Trial
+
+__all__ = ["practice"]
+
+
+def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report:
+    """Runs `fn(*args)` on as many ranks as `returns` has entries, and compares what they return.
+
+    Numbers, lists and tensors are compared by their values. Whatever `fn` does (raises, hangs, is
+    not written yet) is said in the report. Raises `DtlabError` where `returns` is empty.
+    """
+    if not returns:
+        raise DtlabError("practice: returns= needs one value for each rank.")
+    case = _Returns(args, tuple(map(_plain, returns)))
+    check = Check(
+        trials=lambda seed: [Trial(len(returns), [case])],
+        rules=(Rule("result", 1, _judge),),
+    )
+    name = getattr(fn, "__name__", "the answer")
+    return Report(name, tuple(check.run(name, fn)))
+
+
+@dataclass(frozen=True)
+class _Returns:
+    """One call with what it has to return on each rank: a `Case`."""
+
+    args: tuple[Any, ...]
+    wanted: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return "as called here"
+
+    def on_rank(self, fn: Callable[..., Any]) -> Any:
+        return _plain(fn(*self.args))
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
+            if got != wanted:
+                return f"rank {rank} returns {got!r} and should return {wanted!r}."
+        return ""
+
+
+def _judge(seen: Sequence[Observation]) -> Verdict:
+    wrong = [sentence for one in seen for sentence in one.mistakes]
+    return lost(wrong[0]) if wrong else ok("right on every rank")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists in place of tensors."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value

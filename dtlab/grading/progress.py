@@ -1,0 +1,116 @@
+"""What is passed and what is next, over all units."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+
+from dtlab.errors import DtlabError
+from dtlab.grading.course import Course
+from dtlab.grading.parts import Part, known_parts
+from dtlab.grading.records import best_shares
+
+__all__ = ["Progress", "progress"]
+
+_LEVELS = {1: "Level I", 2: "Level II", 3: "Level III"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One part, and the best share of its points so far; None where it was never checked."""
+
+    part: Part
+    share: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.share is not None and self.share >= 1
+
+    @property
+    def state(self) -> str:
+        """In words: "passed", "7 of 10", "open"."""
+        if self.passed:
+            return "passed"
+        if not self.share:
+            return "open"
+        return f"{self.share * self.part.points:g} of {self.part.points:g}"
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """A line of the table."""
+        part = self.part
+        extra = " (extra)" if part.stretch else ""
+        return _LEVELS[part.level], part.name + extra, self.state, f"{part.minutes} min", part.dots
+
+
+@dataclass(frozen=True, repr=False)
+class Progress:
+    """The parts of all units in course order, as text and as a table."""
+
+    rows: Sequence[Row]
+
+    @property
+    def next(self) -> Part | None:
+        """The first required part that is not passed, then the extra ones; None when all are."""
+        unfinished = [row.part for row in self.rows if not row.passed]
+        return min(unfinished, key=lambda part: part.stretch, default=None)
+
+    def __repr__(self) -> str:
+        width = [
+            max(map(len, column)) for column in zip(*(r.cells for r in self.rows), strict=True)
+        ]
+        lines = []
+        for title, rows in self._units():
+            lines.append(title)
+            lines += ["  " + "  ".join(map(str.ljust, row.cells, width)).rstrip() for row in rows]
+        return "\n".join([*lines, "", *self._outlook()])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        cell = "padding:.2em 1em .2em 0;text-align:left"
+        table = ""
+        for title, rows in self._units():
+            table += (
+                f'<tr style="background:none"><th colspan="5" style="{cell}">{title}</th></tr>'
+            )
+            for row in rows:
+                line = "".join(f'<td style="{cell}">{html.escape(one)}</td>' for one in row.cells)
+                table += f'<tr style="background:none">{line}</tr>'
+        outlook = "<br>".join(html.escape(line) for line in self._outlook())
+        return (
+            '<table style="color:inherit;border-collapse:collapse;margin:0">'
+            f"<tbody>{table}</tbody></table><p>{outlook}</p>"
+        )
+
+    def _units(self) -> Iterator[tuple[str, list[Row]]]:
+        for number, rows in groupby(self.rows, key=lambda row: row.part.unit):
+            found = list(rows)
+            passed = sum(row.passed for row in found)
+            yield f"{_title(number)}: {passed} of {len(found)} parts passed", found
+
+    def _outlook(self) -> list[str]:
+        part = self.next
+        if part is None:
+            return ["Everything is passed."]
+        where = ""
+        with suppress(DtlabError):  # the course may lie elsewhere
+            where = f"   {Course.find().worked_on(part).as_posix()}"
+        return [f"Next: {part.name}, {part.title}, {part.minutes} minutes{where}"]
+
+
+def progress() -> Progress:
+    """What is passed and what is next, from what `check` has kept on this machine."""
+    best = best_shares()
+    return Progress([Row(part, best.get(part.name)) for part in known_parts()])
+
+
+def _title(number: str) -> str:
+    """A unit in words: "01 Ranks and collectives"."""
+    with suppress(DtlabError):
+        name = Course.find().unit(number).partition("_")[2]
+        return f"{number} {name.replace('_', ' ').capitalize()}"
+    return number

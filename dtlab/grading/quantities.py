@@ -1,0 +1,140 @@
+"""Numbers as people write them: 12.6, 12.6e6, "12.6 MB", "12 MiB", "3/4", and lists of those."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, TypeAlias
+
+__all__ = ["Nested", "Unreadable", "binary_twin", "close", "read", "written"]
+
+Nested: TypeAlias = "float | list[Nested]"
+
+
+class Unreadable(ValueError):
+    """A value that is no number; the message says what can be written instead."""
+
+
+_BYTES = {
+    "B": 1.0,
+    **{f"{prefix}B": 1e3**power for power, prefix in enumerate("kMGTP", 1)},
+    **{f"{prefix}iB": 1024.0**power for power, prefix in enumerate("KMGTP", 1)},
+}
+_KINDS: dict[str, dict[str, float]] = {
+    "bytes": _BYTES,
+    "bytes per second": {
+        **{f"{name}/s": factor for name, factor in _BYTES.items()},
+        **{f"{prefix}b/s": 1e3**power / 8 for power, prefix in enumerate("kMGT", 1)},
+    },
+    "seconds": {
+        "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0,
+        "h": 3600.0, "d": 86400.0, "days": 86400.0,
+    },
+    "operations": {f"{p}FLOP": 1e3**power for power, p in enumerate(["", *"kMGTPE"])},
+    "operations per second": {
+        f"{p}FLOP/s": 1e3**power for power, p in enumerate(["", *"kMGTPE"])
+    },
+    "share": {"%": 0.01},
+}  # fmt: skip
+_PLAIN = r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_WRITTEN = re.compile(rf"({_PLAIN})(?:\s*/\s*({_PLAIN}))?\s*([^\W\d_].*|%)?")
+_CLOSE = 1e-9  # what rounding of floats may do
+
+
+def read(value: Any, unit: str) -> list[Nested]:
+    """What `value` may mean, in `unit`: one reading, or two for a bare number.
+
+    12.6 where MB are asked for is 12.6 MB; 12.6e6 may be bytes. Blanks in a list are `[]`.
+    Raises `Unreadable`.
+    """
+    scale = 1 / _factor(unit, unit)
+    readings = [_read(value, unit, bare) for bare in dict.fromkeys((1.0, scale))]
+    return readings if readings[0] != readings[-1] else readings[:1]
+
+
+def close(got: Nested, wanted: Nested, tolerance: float) -> bool:
+    """Whether values agree, within a share of the wanted one; a number may stand for `[it]`."""
+    if isinstance(wanted, list):
+        if not isinstance(got, list):
+            return len(wanted) == 1 and close(got, wanted[0], tolerance)
+        same = len(got) == len(wanted)
+        return same and all(close(*pair, tolerance) for pair in zip(got, wanted, strict=True))
+    if isinstance(got, list):
+        return False
+    return math.isclose(got, wanted, rel_tol=0, abs_tol=tolerance * abs(wanted) + _CLOSE)
+
+
+def binary_twin(unit: str) -> tuple[str, float] | None:
+    """The binary unit that is mixed up with a decimal one, and its size in it: MB, (MiB, 1.05)."""
+    twin = f"{unit[:1].upper()}i{unit[1:]}"
+    for kind in _KINDS.values():
+        if unit in kind and twin in kind:
+            return twin, kind[twin] / kind[unit]
+    return None
+
+
+def written(value: Nested, unit: str) -> str:
+    """The value with its unit, as a learner reads it: "12.6 MB", "[4, 10]"."""
+    if isinstance(value, list):
+        return f"[{', '.join(written(one, '') for one in value)}] {unit}".rstrip()
+    return f"{value:.6g} {unit}".rstrip()
+
+
+def _read(value: Any, unit: str, bare: float) -> Nested:
+    """One reading, in which a number without unit counts `bare` of `unit`."""
+    if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return _read_text(value, unit, bare)
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return _finite(float(value), value) * bare
+    if isinstance(value, Sequence):
+        return [_read(one, unit, bare) for one in value]
+    raise Unreadable(f"{_short(value)} is no number. {_how(unit)}")
+
+
+def _read_text(text: str, unit: str, bare: float) -> float:
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
+        comma = " Write a point for decimals, and no commas." if "," in text else ""
+        raise Unreadable(f"{_short(text)} cannot be read.{comma} {_how(unit)}")
+    top, bottom, its_unit = match.groups()
+    divisor = float(bottom) if bottom else 1.0
+    if divisor == 0:
+        raise Unreadable(f"{_short(text)} divides by zero.")
+    number = _finite(float(top) / divisor, text)
+    return number * (_factor(its_unit.strip(), unit) / _factor(unit, unit) if its_unit else bare)
+
+
+def _factor(name: str, asked: str) -> float:
+    """How much one `name` is in the plain unit of its kind, which has to be that of `asked`."""
+    kind: dict[str, float] = next((kind for kind in _KINDS.values() if asked in kind), {})
+    if name in kind:
+        return kind[name]
+    if name == asked or name in (asked.removesuffix("s"), f"{asked}s"):
+        return 1.0  # a word, as in "8 ranks"
+    alike = {kind[known] for known in kind if known.casefold() == name.casefold()}
+    if len(alike) == 1 and (name.islower() or name.isupper()):  # "Mb" would be megabits
+        return alike.pop()
+    raise Unreadable(f"{name!r} is no unit of what is asked for. {_how(asked)}")
+
+
+def _finite(number: float, value: Any) -> float:
+    if not math.isfinite(number):
+        raise Unreadable(f"{_short(value)} is no finite number.")
+    return number
+
+
+def _how(unit: str) -> str:
+    known = any(unit in kind for kind in _KINDS.values())
+    example = f', or with its unit, as "2.5 {unit}"' if known else ""
+    return f"Write a number, as 2.5, 2.5e6 or 3/4{example}."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

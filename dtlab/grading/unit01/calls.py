@@ -1,0 +1,252 @@
+"""The collectives of Level II as a check calls them: inputs from a seed, and what must come of it.
+
+A `Call` is a `Case`: on every rank it makes that rank's input, calls the learner's function and
+returns an `Answer`; in the check's process it makes the inputs of all ranks, and says what is
+wrong with the answers.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dtlab.grading.sums import labelled, total, wrong_sum
+from dtlab.grading.unit01.finished import finished_collectives
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "AllReduce",
+    "Answer",
+    "Broadcast",
+    "Call",
+    "Groups",
+    "HierarchicalAllReduce",
+    "ReduceScatter",
+    "draw_groups",
+]
+
+Groups = tuple[tuple[int, ...], ...]
+Keywords = Mapping[str, Any]
+Tensors = Mapping[int, "torch.Tensor"]  # by rank
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one rank has after the call: the result where it belongs, and what was returned.
+
+    `input` is the tensor that was only to be read, where there is one beside the result's;
+    `finished` names the ready-made collectives of dtlab that were called.
+    """
+
+    result: torch.Tensor
+    returned: torch.Tensor | None = None
+    input: torch.Tensor | None = None
+    finished: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Call(ABC):
+    """One call on every rank: over all ranks, or over each of disjoint `groups` at the same time.
+
+    `size` is the number of elements that a rank passes in. `place` names the argument in which the
+    result belongs, `noun` the result; `note` says what else there is to know on subgroups.
+    """
+
+    seed: int
+    size: int
+    groups: Groups = ()
+
+    place = "tensor"
+    noun = "sum"
+    note = ""
+
+    def __str__(self) -> str:
+        groups = " and ".join(f"({', '.join(map(str, group))})" for group in self.groups)
+        return f"{self.size} elements" + (f", groups {groups}" if groups else "")
+
+    def members(self, rank: int, world_size: int) -> Sequence[int]:
+        """The global ranks that take part together with `rank`."""
+        return next((group for group in self.groups if rank in group), range(world_size))
+
+    def wanted(self, members: Sequence[int]) -> Sequence[int]:
+        """The ranks whose values the result is the sum of."""
+        return members
+
+    def part(self, tensor: torch.Tensor, members: Sequence[int], rank: int) -> torch.Tensor:
+        """The part of a rank's input that goes into the result of `rank`."""
+        return tensor
+
+    def inputs(self, world_size: int) -> Tensors:
+        """What every rank passes in."""
+        return {rank: labelled(self.seed, self.size, rank) for rank in range(world_size)}
+
+    def needs(self, rank: int, world_size: int) -> int:
+        """Bytes of float32 that must reach `rank`, however it is done, for a right result."""
+        wanted = self.wanted(self.members(rank, world_size))
+        return 0 if list(wanted) == [rank] else 4 * self.size
+
+    def on_rank(self, fn: Callable[..., Any]) -> Answer:
+        """Runs on every rank: see `Case`."""
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        made = {group: dist.new_group(list(group)) for group in self.groups}
+        members = self.members(rank, dist.get_world_size())
+        keywords = {"group": made[tuple(members)]} if made else {}
+        own = labelled(self.seed, self.size, rank)
+        with finished_collectives() as finished:
+            answer = self.hand_over(fn, own, members, keywords)
+        return replace(answer, finished=frozenset(finished))
+
+    @abstractmethod
+    def hand_over(
+        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
+    ) -> Answer:
+        """Calls the learner's function with this rank's input; `group` is empty or names one."""
+
+    def mistake(self, results: Sequence[Answer]) -> str:
+        """What is wrong, seen from the lowest rank that is wrong: see `Case`."""
+        inputs = self.inputs(len(results))
+        for rank, answer in enumerate(results):
+            sentence = self.wrong(answer, rank, inputs)
+            if sentence:
+                return f"rank {rank}: {sentence}"
+        return ""
+
+    def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
+        """What is wrong with the answer of one rank; empty if nothing."""
+        members = self.members(rank, len(inputs))
+        parts = {each: self.part(tensor, members, rank) for each, tensor in inputs.items()}
+        sentence = wrong_sum(answer.result, parts, self.wanted(members))
+        if not sentence or answer.returned is None:
+            return sentence
+        if not answer.returned.equal(total(parts, self.wanted(members))):
+            return sentence
+        return (
+            f"you return the right {self.noun} but leave `{self.place}` as it was. Work in "
+            f"place: {self.place}.copy_(...)."
+        )
+
+
+    def rank_of_changed_input(self, results: Sequence[Answer]) -> int | None:
+        """The first rank on which a tensor that was only to be read has changed."""
+        for rank, own in self.inputs(len(results)).items():
+            kept = results[rank].input
+            if kept is not None and not kept.equal(own):
+                return rank
+        return None
+
+
+class AllReduce(Call):
+    """`fn(tensor)`: the sum over all ranks, in place."""
+
+    def hand_over(
+        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
+    ) -> Answer:
+        """See `Call`."""
+        return Answer(own, _another(fn(own, **group), own))
+
+
+@dataclass(frozen=True)
+class HierarchicalAllReduce(Call):
+    """`fn(tensor, ranks_per_node=G)`: the sum over all ranks, in place."""
+
+    ranks_per_node: int = 1
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, ranks_per_node={self.ranks_per_node}"
+
+    def hand_over(
+        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
+    ) -> Answer:
+        """See `Call`."""
+        return Answer(own, _another(fn(own, ranks_per_node=self.ranks_per_node, **group), own))
+
+
+@dataclass(frozen=True)
+class Broadcast(Call):
+    """`fn(tensor, src)`: what rank `src` has, in place: the one at `seat` of the members."""
+
+    seat: int = 0
+
+    noun = "values"
+    note = "`src` is a global rank; dist.get_group_rank(group, src) is its number in the group."
+
+    def __str__(self) -> str:
+        sources = " and ".join(str(self.wanted(group)[0]) for group in self.groups)
+        return f"{super().__str__()}, src={sources or self.seat}"
+
+    def wanted(self, members: Sequence[int]) -> Sequence[int]:
+        """The source alone."""
+        return [members[self.seat]]
+
+    def hand_over(
+        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
+    ) -> Answer:
+        """See `Call`."""
+        return Answer(own, _another(fn(own, self.wanted(members)[0], **group), own))
+
+
+class ReduceScatter(Call):
+    """`fn(output, input)`: chunk r of the sum, in `output` of the r-th rank."""
+
+    place = "output"
+    before = 0.5  # what `output` is full of: no sum of whole numbers
+
+    def needs(self, rank: int, world_size: int) -> int:
+        """One chunk."""
+        members = self.members(rank, world_size)
+        return super().needs(rank, world_size) // len(members)
+
+    def part(self, tensor: torch.Tensor, members: Sequence[int], rank: int) -> torch.Tensor:
+        """The chunk of the rank's number in its group."""
+        return tensor.chunk(len(members))[members.index(rank)]
+
+    def hand_over(
+        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
+    ) -> Answer:
+        """See `Call`."""
+        output = own.new_full((self.size // len(members),), self.before)
+        return Answer(output, _another(fn(output, own, **group), output), own)
+
+    def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
+        """Another chunk, or what was in `output` before, has a sentence of its own."""
+        sentence = super().wrong(answer, rank, inputs)
+        members, result = self.members(rank, len(inputs)), answer.result
+        chunks, own = total(inputs, members).chunk(len(members)), members.index(rank)
+        if not sentence or answer.returned is not None or result.shape != chunks[0].shape:
+            return sentence
+        if (result == self.before).all():
+            return "`output` is as it was: write the sum into it."
+        if (result - self.before).equal(chunks[own]):
+            return "this is the sum and what was in `output` before: overwrite it."
+        found = [number for number, chunk in enumerate(chunks) if result.equal(chunk)]
+        if not found:
+            return sentence
+        start = "earlier" if found[0] == (own + 1) % len(members) else "elsewhere"
+        return (
+            f"this is chunk {found[0]} of the sum, and rank {own} is to have chunk {own}: start "
+            f"one chunk {start}."
+        )
+
+
+def _another(returned: Any, result: torch.Tensor) -> torch.Tensor | None:
+    """What was returned, if it is a tensor and not the result itself."""
+    import torch
+
+    return returned if isinstance(returned, torch.Tensor) and returned is not result else None
+
+
+def draw_groups(draw: random.Random, world_size: int, size: int) -> Groups:
+    """`size` ranks and the others: two groups, neither of which is the first ranks there are."""
+    ranks = range(world_size)
+    while True:
+        one = tuple(sorted(draw.sample(ranks, size)))
+        groups = (one, tuple(rank for rank in ranks if rank not in one))
+        if all(group != tuple(range(len(group))) for group in groups):
+            return groups

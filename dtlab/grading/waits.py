@@ -1,0 +1,117 @@
+"""Who waits for whom: what a learner says, compared with what the watcher finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from dtlab.errors import DeadlockError, Waiting
+from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.trials import Observation
+from dtlab.grading.words import ranks_in_words
+
+__all__ = ["Wait", "judge_waits", "waits_of"]
+
+_FORM = 'Write a dict with an entry for each rank: {0: ("recv", 3), 1: ("all_reduce", {0, 2})}.'
+_VARIANTS = {"isend": "send", "irecv": "recv"}
+
+
+class Wait(NamedTuple):
+    """The operation that a rank does not come back from, and the ranks that it waits for."""
+
+    operation: str
+    ranks: frozenset[int]
+
+
+class _Unreadable(Exception):
+    """What the learner wrote is no diagnosis; the message says what one looks like."""
+
+
+def waits_of(waiting: Iterable[Waiting]) -> dict[int, Wait]:
+    """What the watcher found, by rank.
+
+    A rank in a collective waits for those members who are not there, not for those who wait in it
+    together with it.
+    """
+    found = list(waiting)
+    return {one.rank: Wait(one.op, frozenset(one.peers) - _company(one, found)) for one in found}
+
+
+def _company(one: Waiting, all_: Iterable[Waiting]) -> set[int]:
+    """The ranks that are in the same call of a collective: it has the same members."""
+    members = {one.rank, *one.peers}
+    return {
+        other.rank
+        for other in all_
+        if other.op == one.op not in ("send", "recv") and {other.rank, *other.peers} == members
+    }
+
+
+def judge_waits(one: Observation, diagnosis: Any) -> Verdict:
+    """Judges {rank: (operation, ranks)}; a rank that does not wait has no entry, or None."""
+    try:
+        said = _read({} if diagnosis is None else diagnosis)
+    except _Unreadable as error:
+        return lost(str(error))
+    if not said:
+        return blocked("not answered yet")
+    if not isinstance(one.error, DeadlockError):
+        return blocked(f"the broken program did not hang here: {one.trouble or 'it came back'}")
+    found, ranks = waits_of(one.error.waiting), range(one.trial.world_size)
+    strange = [rank for rank in said if rank not in ranks]
+    if strange:
+        return lost(f"{one.trial.words()}: there is no rank {strange[0]}.")
+    objections = (_objection(rank, said.get(rank), found.get(rank)) for rank in ranks)
+    wrong = next(filter(None, objections), "")
+    if wrong:
+        return lost(f"{one.trial.words()}: {wrong}")
+    return ok(f"{one.trial.words()}: this is what the watcher finds")
+
+
+def _objection(rank: int, said: Wait | None, found: Wait | None) -> str:
+    """What is wrong with what was said of a rank; empty if nothing."""
+    if said == found:
+        return ""
+    if found is None:
+        return f"rank {rank} waits for nobody: it has returned. Which calls did it make before?"
+    if said is None:
+        return f"rank {rank} does not come back either. In which operation does it wait?"
+    if said.operation != found.operation:
+        return (
+            f"rank {rank} does not wait in {said.operation}. Go through the program as this rank: "
+            "which is the first call that cannot end?"
+        )
+    words = f"rank {rank} waits in {said.operation}, but not for {_named(said.ranks)}."
+    if found.operation in ("send", "recv"):
+        return f"{words} Work out src and dst for this rank, round the end too."
+    return (
+        f"{words} Name the members of its group that have not called it: those who wait in the "
+        "same call have."
+    )
+
+
+def _named(ranks: Iterable[int]) -> str:
+    return ranks_in_words(sorted(ranks)) or "nobody"
+
+
+def _read(diagnosis: Any) -> dict[int, Wait]:
+    if not isinstance(diagnosis, Mapping):
+        raise _Unreadable(f"the diagnosis is {type(diagnosis).__name__} here. {_FORM}")
+    return {
+        _rank(rank): _wait(rank, entry) for rank, entry in diagnosis.items() if entry is not None
+    }
+
+
+def _wait(rank: Any, entry: Any) -> Wait:
+    if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[0], str)):
+        raise _Unreadable(f"the entry of rank {rank} is {entry!r}. {_FORM}")
+    operation = entry[0].strip().casefold().rpartition(".")[2]
+    others = entry[1] if isinstance(entry[1], set | frozenset | tuple | list) else [entry[1]]
+    ranks = frozenset(_rank(other) for other in others)
+    return Wait(_VARIANTS.get(operation, operation), ranks)
+
+
+def _rank(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Unreadable(f"{value!r} is no rank. {_FORM}")
+    return value

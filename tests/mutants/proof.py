@@ -1,0 +1,190 @@
+"""The proof of a part: its check runs on every mutant and known answer, in worker processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache, partial
+from multiprocessing import get_context
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from dtlab.grading import Criterion, Part, find_part
+from dtlab.grading.checks import Check
+from dtlab.grading.trials import Observation, observe
+from tests.mutants.engine import Mutant, mutants
+from tests.mutants.sources import Solution, solution_of
+from tests.wrong_answers import Answer, Answers, answers_of
+
+__all__ = ["Fate", "Place", "Proof", "fate_of", "in_workers", "losses_of", "proof_of"]
+
+ENOUGH = 30  # mutants of a part of Level II
+
+Key = TypeVar("Key")
+
+
+class Place(NamedTuple):
+    """What a result belongs to: a mutant by its number, an answer by its name, the solution."""
+
+    kind: Literal["mutant", "answer", "solution"]
+    which: int | str = ""
+
+
+class Fate(NamedTuple):
+    """What became of a mutant: the criteria that it lost, and what follows from that."""
+
+    mutant: Mutant
+    losses: Sequence[str]
+    verdict: Literal["killed", "equivalent", "survived", "not equivalent"]
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with that; empty if nothing."""
+        if self.verdict in ("killed", "equivalent"):
+            return ""
+        mutant = self.mutant
+        return f"{self.verdict}: line {mutant.line}, {mutant.mutator}: {mutant.change}"
+
+
+def fate_of(mutant: Mutant, losses: Sequence[str], equivalent: Mapping[str, str]) -> Fate:
+    """What follows from the losses of a mutant; `equivalent` has reasons by change."""
+    if mutant.change in equivalent:
+        return Fate(mutant, losses, "not equivalent" if losses else "equivalent")
+    return Fate(mutant, losses, "killed" if losses else "survived")
+
+
+@dataclass
+class Proof:
+    """What is to be checked for one part, and the results so far, by their place in `calls`.
+
+    `solution` is the source of the solution's cell, from which the mutants were made; None in
+    Level I, where answers are values.
+    """
+
+    part: Part
+    solution: str | None
+    mutants: Sequence[Mutant]
+    answers: Answers | None
+    results: dict[Place, list[str]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> Mapping[Place, Callable[[], list[str]]]:
+        """For the solution and each mutant: its losses; for each known answer: what is off."""
+        name, source = self.part.name, self.solution
+        solution = {} if source is None else {Place("solution"): partial(losses_of, name, source)}
+        mutants = enumerate(partial(losses_of, name, mutant.source) for mutant in self.mutants)
+        answers = (
+            (one.__name__, partial(objections_to, name, one.__name__)) for one in self.known
+        )
+        return (
+            {Place("answer", answer): call for answer, call in answers}
+            | solution
+            | {Place("mutant", number): call for number, call in mutants}
+        )
+
+    @property
+    def known(self) -> list[Answer]:
+        """Wrong answers, then right ones."""
+        return [*self.answers.wrong, *self.answers.right] if self.answers is not None else []
+
+    @property
+    def equivalent(self) -> Mapping[str, str]:
+        """Why no check can tell some mutants from the solution, by their change."""
+        return self.answers.equivalent if self.answers is not None else {}
+
+    @property
+    def fates(self) -> list[Fate]:
+        """Of the mutants judged so far."""
+        judged = (
+            (self.results.get(Place("mutant", i)), one) for i, one in enumerate(self.mutants)
+        )
+        return [fate_of(one, lost, self.equivalent) for lost, one in judged if lost is not None]
+
+    @property
+    def objections(self) -> dict[str, list[str]]:
+        """By the name of each known answer judged so far, what its report should not say."""
+        places = (Place("answer", one.__name__) for one in self.known)
+        return {str(one.which): self.results[one] for one in places if one in self.results}
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps this from being a proof, one sentence each."""
+        changes = {mutant.change for mutant in self.mutants}
+        lost = self.results.get(Place("solution"), [])
+        return [
+            *([f"the solution itself loses {', '.join(lost)}"] if lost else []),
+            *(fate.trouble for fate in self.fates if fate.trouble),
+            *(f"no such mutant: {one}" for one in self.equivalent if one not in changes),
+            *self._too_little(),
+            *(f"{name}: {off}" for name, all_off in self.objections.items() for off in all_off),
+        ]
+
+    def _too_little(self) -> Iterator[str]:
+        if self.part.level == 2 and len(self.mutants) < ENOUGH:
+            yield f"{len(self.mutants)} mutants; {ENOUGH} or more are asked for"
+        if self.answers is None:
+            yield f"no file {self.part.symbol}.py of wrong answers"
+
+
+def proof_of(part: Part) -> Proof:
+    """The proof of `part`, with nothing judged yet."""
+    source = solution_of(part).source if part.level > 1 else None
+    return Proof(part, source, mutants(source) if source else [], answers_of(part))
+
+
+def losses_of(name: str, source: str) -> list[str]:
+    """The criteria of the part that a solution cell with this source loses, one at least."""
+    part = find_part(name)
+    try:
+        answer = _solution(name).answer(source, part.symbol)
+    except Exception as error:  # noqa: BLE001 - a mutant may raise anything
+        return [f"{type(error).__name__} in the cell"]
+    if isinstance(part.check, Check) and callable(answer):
+        criteria = _judged_to_first_mistake(part.check, answer)
+    else:
+        criteria = part.check.run(part.symbol, answer)
+    lost = [one.name for one in criteria if one.status == "lost"]
+    return lost or [f"{one.name} (blocked)" for one in criteria if one.status == "blocked"]
+
+
+def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:
+    """As `Check.run`, but a wrong trial is the last one: a mutant needs no second loss."""
+    seen: list[Observation] = []
+    for trial in check.trials(0):
+        seen.append(observe(trial, answer))
+        if seen[-1].mistakes:
+            break
+    return [rule.settle(seen) for rule in check.rules]
+
+
+def objections_to(name: str, answer_name: str) -> list[str]:
+    """What is off with the report on one of the known answers to a part."""
+    answers = answers_of(find_part(name))
+    assert answers is not None
+    known = {one.__name__: one for one in (*answers.wrong, *answers.right)}
+    return answers.objections(known[answer_name], answers.check(known[answer_name]))
+
+
+@cache
+def _solution(name: str) -> Solution:
+    return solution_of(find_part(name))
+
+
+def in_workers(calls: Mapping[Key, Callable[[], Any]], workers: int) -> Iterator[tuple[Key, Any]]:
+    """Results of the calls as they come, each call in one of so many fresh processes.
+
+    Where the caller stops early, calls under way come to their end and the rest are dropped.
+    """
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_stay)
+    try:
+        keys = {pool.submit(call): key for key, call in calls.items()}
+        for done in as_completed(keys):
+            yield keys[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _stay() -> None:
+    """Ctrl-C is for the process that prints; a worker ends when its call has come back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,75 @@
+"""Reference solutions, out of the instructor's notebooks."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtlab.grading import Part
+from tests.mutants.engine import unbound
+
+__all__ = ["Solution", "solution_of"]
+
+SOLUTIONS = Path(__file__).parents[2] / "solutions"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The `source` of a part's solution cell, and the `prelude` that it needs to run."""
+
+    source: str
+    prelude: str
+
+    def answer(self, source: str, symbol: str) -> Any:
+        """What `symbol` is after a cell with `source` has run in the solution's place.
+
+        Its functions stay unimportable, as a notebook's are. Whatever the cell raises is raised.
+        """
+        names: dict[str, Any] = {"__name__": "solution"}
+        exec(compile(self.prelude, "prelude", "exec"), names)
+        exec(compile(source, "mutant", "exec"), names)
+        return names[symbol]
+
+
+def solution_of(part: Part) -> Solution:
+    """The solution of `part`. Raises `LookupError` where no notebook has it."""
+    for notebook in sorted(SOLUTIONS.glob(f"{part.unit}_*/*.ipynb")):
+        cells = list(_code_cells(json.loads(notebook.read_text())))
+        for index, cell in enumerate(cells):
+            if cell["id"] == part.answer_id:
+                source = "".join(cell["source"])
+                before = ["".join(one["source"]) for one in cells[:index]]
+                return Solution(source, _prelude(before, unbound(ast.parse(source))))
+    raise LookupError(f"no solution cell {part.answer_id!r} under solutions/{part.unit}_*")
+
+
+def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+def _prelude(cells: list[str], wanted: set[str]) -> str:
+    """Those statements of the cells that bind what is wanted, and what they want in turn.
+
+    Not the whole cells: most of them launch ranks and draw.
+    """
+    kept: list[str] = []
+    statements = [one for cell in cells for one in ast.parse(cell).body]
+    for statement in reversed(statements):
+        if not isinstance(statement, ast.Expr) and _binds(statement) & wanted:
+            kept.insert(0, ast.unparse(statement))
+            wanted = (wanted - _binds(statement)) | unbound(statement)
+    return "\n".join(kept)
+
+
+def _binds(statement: ast.stmt) -> set[str]:
+    """Names that a statement binds at the top of its cell."""
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(one.asname or one.name).partition(".")[0] for one in statement.names}
+    stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return {node.id for node in stored if isinstance(node.ctx, ast.Store)}

@@ -1,0 +1,262 @@
+"""Progress is kept and shown; copies are begun, renewed and reset without losing an answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+import dtlab
+from dtlab.cli import main
+from dtlab.errors import DtlabError
+from dtlab.grading import find_part, known_parts
+from dtlab.grading.course import Course
+from dtlab.grading.progress import Progress, Row, progress
+from dtlab.grading.records import best_shares, record
+from dtlab.grading.workbook import reset, start
+
+ROOT = Path(__file__).parent.parent
+UNIT = "01_ranks_and_collectives"
+LEVEL_1 = f"exercises/{UNIT}/level-1.ipynb"
+LEVEL_2 = f"exercises/{UNIT}/level-2.ipynb"
+RING = find_part("01/ring_all_reduce")
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "dtlab" / "progress.jsonl"
+
+
+# What is kept ----------------------------------------------------------------------------------
+
+
+def test_the_best_of_each_part_is_kept(data: Path) -> None:
+    for score in (0, 3, 7, 5, 7):
+        record("01/step", score, 10)
+    record("01/bytes", 8, 8)
+    assert best_shares() == {"01/step": 0.7, "01/bytes": 1}
+    assert len(data.read_text().split()) == 3 * 4  # only what got better is written
+
+
+def test_a_check_is_kept(data: Path) -> None:
+    dtlab.check("01/averages", {"divide": "both"}, learner="ada")
+    assert best_shares() == {"01/averages": 0.25}
+
+
+def test_autograde_keeps_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "autograded" / "ada" / UNIT
+    folder.mkdir(parents=True)
+    (tmp_path / "gradebook.db").touch()
+    monkeypatch.chdir(folder)
+    record("01/step", 1, 1)
+    assert not data.exists()
+
+
+def test_a_check_goes_on_where_nothing_can_be_kept(data: Path) -> None:
+    data.parent.parent.mkdir()
+    data.parent.write_text("a file where a folder should be")
+    assert dtlab.check("01/averages", {"divide": "both"}, learner="ada").score == 1
+
+
+def test_a_torn_line_takes_no_other_with_it(data: Path) -> None:
+    record("01/step", 1, 2)
+    data.write_text(data.read_text() + '\n{"part": "01/by')
+    with data.open("a") as file:
+        file.write('\n[1]\n"x"\n{"part": "01/step", "share": null}')
+    record("01/results", 1, 1)
+    assert best_shares() == {"01/step": 0.5, "01/results": 1}
+
+
+@pytest.mark.slow
+def test_several_notebooks_may_write_at_once(data: Path) -> None:
+    code = (
+        "import sys; from dtlab.grading.records import record\n"
+        "for n in range(1, 101): record(f'{sys.argv[1]}/{n % 10}', n, 100)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(one)]) for one in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    best = {f"{one}/{n % 10}": n / 100 for one in range(4) for n in range(91, 101)}
+    assert best_shares() == best
+    for line in data.read_text().split("\n")[1:]:
+        json.loads(line)
+
+
+# What is shown ---------------------------------------------------------------------------------
+
+
+def test_progress_says_what_is_passed_and_what_is_next() -> None:
+    record("01/results", 8, 8)
+    record("01/bytes", 4, 8)
+    shown = repr(progress())
+    lines = {line.split()[2]: line for line in shown.splitlines() if line.startswith("  Level")}
+    assert lines.keys() == {part.name for part in known_parts()}
+    assert "passed" in lines["01/results"]
+    assert "4 of 8" in lines["01/bytes"]
+    assert "open" in lines["01/step"]
+    assert shown.startswith("01 Ranks and collectives: 1 of ")
+    assert f"Next: 01/bytes, What each rank sends, 9 minutes   {LEVEL_1}" in shown
+    table = progress()._repr_html_()
+    assert table.count("<tr") == len(lines) + 1
+    assert "Next: 01/bytes" in table
+
+
+def test_what_is_extra_comes_last() -> None:
+    parts = list(known_parts())
+    extra = [part for part in parts if part.stretch]
+    rows = [Row(part, None if part.stretch else 1.0) for part in parts]
+    assert Progress(rows).next == extra[0]
+    assert f"{extra[0].name} (extra)" in repr(Progress(rows))
+    assert Progress([Row(part, 1.0) for part in parts]).next is None
+    required = [part for part in parts if not part.stretch]
+    assert Progress([Row(part, None) for part in [*extra, *required]]).next == required[0]
+
+
+# The learner's own copies ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
+    """A course of the test's own, in which the test works."""
+    root = tmp_path / "course"
+    for name in ("notebooks", "exercises", "solutions"):
+        shutil.copytree(ROOT / name, root / name)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    monkeypatch.chdir(root)
+    return Course.find()
+
+
+def cell(notebook: Path, name: str) -> NotebookNode:
+    cells = nbformat.read(notebook, as_version=4).cells
+    return next(one for one in cells if one.id == name)
+
+
+def edit(notebook: Path, **sources: str) -> None:
+    node = nbformat.read(notebook, as_version=4)
+    for name, source in sources.items():
+        next(one for one in node.cells if one.id == name).source = source
+    nbformat.write(node, notebook)
+
+
+def test_a_unit_is_begun_in_a_folder_of_the_learners_own(course: Course) -> None:
+    said = list(start(course, UNIT))
+    assert f"my/notebooks/{UNIT}.ipynb   new" in said
+    assert f"my/{LEVEL_2}   new" in said
+    assert "my/" in (ROOT / ".gitignore").read_text().split()
+    assert course.worked_on(RING) == Path("my") / LEVEL_2
+    ours = nbformat.read(course.root / LEVEL_2, as_version=4)
+    assert nbformat.read(course.root / "my" / LEVEL_2, as_version=4).cells == ours.cells
+
+
+def test_what_is_there_is_never_overwritten(course: Course) -> None:
+    list(start(course, UNIT))
+    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1")
+    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT))
+    edit(Path(LEVEL_2), title="# A newer release")
+    assert f"my/{LEVEL_2}   kept; the course has a newer one (see --renew)" in list(
+        start(course, UNIT)
+    )
+    assert cell(Path("my", LEVEL_2), "ring_all_reduce").source == "mine = 1"
+
+
+def test_a_newer_release_takes_the_answers_over(course: Course) -> None:
+    list(start(course, UNIT))
+    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1", title="my notes")
+    edit(Path(LEVEL_2), title="# A newer release")
+    backup = Path("my", LEVEL_2).with_name("level-2-backup-1.ipynb")
+    said = list(start(course, UNIT, renew=True))
+    assert f"my/{LEVEL_2}   renewed, with your answers; the old one is {backup.name}" in said
+    assert f"my/{LEVEL_1}   kept" in said
+    assert cell(Path("my", LEVEL_2), "title").source == "# A newer release"
+    for notebook in (Path("my", LEVEL_2), backup):
+        assert cell(notebook, "ring_all_reduce").source == "mine = 1"
+    assert cell(backup, "title").source == "my notes"
+    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT, renew=True))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
+@pytest.mark.parametrize("with_solutions", [True, False])
+def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_solutions: bool) -> None:
+    began = cell(Path(LEVEL_2), RING.answer_id).source
+    if own:
+        list(start(course, UNIT))
+    if not with_solutions:
+        shutil.rmtree("solutions")
+    path = Path("my" if own else ".", LEVEL_2)
+    edit(path, **{RING.answer_id: "mine = 1", "title": "my notes"})
+    before = nbformat.read(path, as_version=4)
+    if not own and not with_solutions:
+        with pytest.raises(DtlabError, match="how 01/ring_all_reduce began is not to be found"):
+            reset(course, RING)
+        assert nbformat.read(path, as_version=4) == before
+        return
+    where, backup = reset(course, RING)
+    assert (where, backup.name) == (path.absolute(), "level-2-backup-1.ipynb")
+    assert nbformat.read(backup, as_version=4) == before
+    after = nbformat.read(path, as_version=4)
+    assert cell(path, RING.answer_id).source == began
+    assert "raise NotImplementedError" in began
+    others = [(a, b) for a, b in zip(before.cells, after.cells, strict=True)
+              if a.id != RING.answer_id]  # fmt: skip
+    assert all(a == b for a, b in others)
+    assert reset(course, RING)[1].name == "level-2-backup-2.ipynb"
+
+
+def test_a_form_is_reset_to_its_blanks(course: Course) -> None:
+    edit(Path(LEVEL_1), step="step = 3")
+    reset(course, find_part("01/step"))
+    assert '"rate": None' in cell(Path(LEVEL_1), "step").source
+    assert "SOLUTION" not in cell(Path(LEVEL_1), "step").source
+
+
+def test_reset_refuses_what_it_cannot_find(course: Course) -> None:
+    with pytest.raises(DtlabError, match="there is no notebook .*To get one: dtlab start 01"):
+        reset(course, RING, Path("elsewhere.ipynb"))
+    with pytest.raises(DtlabError, match="has no cell 'ring_all_reduce' any more"):
+        reset(course, RING, Path(LEVEL_1))
+    Path(LEVEL_2).write_text("{")
+    with pytest.raises(DtlabError, match="cannot be read as a notebook"):
+        reset(course, RING)
+
+
+# The command -----------------------------------------------------------------------------------
+
+
+def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["start", "1"]) == 0
+    assert f"my/{LEVEL_1}   new" in capsys.readouterr().out
+    assert main(["reset", RING.name]) == 0
+    assert "is back to its start in" in capsys.readouterr().out
+    assert main(["progress"]) == 0
+    assert f"my/{LEVEL_1}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reset", "01/ringall"], "dtlab reset: there is no part '01/ringall'. Did you"),
+        (["start", "99"], f"dtlab start: there is no unit '99'. Units: {UNIT}"),
+    ],
+)
+def test_a_command_that_cannot_be_done_says_why(
+    course: Course, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_python_m_dtlab_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dtlab", "--help"], capture_output=True, text=True, check=True
+    )
+    for command in ("start", "progress", "reset", "release"):
+        assert command in done.stdout

@@ -1,0 +1,352 @@
+"""Every unit is what a unit has to be: a lesson, three levels, exercises that give nothing away.
+
+Units are found by themselves: whatever is in notebooks/NN_name.ipynb or solutions/NN_name/.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+from dtlab.grading import Part, known_parts
+from dtlab.grading.answers import Questions
+from dtlab.grading.course import Course
+from dtlab.grading.notebooks import normalise_all, release
+from dtlab.grading.workbook import start
+
+ROOT = Path(__file__).parent.parent
+UNITS = Course(ROOT).units()
+LEVELS = ("level-1", "level-2", "level-3")
+PARTS = list(known_parts())
+LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
+EFFORT = {1: (20, 30), 2: (45, 75), 3: (60, 90)}  # minutes of a level's required parts
+WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
+
+unit = pytest.mark.parametrize("unit", UNITS)
+part_by_name = pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+
+
+def read(path: Path) -> NotebookNode:
+    assert path.is_file(), f"missing: {path.relative_to(ROOT)}"
+    return nbformat.read(path, as_version=4)
+
+
+def notebooks(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from (
+            path
+            for path in sorted(folder.rglob("*.ipynb"))
+            if ".ipynb_checkpoints" not in str(path)
+        )
+
+
+def solution_of(part: Part) -> Path:
+    return ROOT / "solutions" / Course(ROOT).level(part)
+
+
+# What there is ---------------------------------------------------------------------------------
+
+
+@unit
+@pytest.mark.parametrize("file", ["lesson", *LEVELS])
+def test_a_unit_has_a_lesson_and_three_levels(unit: str, file: str) -> None:
+    if file == "lesson":
+        assert (ROOT / "notebooks" / f"{unit}.ipynb").is_file()
+        return
+    for folder in ("solutions", "exercises"):
+        path = ROOT / folder / unit / f"{file}.ipynb"
+        assert path.is_file(), f"missing: {path.relative_to(ROOT)}"
+    assert any((part.unit, f"level-{part.level}") == (unit[:2], file) for part in PARTS), (
+        f"no part of dtlab/grading/unit{unit[:2]} is of {file}"
+    )
+
+
+def test_every_part_is_of_a_unit() -> None:
+    assert {part.unit for part in PARTS} <= {unit[:2] for unit in UNITS}
+    for names in ([part.name for part in PARTS], [(p.unit, p.grade_id) for p in PARTS]):
+        assert len(names) == len(set(names))
+
+
+@unit
+@pytest.mark.parametrize("level", EFFORT)
+def test_a_level_takes_as_long_as_it_should(unit: str, level: int) -> None:
+    parts = [part for part in PARTS if (part.unit, part.level) == (unit[:2], level)]
+    minutes = sum(part.minutes for part in parts if not part.stretch)
+    shortest, longest = EFFORT[level]
+    assert shortest <= minutes <= longest, f"{minutes} minutes for the required parts"
+
+
+# The form of notebooks -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """A copy of the course in which `make notebooks` has been run."""
+    root = tmp_path_factory.mktemp("course")
+    for name in ("notebooks", "exercises", "solutions"):
+        shutil.copytree(ROOT / name, root / name)
+    shutil.copy(ROOT / "nbgrader_config.py", root)
+    list(release(Course(root)))
+    return Course(root)
+
+
+def files_in(folder: Path) -> set[Path]:
+    return {path.relative_to(folder) for path in notebooks(folder)}
+
+
+def test_notebooks_are_normalised(tmp_path: Path) -> None:
+    for folder in WRITTEN_BY_HAND:
+        shutil.copytree(folder, tmp_path / folder.name)
+    changed = [str(path) for path in normalise_all(Course(tmp_path))]
+    assert not changed, f"run `make notebooks`: {', '.join(changed)}"
+
+
+@pytest.mark.slow
+def test_exercises_are_what_nbgrader_generates(course: Course) -> None:
+    generated = course.root / "exercises"
+    assert files_in(generated) == files_in(ROOT / "exercises")
+    different = [
+        str(path)
+        for path in files_in(generated)
+        if (generated / path).read_bytes() != (ROOT / "exercises" / path).read_bytes()
+    ]
+    assert not different, f"run `make notebooks`: {', '.join(different)}"
+
+
+def solution_lines(path: Path) -> set[str]:
+    """The lines of a source that no learner may read, in the form in which they stand there."""
+    lines: set[str] = set()
+    for cell in read(path).cells:
+        for block in re.findall(r"BEGIN SOLUTION\n(.*?)### END SOLUTION", cell.source, re.DOTALL):
+            lines |= {line.strip() for line in block.splitlines()}
+    return {line for line in lines if len(line) > 20 and not line.startswith(("#", "dist."))}
+
+
+@pytest.mark.parametrize(
+    "path",
+    list(notebooks(ROOT / "exercises")),
+    ids=lambda path: f"{path.parent.name[:2]}-{path.stem}",
+)
+def test_a_release_gives_nothing_away(path: Path) -> None:
+    source = ROOT / "solutions" / path.relative_to(ROOT / "exercises")
+    text = "\n".join(cell.source for cell in read(path).cells)
+    for word in ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS", "MARK SCHEME"):
+        assert word not in text
+    in_sight = "\n".join(
+        re.sub(r"### BEGIN SOLUTION.*?### END SOLUTION", "", cell.source, flags=re.DOTALL)
+        for cell in read(source).cells
+    )
+    for line in solution_lines(source):
+        assert line not in text or line in in_sight, f"part of a solution: {line}"
+    for cell in read(path).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+# What a learner reads --------------------------------------------------------------------------
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"")
+
+
+def broken_links(path: Path) -> list[str]:
+    """Links of a notebook to files that are not there."""
+    broken = []
+    for cell in read(path).cells if path.is_relative_to(ROOT) else nbformat.read(path, 4).cells:
+        if cell.cell_type != "markdown":
+            continue
+        for found in LINK.findall(cell.source):
+            target = unquote((found[0] or found[1]).partition("#")[0])
+            if not target or re.match(r"[a-z]+:", target):
+                continue
+            if not (path.parent / target).exists():
+                broken.append(f"{cell.id}: {target}")
+    return broken
+
+
+@pytest.mark.parametrize(
+    "path",
+    list(notebooks(*WRITTEN_BY_HAND, ROOT / "exercises")),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_links_lead_somewhere(path: Path) -> None:
+    assert not broken_links(path)
+
+
+def test_links_lead_somewhere_in_a_learners_copies(tmp_path: Path) -> None:
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    course = Course(tmp_path)
+    for name in course.units():
+        list(start(course, name))
+    for path in notebooks(tmp_path / "my"):
+        assert not broken_links(path), path
+
+
+def rows_of_table(text: str) -> list[list[str]]:
+    """The rows of the first table, without its head."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@unit
+def test_the_table_at_the_top_is_what_the_parts_say(unit: str, level: str) -> None:
+    parts = [p for p in PARTS if (p.unit, f"level-{p.level}") == (unit[:2], level)]
+    title = read(ROOT / "solutions" / unit / f"{level}.ipynb").cells[0].source
+    rows = rows_of_table(title)
+    assert len(rows) == len(parts), f"{len(parts)} parts, {len(rows)} rows"
+    for part, row in zip(parts, rows, strict=True):
+        said = " ".join(row)
+        assert f"`{part.symbol}`" in said
+        assert row[-3:] == [f"{part.points:g}", str(part.minutes), part.dots], part.name
+        assert ("extra" in said) == part.stretch, f"{part.name}: say that it is extra, or not"
+
+
+@part_by_name
+def test_a_part_says_its_points_minutes_and_what_counts(part: Part) -> None:
+    cells = read(solution_of(part)).cells
+    ids = [cell.id for cell in cells]
+    assert part.answer_id in ids, f"no cell {part.answer_id!r} to fill in"
+    place = ids.index(part.answer_id)
+    texts = [cell.source for cell in cells[:place] if cell.cell_type == "markdown"]
+    line = f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
+    heading = next((n for n, text in enumerate(texts) if line in text), None)
+    assert heading is not None, f"no text above {part.answer_id!r} says: {line}"
+    about = "\n".join(texts[heading:])
+    assert "What counts" in about
+    assert "<details>" in about, "no hint unfolds"
+
+
+@pytest.mark.parametrize(
+    "part", [p for p in PARTS if isinstance(p.check, Questions)], ids=lambda part: part.name
+)
+def test_a_question_knows_what_people_get_wrong(part: Part) -> None:
+    assert isinstance(part.check, Questions)
+    for question in part.check.questions:
+        assert len(question.answer.mistakes) >= 2, question.name
+
+
+# What runs -------------------------------------------------------------------------------------
+
+
+def executed(notebook: NotebookNode, folder: Path, *, errors: bool) -> NotebookNode:
+    client = NotebookClient(
+        notebook, timeout=180, allow_errors=errors, resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute()
+    return notebook
+
+
+def has_figure(output: NotebookNode) -> bool:
+    return any(kind.startswith("image/") for kind in output.get("data", {}))
+
+
+def says_what_it_shows(output: NotebookNode) -> bool:
+    """Whether a figure carries its text: as `alt`, which an HTML or a Markdown form has."""
+    forms = "".join(str(form) for form in output.get("data", {}).values())
+    return bool(re.search(r'(?:alt|aria-label)="[^"]{20,}"', forms))
+
+
+@pytest.fixture(scope="module")
+def lessons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[NotebookNode, float]]:
+    """Each lesson after a run from top to bottom, with the seconds that it took."""
+    done = {}
+    for name in UNITS:
+        notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
+        started = time.monotonic()
+        executed(notebook, tmp_path_factory.mktemp(name), errors=False)
+        done[name] = notebook, time.monotonic() - started
+    return done
+
+
+@unit
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lesson_runs_in_time(unit: str, lessons: dict[str, tuple[NotebookNode, float]]) -> None:
+    _, seconds = lessons[unit]
+    assert seconds < 3 * LESSON_GOAL.get(unit[:2], 60)
+
+
+@unit
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_figures_of_a_lesson_say_what_they_show(
+    unit: str, lessons: dict[str, tuple[NotebookNode, float]]
+) -> None:
+    figures = [
+        (cell.id, output)
+        for cell in lessons[unit][0].cells
+        for output in cell.get("outputs", [])
+        if has_figure(output)
+    ]
+    assert figures, "a lesson without a figure"
+    assert not [name for name, output in figures if not says_what_it_shows(output)]
+
+
+def earned(notebook: NotebookNode) -> dict[str, float]:
+    """What nbgrader would read from the graded cells: the number that a report shows it."""
+    points = {}
+    for cell in notebook.cells:
+        if not cell.metadata.get("nbgrader", {}).get("grade"):
+            continue
+        shown = [o.data["text/plain"] for o in cell.outputs if o.output_type == "execute_result"]
+        clean = all(o.output_type not in ("error", "stream") for o in cell.outputs)
+        points[cell.id] = float(shown[0]) if shown and clean else -1.0
+    return points
+
+
+def levels() -> list[Path]:
+    return list(notebooks(ROOT / "solutions"))
+
+
+def parts_of(path: Path) -> list[Part]:
+    return [part for part in PARTS if solution_of(part) == path]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", levels(), ids=lambda path: f"{path.parent.name[:2]}-{path.stem}")
+def test_the_solution_earns_everything(path: Path, tmp_path: Path) -> None:
+    notebook = executed(read(path), tmp_path, errors=False)
+    assert earned(notebook) == {part.grade_id: part.points for part in parts_of(path)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("learner", ["ada", "b.ö@example.org", "20241234"])
+@unit
+def test_the_solution_of_level_1_is_right_for_everybody(
+    unit: str, learner: str, tmp_path: Path
+) -> None:
+    path = ROOT / "solutions" / unit / "level-1.ipynb"
+    notebook = read(path)
+    cell = next(one for one in notebook.cells if one.id == "learner")
+    cell.source += f"\nlearner = {learner!r}"
+    executed(notebook, tmp_path, errors=False)
+    assert earned(notebook) == {part.grade_id: part.points for part in parts_of(path)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("learner", [None, "ada"], ids=["nobody", "ada"])
+@pytest.mark.parametrize("path", levels(), ids=lambda path: f"{path.parent.name[:2]}-{path.stem}")
+def test_the_untouched_exercise_earns_nothing(
+    path: Path, learner: str | None, tmp_path: Path
+) -> None:
+    notebook = read(ROOT / "exercises" / path.relative_to(ROOT / "solutions"))
+    form = [one for one in notebook.cells if one.id == "learner"]
+    if learner is not None:
+        if not form:
+            pytest.skip("asks nobody for an id")
+        form[0].source += f"\nlearner = {learner!r}"
+    executed(notebook, tmp_path, errors=True)
+    assert earned(notebook) == {part.grade_id: 0 for part in parts_of(path)}

@@ -1,0 +1,313 @@
+"""Answers to 01/mend_5: an all-reduce of a slice that is not in one piece.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+
+from dtlab import collectives
+
+SUMMED = {(number // 3, number % 3) for number in range(10)}
+FOUND = {"bytes": 40, "summed": SUMMED}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": FOUND, "mended": fn})
+
+
+def said(diagnosis):
+    """This diagnosis, and a function that is right."""
+    return {"diagnosis": diagnosis, "mended": copied_and_copied_back}
+
+
+def summed(tensor):
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def copied_and_copied_back(table):
+    samples = summed(table[:, 1].sum())
+    table[:, :2] = summed(table[:, :2].contiguous())
+    return samples
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def the_other_all_reduce():
+    return said({"bytes": 4, "summed": SUMMED})
+
+
+def bytes_of_the_whole_table():
+    return said({"bytes": 60, "summed": SUMMED})
+
+
+def elements_for_bytes():
+    return said({"bytes": 10, "summed": SUMMED})
+
+
+def bytes_as_text():
+    return said({"bytes": "40", "summed": SUMMED})
+
+
+def what_was_meant_to_be_summed():
+    return said({"bytes": 40, "summed": {(row, column) for row in range(5) for column in (0, 1)}})
+
+
+def as_with_four_classes():
+    return said({"bytes": 40, "summed": {(number // 3, number % 3) for number in range(8)}})
+
+
+def the_first_column_only():
+    return said({"bytes": 40, "summed": {(row, 0) for row in range(5)}})
+
+
+def nothing_is_summed():
+    return said({"bytes": 40, "summed": set()})
+
+
+def columns_and_rows_exchanged():
+    return said({"bytes": 40, "summed": {(column, row) for row, column in SUMMED}})
+
+
+def numbers_of_elements():
+    return said({"bytes": 40, "summed": range(10)})
+
+
+def bytes_alone():
+    return said({"bytes": 40})
+
+
+def bytes_left_open():
+    return said({"bytes": None, "summed": SUMMED})
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(table):
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table[:, :2])
+    return samples
+
+
+@mended
+def summed_in_a_copy(table):
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table[:, :2].contiguous())
+    return samples
+
+
+@mended
+def column_by_column(table):
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table[:, 0])
+    dist.all_reduce(table[:, 1])
+    return samples
+
+
+@mended
+def rows_of_the_transpose(table):
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table.t()[:2])
+    return samples
+
+
+@mended
+def the_whole_table(table):
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table)
+    return samples
+
+
+@mended
+def added_to_what_was_there(table):
+    samples = summed(table[:, 1].sum())
+    table[:, :2] += summed(table[:, :2].contiguous())
+    return samples
+
+
+@mended
+def the_first_column_only_is_mended(table):
+    samples = summed(table[:, 1].sum())
+    table[:, 0] = summed(table[:, 0].contiguous())
+    return samples
+
+
+@mended
+def averaged(table):
+    samples = copied_and_copied_back(table)
+    table[:, :2] /= dist.get_world_size()
+    return samples
+
+
+@mended
+def reshaped_wrongly(table):
+    samples = summed(table[:, 1].sum())
+    columns = summed(table[:, :2].t().contiguous())
+    table[:, :2] = columns.view(-1, 2)
+    return samples
+
+
+@mended
+def samples_summed_twice(table):
+    copied_and_copied_back(table)
+    return summed(table[:, 1].sum())
+
+
+@mended
+def samples_of_this_rank(table):
+    samples = table[:, 1].sum()
+    copied_and_copied_back(table)
+    return samples
+
+
+@mended
+def returned_but_not_in_place(table):
+    copy = table.clone()
+    copied_and_copied_back(copy)
+    return copy
+
+
+@mended
+def not_written(table):
+    raise NotImplementedError()
+
+
+@mended
+def whole_table_and_one_column_back(table):
+    own = table[:, 2].clone()
+    samples = summed(table[:, 1].sum())
+    dist.all_reduce(table)
+    table[:, 2] = own
+    return samples
+
+
+@mended
+def row_by_row(table):
+    samples = summed(table[:, 1].sum())
+    for row in table:
+        dist.all_reduce(row[:2])
+    return samples
+
+
+@mended
+def tables_gathered(table):
+    samples = summed(table[:, 1].sum())
+    tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
+    dist.all_gather(tables, table)
+    table[:, :2] = sum(tables)[:, :2]
+    return samples
+
+
+@mended
+def fp64_on_the_wire(table):
+    samples = summed(table[:, 1].sum())
+    table[:, :2] = summed(table[:, :2].double())
+    return samples
+
+
+@mended
+def through_rank_0(table):
+    samples = summed(table[:, 1].sum())
+    columns = table[:, :2].contiguous()
+    dist.reduce(columns, dst=0)
+    dist.broadcast(columns, src=0)
+    table[:, :2] = columns
+    return samples
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+def a_copy_and_back():
+    return said(FOUND)
+
+
+def said_with_lists():
+    return said({"bytes": 5 * 2 * 4, "summed": [list(pair) for pair in SUMMED]})
+
+
+@mended
+def two_columns_one_after_the_other(table):
+    samples = summed(table[:, 1].sum())
+    for column in (0, 1):
+        table[:, column].copy_(summed(table[:, column].clone()))
+    return samples
+
+
+@mended
+def samples_out_of_the_table(table):
+    table[:, :2] = summed(table[:, :2].reshape(-1)).view(-1, 2)
+    return table[:, 1].sum()
+
+
+@mended
+def all_in_one(table):
+    both = summed(torch.cat([table[:, 0], table[:, 1], table[:, 1].sum()[None]]))
+    table[:, 0], table[:, 1] = both[:-1].tensor_split(2)
+    return both[-1]
+
+
+@mended
+def by_the_ring_of_this_library(table):
+    """Which takes slices that are not in one piece."""
+    samples = summed(table[:, 1].sum())
+    collectives.ring_all_reduce(table[:, :2])
+    return samples
+
+
+RIGHT = [
+    a_copy_and_back,
+    said_with_lists,
+    two_columns_one_after_the_other,
+    samples_out_of_the_table,
+    all_in_one,
+    by_the_ring_of_this_library,
+]
+
+WRONG = {
+    the_other_all_reduce: {"diagnosis": "the all_reduce of 4 bytes sums the samples"},
+    bytes_of_the_whole_table: {"diagnosis": "no all_reduce of 60 bytes"},
+    elements_for_bytes: {"diagnosis": "how many bytes has one?"},
+    bytes_as_text: {"diagnosis": "no all_reduce of '40' bytes"},
+    what_was_meant_to_be_summed: {"diagnosis": "it is so many elements, but others"},
+    as_with_four_classes: {"diagnosis": "you name 8 elements, and 10 hold the sum"},
+    the_first_column_only: {"diagnosis": "you name 5 elements"},
+    nothing_is_summed: {"diagnosis": "you name 0 elements"},
+    columns_and_rows_exchanged: {"diagnosis": "it is so many elements, but others"},
+    numbers_of_elements: {"diagnosis": "Write {"},
+    bytes_alone: {"diagnosis": "Write {"},
+    bytes_left_open: {"diagnosis": "'bytes' is not filled in"},
+    still_broken: {"result": "of rank 0 only"},
+    summed_in_a_copy: {"result": "rank 0, column 0: elements"},
+    column_by_column: {"result": "rank 0, column"},
+    rows_of_the_transpose: {"result": "rank 0, column"},
+    the_whole_table: {"result": "rank 0: column 2 has changed"},
+    added_to_what_was_there: {"result": "of rank 0 twice"},
+    the_first_column_only_is_mended: {"result": "rank 0, column 1"},
+    averaged: {"result": "this is the average; the sum is asked for"},
+    reshaped_wrongly: {"result": "rank 0, column"},
+    samples_summed_twice: {"result": "the samples of all ranks are to be returned"},
+    samples_of_this_rank: {"result": "the samples of all ranks are to be returned"},
+    returned_but_not_in_place: {"result": "rank 0: the samples of all ranks"},
+    not_written: {"result": "mended is not written yet"},
+    whole_table_and_one_column_back: {"traffic": "summing takes 5 kB; 4 kB are enough"},
+    row_by_row: {"traffic": "rank 0 makes 301 calls"},
+    tables_gathered: {"traffic": "rank 0 calls all_gather"},
+    fp64_on_the_wire: {"traffic": "summing takes 7 kB; 4 kB are enough"},
+    through_rank_0: {"traffic": "rank 0 calls broadcast"},
+}
+
+EQUIVALENT = {
+    "... 3, number % 3) for number in range(10)}}"
+    " -> ... 3, number % 3) for number in reversed(range(10))}}": "a set is the same in any order",
+    "dist.all_reduce(samples); columns = table[:, :2].contiguous()"
+    " -> columns = table[:, :2].contiguous(); dist.all_reduce(samples)": "neither needs the other",
+}

@@ -1,0 +1,95 @@
+"""Answers that people give, one file per graded part: `NN_name/<symbol>.py`.
+
+Each file has
+
+    WRONG        {answer: {criterion: piece of its message}}: it loses these criteria and no others
+    RIGHT        [answer, ...]: right answers written differently, which earn everything
+    EQUIVALENT   {change: reason}: mutants of the solution that no check can tell from it, if any
+
+An answer is the function that a learner would hand in. Where something else is asked for, it is a
+function that makes it: from the given values in Level I, from nothing in a part like {"diagnosis":
+..., "mended": ...}. Its name says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dtlab.grading import Part, Report, known_parts
+from dtlab.grading.answers import Questions
+from dtlab.grading.mends import Mend
+
+__all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
+
+Answer = Callable[..., Any]
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is known about the answers to one part."""
+
+    part: Part
+    wrong: Mapping[Answer, Mapping[str, str]]
+    right: Sequence[Answer]
+    equivalent: Mapping[str, str]
+
+    def check(self, answer: Answer, seed: int = 0) -> Report:
+        """The report on one of the answers; another `seed` is another learner too."""
+        learner, check = f"seed{seed}", self.part.check
+        if isinstance(check, Questions):
+            return report_on(self.part, answer(check.given(self.part.symbol, learner)), 0, learner)
+        handed_in = answer() if isinstance(check, Mend) else answer
+        return report_on(self.part, handed_in, seed, learner)
+
+    def objections(self, answer: Answer, report: Report) -> list[str]:
+        """How the report differs from what the file says of this answer; empty if it does not."""
+        expected = self.wrong.get(answer, {})
+        said = {one.name: one.message for one in report.criteria if one.status == "lost"}
+        unsaid = [name for name in expected if name in said and expected[name] not in said[name]]
+        return [
+            *(f"{name} should be lost and is not" for name in expected if name not in said),
+            *(f"{name} is lost: {said[name]}" for name in said if name not in expected),
+            *(f"{name}: {expected[name]!r} is not in {said[name]!r}" for name in unsaid),
+        ]
+
+    @property
+    def criteria(self) -> set[str]:
+        """Names of the criteria of the part."""
+        return {one.name for one in report_on(self.part, None).criteria}
+
+
+def report_on(part: Part, answer: Any, seed: int = 0, learner: str | None = None) -> Report:
+    """What `dtlab.check` reports, without a line in the progress of whoever runs the tests."""
+    return Report(part.symbol, tuple(part.check.run(part.symbol, answer, seed, learner)))
+
+
+def answers_of(part: Part) -> Answers | None:
+    """The answers to `part`; None where there is no file of them yet."""
+    path = next(FOLDER.glob(f"{part.unit}_*/{part.symbol}.py"), None)
+    if path is None:
+        return None
+    module = _loaded(path)
+    return Answers(part, module.WRONG, module.RIGHT, getattr(module, "EQUIVALENT", {}))
+
+
+def known_answers(unit: str = "") -> list[Answers]:
+    """The answers to all parts of `unit` ("01"), or of every unit."""
+    found = (answers_of(part) for part in known_parts() if part.name.startswith(unit))
+    return [answers for answers in found if answers is not None]
+
+
+def _loaded(path: Path) -> ModuleType:
+    """The file as a module that stays unimportable, as a notebook's functions are."""
+    spec = importlib.util.spec_from_file_location(f"answers_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
