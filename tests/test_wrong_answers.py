@@ -14,7 +14,7 @@ from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers
 
 GOAL_RIGHT, GOAL_HANGING = 3, 6  # seconds that a check may take; a test allows three times that
 FEWEST_WRONG, FEWEST_RIGHT = 10, 2  # of a part in which something is written
-SEEDS = (0, 1, 2)
+SEEDS = (1, 2)  # wrong answers have 0
 
 PARTS = list(known_parts())
 KNOWN = known_answers()

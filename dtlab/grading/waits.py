@@ -81,17 +81,14 @@ def _objection(rank: int, said: Wait | None, found: Wait | None) -> str:
             f"rank {rank} does not wait in {said.operation}. Go through the program as this rank: "
             "which is the first call that cannot end?"
         )
-    words = f"rank {rank} waits in {said.operation}, but not for {_named(said.ranks)}."
+    named = ranks_in_words(sorted(said.ranks)) if said.ranks else "nobody"
+    words = f"rank {rank} waits in {said.operation}, but not for {named}."
     if found.operation in ("send", "recv"):
         return f"{words} Work out src and dst for this rank, round the end too."
     return (
         f"{words} Name the members of its group that have not called it: those who wait in the "
         "same call have."
     )
-
-
-def _named(ranks: Iterable[int]) -> str:
-    return ranks_in_words(sorted(ranks)) or "nobody"
 
 
 def _read(diagnosis: Any) -> dict[int, Wait]:

@@ -41,10 +41,10 @@ def twice(statement: ast.stmt) -> Iterator[Block]:
 
 
 def swapped_statements(block: Block) -> Iterator[Block]:
-    """Not two assignments: in another order they fail at once, or say the same."""
+    """Not two assignments or definitions: in another order they fail at once or say the same."""
     for index in range(len(block) - 1):
         pair = block[index : index + 2]
-        if not all(isinstance(one, ast.Assign) for one in pair):
+        if not all(isinstance(one, (ast.Assign, ast.FunctionDef)) for one in pair):
             yield [*block[:index], *pair[::-1], *block[index + 2 :]]
 
 

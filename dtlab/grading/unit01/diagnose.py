@@ -100,13 +100,13 @@ MEND_1 = _part(
 
 
 def _batch_trials(draw: random.Random, seed: int) -> Runs:
-    def bad(*places: tuple[int, int]) -> Case:
-        return Batches(seed, draw.randint(2, 5), 3, frozenset(places))
+    def bad(*places: tuple[int, int], steps: int = 3) -> Case:
+        return Batches(seed, draw.randint(2, 5), steps, frozenset(places))
 
     everybody = [(rank, draw.randrange(3)) for rank in range(3)]
     all_at_once = [(rank, 1) for rank in range(3)]
     return [
-        (1, [bad(), bad((0, draw.randrange(3)))]),
+        (1, [bad(), bad(steps=1), bad((0, draw.randrange(3)))]),
         (2, [bad(), bad((1, 2)), bad((0, 0), (1, 2))]),
         (3, [bad((draw.randrange(3), 0)), bad(*everybody), bad(*all_at_once)]),
         (4, [Batches(seed, _ELEMENTS, 3, frozenset({(2, draw.randrange(3))}))]),

@@ -96,8 +96,8 @@ class Batches:
         """See `Case`."""
         right = self._weights(len(results), _mean)
         for rank, got in enumerate(results):
-            if isinstance(got, str | list) or got.shape != right.shape:
-                return f"rank {rank}: a tensor like a batch is asked for."
+            if isinstance(got, str | list) or not _alike(got, self.inputs(rank)[0]):
+                return f"rank {rank}: a tensor like a batch is asked for, of its shape and dtype."
             if not got.isfinite().all():
                 return (
                     f"rank {rank}: the weights are not finite. A bad batch got into a sum; times "
@@ -184,6 +184,10 @@ class Grid:
 def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Whether shape, dtype and all elements are equal."""
     return got.shape == wanted.shape and got.dtype == wanted.dtype and got.equal(wanted)
+
+
+def _alike(got: torch.Tensor, other: torch.Tensor) -> bool:
+    return got.shape == other.shape and got.dtype == other.dtype
 
 
 def _near(got: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -151,7 +151,7 @@ def judge_rows(one: Observation, diagnosis: Any) -> Verdict:
         said = diagnosis["rows"].get(rank)
         if said is None:
             return lost(f"{one.trial.words()}: what does rank {rank} get? {_ROWS_FORM}")
-        if said != row:
+        if not isinstance(said, int) or said != row:
             return lost(
                 f"{one.trial.words()}: rank {rank} does not get row {said}. What is in the buffer "
                 "when its message leaves?"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
 from dtlab.grading.trials import Observation
-from dtlab.grading.unit01.judges import Seen, messages
+from dtlab.grading.unit01.judges import Seen, messages, not_waited_for
 from dtlab.grading.words import amount, ranks_in_words
 
 __all__ = [
@@ -36,8 +36,10 @@ def judge_mended(right: str) -> Judge:
     """Judges what the mended program returns: `right` is said where nothing is wrong."""
 
     def judge(seen: Seen) -> Verdict:
-        wrong = next((sentence for one in seen for sentence in one.mistakes), "")
-        return lost(wrong) if wrong else ok(right)
+        wrong = [sentence for one in seen for sentence in one.mistakes]
+        luck = filter(None, map(not_waited_for, seen))
+        trouble = next(iter([*wrong, *luck]), "")
+        return lost(trouble) if trouble else ok(right)
 
     return judge
 

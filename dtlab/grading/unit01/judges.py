@@ -22,6 +22,7 @@ __all__ = [
     "judge_subgroups",
     "measured_call",
     "messages",
+    "not_waited_for",
     "only_uneven_is_wrong",
     "other_dtype",
     "over_the_world",
@@ -153,16 +154,20 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
         wrong = [sentence for one in over_the_world(seen) for sentence in one.mistakes]
         if wrong:
             return lost("\n".join(filter(None, (wrong[0], pattern(over_the_world(seen))))))
-        luck = next(filter(None, map(_not_waited_for, over_the_world(seen))), "")
+        luck = next(filter(None, map(not_waited_for, over_the_world(seen))), "")
         return lost(luck) if luck else ok(right)
 
     return judge
 
 
-def _not_waited_for(one: Observation) -> str:
-    """Messages of which nobody knows whether they have left or come."""
+def not_waited_for(one: Observation) -> str:
+    """Says that nobody knows of some messages whether they have left or come; empty if none."""
     events = one.trace.events if one.trace is not None else ()
-    left = [event for event in events if event.extra.get("blocked", True) == []]
+    left = [
+        event
+        for event in events
+        if event.name in ("send", "recv") and event.extra.get("blocked") == []
+    ]
     if not left:
         return ""
     rank, name = left[0].rank, left[0].name

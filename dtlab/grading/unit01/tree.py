@@ -28,11 +28,12 @@ _ELEMENTS = 1 << 18  # of float32: 1 MB
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The measured trial; 1 to 5 ranks, from rank 0 and from another; then subgroups."""
+    """The measured trial; 1 to 5 and 9 ranks, from rank 0 and from another; then subgroups."""
     draw = random.Random(seed)
     trials = [Trial(_RANKS, [Broadcast(seed, _ELEMENTS, seat=draw.randrange(1, _RANKS))])]
-    for ranks in range(1, 6):
-        seats = (0, draw.randrange(1, max(2, ranks)) % ranks)
+    for ranks in (1, 2, 3, 4, 5, 9):
+        seats: tuple[int, ...] = (0, draw.randrange(1, max(2, ranks)) % ranks)
+        seats = seats[-1:] if ranks == 9 else seats  # here for its fourth round
         calls = [Broadcast(seed, draw.randint(1, 9), seat=seat) for seat in seats]
         trials.append(Trial(ranks, calls))
     # The source is the last of each group, so that its number in the group is another.
@@ -119,7 +120,7 @@ TREE_BROADCAST = Part(
             Rule(
                 "result",
                 2,
-                judge_result("all ranks have what the source has, on 1 to 6 ranks", _pattern),
+                judge_result("all ranks have what the source has, on 1 to 9 ranks", _pattern),
             ),
             Rule("subgroups", 1, judge_subgroups),
             Rule("once", 1, _judge_once),

@@ -321,3 +321,25 @@ WRONG = {
     untouched: {"result": "hierarchical_all_reduce is not written yet"},
     does_nothing: {"result": "hold the values of rank 0 only"},
 }
+
+EQUIVALENT = {
+    "pieces = parts[seat].tensor_split(len(between)); sum_round(parts, inside, group)"
+    " -> sum_round(parts, inside, group); pieces = parts[seat].tensor_split(len(between))": (
+        "pieces are views, and see what is summed later"
+    ),
+    "mine = chunks[(place - 2 - step) % size] -> mine = chunks[place - 2 - step]": (
+        "a negative index counts from the end, and none is below -size"
+    ),
+    "mine += swap(chunks[(place - 1 - step) % size], torch.empty_like(mine), ranks, ..."
+    " -> mine += swap(chunks[place - 1 - step], torch.empty_like(mine), ranks, ...": (
+        "a negative index counts from the end, and none is below -size"
+    ),
+    "swap(chunks[(place - step) % size], chunks[(place - 1 - step) % ..."
+    " -> swap(chunks[place - step], chunks[(place - 1 - step) % ...": (
+        "a negative index counts from the end, and none is below -size"
+    ),
+    "swap(chunks[(place - step) % size], chunks[(place - 1 - step) % size], ranks, group)"
+    " -> swap(chunks[(place - step) % size], chunks[place - 1 - step], ranks, group)": (
+        "a negative index counts from the end, and none is below -size"
+    ),
+}

@@ -1,0 +1,333 @@
+"""Level III of unit 01: programs, diagnoses, limits, and the times by which a choice is judged."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtlab
+from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
+from dtlab.grading import Part, find_part
+from dtlab.grading.mends import Mend
+from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.unit01 import choose, programs
+from dtlab.grading.unit01.choose import BUDGET, NETWORK, TABLE, OnTheWire, Questions
+from dtlab.grading.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
+from dtlab.grading.unit01.diagnose_cases import Batches, Blocks, Grid
+from dtlab.grading.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
+from dtlab.grading.waits import Wait, judge_waits, waits_of
+from dtlab.predict import Cluster, Link
+from dtlab.trace import Event, Trace
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "solutions" / "01_ranks_and_collectives" / "level-3.ipynb"
+PARTS = [find_part(f"01/mend_{number}") for number in range(1, 6)]
+
+
+def mend_of(part: Part) -> Mend:
+    """The check of a part, which is a broken program."""
+    assert isinstance(part.check, Mend)
+    return part.check
+
+
+def program_of(part: Part) -> str:
+    """The name of its program."""
+    return mend_of(part).program.rpartition(".")[2]
+
+
+def name_of(part: Part) -> str:
+    """How pytest names a case."""
+    return part.symbol
+
+
+# The notebook shows what the checks run ---------------------------------------------------------
+
+
+def cell(name: str) -> str:
+    """The source of a cell of Level III."""
+    cells = {one["id"]: one for one in json.loads(NOTEBOOK.read_text())["cells"]}
+    return "".join(cells[name]["source"])
+
+
+def without_types(source: str) -> str:
+    """The functions of a source, as they are without type hints."""
+    found = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    for function in found:
+        function.returns = None
+        for argument in function.args.args:
+            argument.annotation = None
+    return "\n".join(ast.unparse(function) for function in found)
+
+
+@pytest.mark.parametrize("part", PARTS, ids=name_of)
+def test_the_notebook_shows_the_program_that_is_checked(part: Part) -> None:
+    (shown,) = ast.parse(cell(f"{part.symbol}-program")).body
+    assert isinstance(shown, ast.FunctionDef)
+    assert shown.name == program_of(part)
+    assert 4 <= len(ast.unparse(shown).splitlines()) <= 25
+    assert ast.unparse(shown) in without_types(Path(programs.__file__).read_text())
+
+
+def test_the_notebook_gives_the_network_that_is_judged() -> None:
+    names: dict[str, Any] = {"dtlab": dtlab}
+    for statement in ast.parse(cell("choose-network")).body[:3]:
+        exec(compile(ast.Module([statement], []), "cell", "exec"), names)
+    assert names["network"] == NETWORK
+    assert tuple(names["step"]) == TABLE
+    assert names["budget"] == BUDGET
+    assert f"**{BUDGET * 1e3:g} ms**" in cell("choose-text")
+
+
+# Who waits for whom -----------------------------------------------------------------------------
+
+
+def test_who_waits_in_the_same_call_is_not_waited_for() -> None:
+    found = [
+        Waiting(0, "all_reduce", (1, 2, 3)),
+        Waiting(2, "all_reduce", (0, 1, 3)),
+        Waiting(3, "recv", (0,)),
+    ]
+    assert waits_of(found) == {
+        0: Wait("all_reduce", frozenset({1, 3})),
+        2: Wait("all_reduce", frozenset({1, 3})),
+        3: Wait("recv", frozenset({0})),
+    }
+
+
+def test_calls_on_other_groups_or_of_another_operation_are_no_company() -> None:
+    found = [
+        Waiting(0, "all_reduce", (1,)),
+        Waiting(1, "all_reduce", (3,)),
+        Waiting(2, "broadcast", (3,)),
+        Waiting(3, "all_reduce", (2,)),
+    ]
+    assert {rank: set(wait.ranks) for rank, wait in waits_of(found).items()} == {
+        0: {1}, 1: {3}, 2: {3}, 3: {2}
+    }  # fmt: skip
+
+
+def test_two_that_receive_from_each_other_are_no_company() -> None:
+    found = waits_of([Waiting(0, "recv", (1,)), Waiting(1, "recv", (0,))])
+    assert found == {0: Wait("recv", frozenset({1})), 1: Wait("recv", frozenset({0}))}
+
+
+def hanging(*waiting: Waiting) -> Observation:
+    """What a trial of three ranks that hang looks like."""
+    error = DeadlockError("no rank can move", waiting=waiting)
+    return Observation(Trial(3, [Blocks(0, 2)]), error=error)
+
+
+HANGS = hanging(Waiting(0, "recv", (1,)), Waiting(2, "all_reduce", (0, 1)))
+RIGHT: Mapping[Any, Any] = {0: ("recv", 1), 2: ("all_reduce", {0, 1})}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        RIGHT,
+        {**RIGHT, 1: None},
+        {0: ["irecv", [1]], 2: ("dist.all_reduce", (1, 0, 1))},
+        {0: (" RECV ", {1}), 2: ("torch.distributed.all_reduce", frozenset({0, 1}))},
+    ],
+)
+def test_a_diagnosis_may_be_written_in_many_ways(said: Any) -> None:
+    assert judge_waits(HANGS, said).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("said", "piece"),
+    [
+        ({**RIGHT, 1: ("recv", 0)}, "rank 1 waits for nobody"),
+        ({0: ("recv", 1)}, "rank 2 does not come back either"),
+        ({**RIGHT, 0: ("send", 1)}, "rank 0 does not wait in send"),
+        ({**RIGHT, 0: ("recv", 2)}, "rank 0 waits in recv, but not for rank 2"),
+        ({**RIGHT, 2: ("all_reduce", {0})}, "Name the members of its group"),
+        ({**RIGHT, 2: ("all_reduce", set())}, "but not for nobody"),
+        ({**RIGHT, 7: ("recv", 1)}, "there is no rank 7"),
+        ({True: ("recv", 1)}, "True is no rank"),
+        ({0: ("recv", None)}, "None is no rank"),
+        ({0: ("recv", 1, 2)}, "the entry of rank 0"),
+        (7, "the diagnosis is int here"),
+    ],
+)
+def test_a_wrong_diagnosis_is_told_where_to_look(said: Any, piece: str) -> None:
+    verdict = judge_waits(HANGS, said)
+    assert verdict.status == "lost"
+    assert piece in verdict.message
+    for secret in ("{0, 1}", "ranks 0 and 1"):
+        assert secret not in verdict.message
+
+
+@pytest.mark.parametrize("said", [None, {}, {0: None, 1: None, 2: None}])
+def test_a_diagnosis_that_is_not_filled_in_waits(said: Any) -> None:
+    assert judge_waits(HANGS, said).message == "not answered yet"
+
+
+def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
+    slow = RankTimeoutError("too slow", running=[Waiting(0, "compute")])
+    seen = Observation(Trial(3, [Blocks(0, 2)]), error=slow)
+    assert judge_waits(seen, RIGHT).status == "blocked"
+
+
+# The parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS, ids=name_of)
+def test_the_broken_program_earns_nothing(part: Part) -> None:
+    broken = getattr(programs, program_of(part))
+    criteria = part.check.run(part.symbol, {"diagnosis": None, "mended": broken})
+    assert [one.status for one in criteria] == ["blocked", "lost", "blocked"]
+    assert [one.name for one in criteria] == ["diagnosis", "result", "traffic"]
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 3, "mended", print, {}, {"mended": print}, {"diagnosis": None}, [None, print]]
+)
+def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
+    criteria = PARTS[0].check.run("mend_1", answer)
+    assert (
+        criteria[0].message
+    ) == 'mend_1 has to be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
+    assert [one.status for one in criteria] == ["lost", "blocked", "blocked"]
+
+
+STRANGE: Sequence[Any] = (
+    [[]],
+    {0: object()},
+    {"operation": torch.ones(2), "rows": 3},
+    {"operation": "send", "rows": {1: "4", "x": None}},
+    {"operation": "send", "rows": {1: torch.ones(2)}},
+    {"bytes": torch.ones(2), "summed": 3},
+    {"bytes": 40, "summed": [(1, 2, 3), None]},
+    {"bytes": 40, "summed": {("a", "b")}},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS, ids=name_of)
+def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:
+    mend = mend_of(part)
+    seen = observe(mend.scene, getattr(programs, program_of(part)))
+    for diagnosis in STRANGE:
+        verdict = mend.judge(seen, diagnosis)
+        assert verdict.status == "lost", diagnosis
+        assert verdict.message
+
+
+@pytest.mark.slow
+def test_what_returns_rubbish_is_lost_and_nothing_worse() -> None:
+    rubbish: Sequence[Any] = (
+        None, 7, "text", [], [torch.ones(1)], torch.ones(2, 2), {"a": 1}, (torch.ones(3),) * 2,
+        [[torch.ones(1)]], torch.ones(3, dtype=torch.bool), torch.empty(0),
+    )  # fmt: skip
+    cases = [Blocks(0, 3), Batches(0, 3, 2), Rows(0, 3), Columns(0, 3)]
+    for value in rubbish:
+        seen = observe(Trial(2, cases), lambda *_, value=value: value)
+        assert len(seen.mistakes) == len(cases), value
+
+
+@pytest.mark.slow
+def test_nothing_done_is_a_mistake_on_more_than_one_rank() -> None:
+    assert observe(Trial(2, [Grid(0, 3, 2)]), lambda *_: None).mistakes
+    assert not observe(Trial(1, [Grid(0, 3, 1)]), lambda *_: None).mistakes
+
+
+# Wrong sums -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4, 6])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_last_row_arrives_everywhere(ranks: int, seed: int) -> None:
+    seen = observe(Trial(ranks, [Rows(seed, 5)]), programs.share_out)
+    last = dict.fromkeys(range(1, ranks), ranks - 1)
+    assert judge_rows(seen, {"operation": "send", "rows": last}).status == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "classes"), [(2, 1), (2, 4), (3, 5), (4, 9)])
+def test_a_slice_is_summed_as_it_lies_in_memory(ranks: int, classes: int) -> None:
+    seen = observe(Trial(ranks, [Columns(1, classes)]), programs.sum_columns)
+    first = {divmod(number, 3) for number in range(2 * classes)}
+    verdict = judge_columns(seen, {"bytes": 8 * classes, "summed": first})
+    assert verdict.status == "ok", verdict
+
+
+# What is sent -----------------------------------------------------------------------------------
+
+
+def test_a_mended_program_may_call_a_barrier_but_no_other_stranger() -> None:
+    from dtlab.grading.unit01.diagnose_traffic import only
+
+    def seen(*names: str) -> Observation:
+        events = [Event(0, "comm", name, (1,), 4, 0.0, 1.0, {}) for name in names]
+        return Observation(Trial(2, [Blocks(0, 2)]), trace=Trace(events, world_size=2))
+
+    objection = only(("send",), 2, "Advice.")
+    assert objection(seen("send", "barrier")) == ""
+    assert objection(seen("send", "scatter")) == "rank 0 calls scatter. Advice."
+    assert objection(seen("send", "send", "send")) == "rank 0 makes 3 calls. Advice."
+
+
+# The choice of algorithms -----------------------------------------------------------------------
+
+
+def test_one_algorithm_for_all_sizes_misses_the_budget_that_a_choice_meets() -> None:
+    alone = [sum(n * seconds_of(name, s, NETWORK) for s, n in TABLE) for name in ALGORITHMS]
+    best = sum(n * best_seconds(s, NETWORK) for s, n in TABLE)
+    assert best < 0.9 * BUDGET
+    assert min(alone) > 1.4 * BUDGET
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_networks_are_such_that_the_times_hold(seed: int) -> None:
+    cases = [case for trial in choose._trials(seed) for case in trial.cases]
+    clusters = [case.cluster for case in cases if isinstance(case, Questions | OnTheWire)]
+    assert len(clusters) == len(cases)
+    for cluster in clusters:
+        assert cluster.nodes.bit_count() == cluster.gpus_per_node.bit_count() == 1
+        assert cluster.intra.latency <= cluster.inter.latency
+        assert cluster.intra.bandwidth >= cluster.inter.bandwidth or cluster.nodes == 1
+
+
+def test_every_network_but_the_smallest_needs_more_than_one_algorithm() -> None:
+    draw, winners = random.Random(0), set()
+    (first, *_) = choose._trials(0)
+    for case in first.cases:
+        assert isinstance(case, Questions)
+        sizes = [10 ** draw.uniform(3, 8.4) for _ in range(50)]
+        best = {
+            min(ALGORITHMS, key=lambda name, s=s: seconds_of(name, s, case.cluster)) for s in sizes
+        }
+        assert len(best) >= 2, case.cluster
+        winners |= best
+    assert winners == {"recursive_doubling", "halving_doubling", "hierarchical"}
+
+
+def test_on_the_wire_the_second_best_is_out_of_reach() -> None:
+    for nbytes, cluster in choose._WIRE.items():
+        best, second = sorted(seconds_of(name, nbytes, cluster) for name in ALGORITHMS)[:2]
+        assert second > 1.2 * choose._TOO_SLOW * best
+        assert 0.15 < cluster.slowdown * best < 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("nbytes", [16_000, 1_000_000])
+def test_times_are_those_of_the_emulated_wire(name: str, nbytes: int) -> None:
+    network = Cluster(2, 2, Link(3e-6, 60e9), Link(20e-6, 2e9))
+    predicted = seconds_of(name, nbytes, network)
+    slow = Cluster(2, 2, network.intra, network.inter, slowdown=0.3 / predicted)
+    case = OnTheWire(slow, nbytes)
+    run = dtlab.launch(lambda: case.on_rank(lambda *_: name), cluster=slow)
+    ratio = case.measured(run.values) / 0.3
+    assert ratio < 1.5  # a guard: the machine may be busy
+    assert ratio > (0.4 if name == "ring" else 0.95)  # for a ring it is a bound
