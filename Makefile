@@ -1,6 +1,6 @@
 # make lab      install into .venv if needed, and open JupyterLab on the lessons
 # make check    lint, types, layers and the quick tests: under two minutes
-# make test     everything
+# make test     everything but the whole proof of the checks, of which it has a sample
 # make bench    speed, as ratios against PyTorch's own in the same run
 # make mutants UNIT=01   prove the checks of a unit, or of all: wrong answers and mutants
 # make notebooks   normalise all notebooks, and generate exercises/ from solutions/ again
@@ -31,12 +31,12 @@ check: $(READY)
 	$(BIN)/ruff check dtlab tests nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -m "not slow and not browser and not proof"
 
 test: $(READY)
 	$(BIN)/ruff check dtlab tests nbgrader_config.py
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q --durations=10
+	$(BIN)/python -m pytest -q --durations=10 -m "not proof"
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
