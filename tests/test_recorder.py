@@ -5,8 +5,10 @@ Fresh ranks import this module, so what is slow to import is imported where it i
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -17,7 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_reduce  # by name, before anybody records
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtlab
 from dtlab import errors
@@ -129,6 +133,160 @@ def test_groups_and_peers_are_global_ranks() -> None:
         0: ((0, 2), (2,)), 1: ((1, 3), (3,)), 2: ((0, 2), (0,)), 3: ((1, 3), (1,)),
     }  # fmt: skip
     assert [trace.peers(rank) for rank in range(4)] == [set(), {3}, set(), {1}]
+
+
+# ---------------------------------------------------------------------------------- both doors
+
+
+class _Seen(TorchDispatchMode):
+    """Counts the operators of c10d, as torch's own tools do (CommDebugMode)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def _one_of_each(tensor: torch.Tensor, async_op: bool = False) -> None:
+    """Everything that has a short cut: 7 operations, and one receive from anybody."""
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    with torch.no_grad():
+        double = torch.cat([tensor, tensor])
+    for work in (
+        all_reduce(tensor, op=dist.ReduceOp.MAX, async_op=async_op),
+        dist.broadcast(tensor, src=1, async_op=async_op),
+        dist.reduce(tensor, dst=0, async_op=async_op),
+        dist.all_gather_into_tensor(double, tensor.detach(), async_op=async_op),
+        dist.reduce_scatter_tensor(tensor.detach(), double, async_op=async_op),
+    ):
+        assert (work is not None) == async_op
+        if work is not None:
+            work.wait()
+    if rank == 0:
+        dist.send(tensor, other, tag=2)
+        dist.recv(tensor.detach())
+    else:
+        dist.recv(tensor.detach(), other, tag=2)
+        dist.send(tensor, other)
+
+
+ONE_OF_EACH = Counter(
+    all_reduce=1, broadcast=1, reduce=1, all_gather=1, reduce_scatter=1, send=1, recv=1
+)
+
+
+def _doors(kind: str) -> tuple[Counter[str], int]:
+    """Which of the recorder's functions ran, and how many operators a mode saw."""
+    ran: Counter[str] = Counter()
+
+    def watch(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.endswith("doors.py"):
+            ran[frame.f_code.co_name] += 1
+
+    tensor = torch.ones(4, requires_grad=kind == "gradient")
+    mode, profile = _Seen(), torch.profiler.profile()
+    inside = {"mode": mode, "profiler": profile, "inference": torch.inference_mode()}
+    with inside.get(kind, contextlib.nullcontext()), torch.set_grad_enabled(False):
+        sys.setprofile(watch)
+        _one_of_each(tensor, async_op=kind == "asynchronous")
+        sys.setprofile(None)
+    return ran, len(mode.names)
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "asynchronous", "inference"])
+def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: str) -> None:
+    run = dtlab.launch(_doors, kind, world_size=2)
+    assert run.trace is not None
+    assert [run.trace.ops(rank) for rank in range(2)] == [ONE_OF_EACH] * 2
+    for ran, _ in run.values:
+        assert ran["method"] == 7
+        assert ran["kernel"] == 0
+    line = inspect.getsourcelines(_one_of_each)[1]
+    lines = {e.name: e.extra["line"] - line for e in run.trace.events if e.rank == 0}
+    assert lines == {"all_reduce": 6, "broadcast": 7, "reduce": 8, "all_gather": 9,
+                     "reduce_scatter": 10, "send": 16, "recv": 17}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "kernels"), [("mode", 7), ("profiler", 7), ("gradient", 4)])
+def test_what_somebody_else_wants_to_see_goes_through_the_dispatcher(
+    kind: str, kernels: int
+) -> None:
+    run = dtlab.launch(_doors, kind, world_size=2)
+    assert run.trace is not None
+    assert [run.trace.ops(rank) for rank in range(2)] == [ONE_OF_EACH] * 2
+    for ran, by_mode in run.values:
+        assert ran["kernel"] == kernels
+        assert by_mode == (7 if kind == "mode" else 0)
+
+
+def _called_in_other_ways() -> list[Any]:
+    """The methods take other arguments too; and tensors are not always what they hold."""
+    group = dist.distributed_c10d._get_default_group()
+    one = torch.ones(2)
+    group.allreduce(one).wait()
+    group.allreduce([one], dist.ReduceOp.MAX).wait()
+    group.allreduce(tensors=[one], opts=dist.AllreduceOptions()).wait()
+    group.broadcast(one, 0).wait()
+    negated = torch.tensor([1 + 2j, 3 + 4j]).conj().imag  # lazily: memory has 2 and 4
+    dist.broadcast(negated, src=0)
+    sparse = torch.ones(4).to_sparse()
+    dist.all_reduce(sparse)
+    averaged = torch.full((2,), float(dist.get_rank()))
+    dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
+    many = [torch.ones(1), torch.ones(2)]
+    dist.all_reduce_coalesced(many)
+    dist.broadcast_object_list([1, "a"], src=0)
+    return [one.tolist(), negated.tolist(), sparse.to_dense().tolist(), averaged.tolist()]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_operations_called_in_other_ways_are_right_and_recorded_once() -> None:
+    run = dtlab.launch(_called_in_other_ways, world_size=2)
+    assert run.values == [[[4.0, 4.0], [-2.0, -4.0], [2.0] * 4, [0.5, 0.5]]] * 2
+    assert run.trace is not None
+    assert run.trace.ops(0) == Counter(all_reduce=3 + 1 + 1 + 1, broadcast=1 + 1 + 2)
+
+
+def _refused() -> None:
+    with pytest.raises((RuntimeError, ValueError), match="[Tt]ag"):
+        dist.send(torch.ones(1), 1 - dist.get_rank(), tag=-1)
+    dist.barrier()
+
+
+def test_an_operation_that_the_backend_refuses_has_ended() -> None:
+    trace = traced(_refused)
+    assert trace.ops(0) == Counter(send=1, barrier=1)
+    refused = next(event for event in trace.events if event.name == "send")
+    after = next(event for event in trace.events if event.name == "barrier")
+    assert refused.end <= after.start
+
+
+def _left_behind() -> list[str]:
+    """Names of what is not as it was, after a recording that ended with an exception."""
+    before = dict(vars(dist.ProcessGroup)), dict(vars(dist.Work))
+    recorder = Recorder(dist.get_rank())
+    recorder.start()
+    changed = [name for name in before[0] if vars(dist.ProcessGroup)[name] is not before[0][name]]
+    assert {"allreduce", "broadcast", "reduce", "send", "recv", "recv_anysource"} <= {*changed}
+    try:
+        dist.all_reduce("no tensor")  # type: ignore[arg-type]
+    except TypeError:
+        recorder.stop()
+    dist.all_reduce(torch.ones(1))
+    after = vars(dist.ProcessGroup), vars(dist.Work)
+    return [
+        name for old, new in zip(before, after, strict=True) for name in {*old, *new}
+        if old.get(name) is not new.get(name)
+    ]  # fmt: skip
+
+
+def test_nothing_is_left_in_torch_after_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTLAB_UNWATCHED", "1")
+    assert dtlab.launch(_left_behind, world_size=2, trace=False).values == [[], []]
 
 
 # -------------------------------------------------------------- issued by torch's own engines

@@ -21,6 +21,8 @@ from dtlab.ranks.protocol import OpInfo
 
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
 _Group = tuple[int, int, tuple[int, ...], bool]  # number, text, members, whether NCCL serves it
+# Numbers of group, its text, what must fit, its text; members, whether NCCL serves it.
+_Told = tuple[int, int, int, int, tuple[int, ...], bool]
 _PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
 
 
@@ -34,35 +36,36 @@ class Announcer:
         self._groups: dict[Any, _Group] = {}
         self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
+    def describe(
+        self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
+    ) -> _Told:
+        """What is told of all operations alike; `root` is a rank in the group."""
+        number, group_text, members, nccl = self._groups.get(group) or self._add_group(group)
+        parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
+        parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
+        parts += [f"root {members[root]}"] if root is not None else []
+        text = f"{operator.name}({', '.join(parts)})"
+        must_fit = text
+        if operator.is_message:  # it may be received in another shape
+            must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
+        signature = board.number_of(must_fit)
+        return number, group_text, signature, self._writer.text(text), members, nccl
+
     def issuer(self, operator: Operator) -> Callable[..., bool]:
         """A function that announces one operator's operations as they are about to be issued."""
-        write, groups = self._writer.write, self._groups
-        descriptions: dict[tuple[Any, ...], tuple[int, int]] = {}
+        write, place_of = self._writer.write, self._writer.text
         ident, main = threading.get_ident, self._main
-        async_at, peer_at, tag_at = operator.async_op, operator.peer, operator.tag
-        reduction_at, root_at = operator.reduction, operator.root
         role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
-        sends, blocks = operator.c10d == "send", operator.c10d == "monitored_barrier_"
+        sends = operator.c10d == "send"
 
         def announce(
-            index: int, args: tuple[Any, ...], group: Any, tensor: Any, file: str, line: int
-        ) -> bool:
+            index: int, told: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
+            file: str, line: int,
+        ) -> bool:  # fmt: skip
             """Returns whether a wait for it will have to be announced."""
-            number, group_text, members, nccl = groups.get(group) or self._add_group(group)
-            reduction = None if reduction_at is None else args[reduction_at].op()
-            root = None if root_at is None else members[args[root_at]]
-            shape = tensor.shape if type(tensor) is torch.Tensor else None
-            dtype = None if shape is None else tensor.dtype
-            key = (reduction, root, shape, dtype)
-            known = descriptions.get(key)
-            if known is None:
-                known = descriptions[key] = self._describe(operator, *key)
-            signature, text = known
-            peer = -1 if peer_at is None else members[args[peer_at]]
-            tag = 0 if tag_at is None else args[tag_at]
-            goes_on = not blocks and (
-                async_at is None or len(args) <= async_at or bool(args[async_at])
-            )
+            number, group_text, signature, text, members, nccl = told
+            if peer >= 0:
+                peer = members[peer]
             kind = board.ISSUE if goes_on else board.CALL
             if nccl and getattr(tensor, "is_cuda", True):
                 kind, goes_on = board.QUEUE, False
@@ -70,7 +73,7 @@ class Announcer:
             write(
                 kind, index, 0 if thread == main else thread,
                 number, group_text, signature, text, peer, tag,
-                (self._writer.text(file) << 24) + line if line else 0, role,
+                (place_of(file) << 24) + line if line else 0, role,
             )  # fmt: skip
             if sends:
                 self._keep(index, tensor, peer, tag, file, line)
@@ -131,19 +134,6 @@ class Announcer:
         text = f"{group.group_name}|{','.join(map(str, members))}"
         entry = (board.number_of(text), self._writer.text(text), members, nccl)
         return self._groups.setdefault(group, entry)
-
-    def _describe(
-        self, operator: Operator, reduction: Any, root: Any, shape: Any, dtype: Any
-    ) -> tuple[int, int]:
-        """The number of what must fit, and of the text that says it."""
-        parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
-        parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
-        parts += [f"root {root}"] if root is not None else []
-        text = f"{operator.name}({', '.join(parts)})"
-        must_fit = text
-        if operator.name in ("send", "recv"):  # a message may be received in another shape
-            must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
-        return board.number_of(must_fit), self._writer.text(text)
 
     def _keep(
         self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int

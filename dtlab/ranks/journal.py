@@ -30,6 +30,8 @@ __all__ = ["Journal"]
 
 Ints = npt.NDArray[np.int64]
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+# Number of the group, bytes (-1: they differ), number of the dtype, what an announcer tells of it.
+_Kind = tuple[int, int, int, tuple[Any, ...]]
 _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
 
 
@@ -59,48 +61,61 @@ class Journal:
 
     # --------------------------------------------------------------- while the rank is running
 
-    def issuer(
-        self, number: int, operator: Operator
-    ) -> Callable[[tuple[Any, ...]], tuple[int, bool]]:
+    def issuer(self, number: int, operator: Operator) -> Callable[..., tuple[int, bool]]:
         """A function that notes one operator's operations as they are about to be issued.
 
-        It takes the arguments, and returns the operation's index, and whether its wait will have
-        to be announced. It runs for each operation: hence the local names, and no call that can
-        be avoided.
+        It is called from the function that stands in the operator's place (doors.py), with what
+        that found in its arguments, and returns the operation's index, and whether its wait will
+        have to be announced. It runs for each operation: hence the local names, and one look-up
+        for all that is the same for operations alike.
         """
-        count, limit, groups = self._count, self.limit, self._groups
-        unbox = dist.ProcessGroup.unbox
-        append, measure, dtypes = self._issued.append, self._measure, self._dtypes
-        caller, ident = self._caller, threading.get_ident
-        payload_at, group_at = operator.payload, operator.group
-        peer_at, tag_at = operator.peer, operator.tag
+        count, limit, append = self._count, self.limit, self._issued.append
+        place, frame_of, names = self._place, sys._getframe, self._file_names
+        ident = threading.get_ident
         announce = self._announcer.issuer(operator) if self._announcer else None
-        names = self._file_names
+        kinds: dict[tuple[Any, ...], _Kind] = {}
 
-        def issue(args: tuple[Any, ...]) -> tuple[int, bool]:
+        def issue(
+            group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any, goes_on: bool
+        ) -> tuple[int, bool]:
             index = next(count)
-            group = unbox(args[group_at])
-            tensor = None if payload_at is None else args[payload_at]
-            if type(tensor) is list and len(tensor) == 1:
-                tensor = tensor[0]
-            if isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes:
-                size, dtype = tensor.nbytes, dtypes[tensor.dtype]
-            else:
-                size, dtype = measure(tensor)
-            file, line = caller()
-            goes_on = False
+            if type(payload) is list and len(payload) == 1:
+                payload = payload[0]
+            shape = dtype = None
+            if isinstance(payload, torch.Tensor):
+                shape, dtype = payload.shape, payload.dtype
+            key = (group, shape, dtype, reduction, root)
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = self._kind(operator, key, payload)
+            group_number, size, dtype_number, told = kind
+            try:
+                file, line = place(frame_of(2))  # who called what stands in the operator's place
+            except ValueError:  # a thread of C++, which has no frames
+                file, line = -1, 0
             if announce is not None:
-                goes_on = announce(index, args, group, tensor, names[file], line)
+                goes_on = announce(index, told, payload, peer, tag, goes_on, names[file], line)
             if index >= limit:
                 return index, goes_on
+            if size < 0:
+                size, dtype_number = self._measure(payload)
             append((
-                index, number, groups[group] if group in groups else self._add_group(group),
-                -1 if peer_at is None else args[peer_at], 0 if tag_at is None else args[tag_at],
-                size, dtype, ident(), file, line, _now(),
+                index, number, group_number, peer, tag, size, dtype_number,
+                ident(), file, line, _now(),
             ))  # fmt: skip
             return index, goes_on
 
         return issue
+
+    def _kind(self, operator: Operator, key: tuple[Any, ...], payload: Any) -> _Kind:
+        """What operations of one kind have in common."""
+        group, shape, *_ = key
+        number = self._groups[group] if group in self._groups else self._add_group(group)
+        size = dtype = -1
+        if shape is not None and payload.layout is torch.strided:
+            size, dtype = self._measure(payload)
+        told = self._announcer.describe(operator, *key) if self._announcer else ()
+        return number, size, dtype, told
 
     def end(self, index: int, now: int) -> None:
         """The operation was complete at `now`."""
@@ -133,23 +148,7 @@ class Journal:
         if not payload:
             return 0, -1
         dtype = self._dtypes.setdefault(payload[0].dtype, len(self._dtypes))
-        return sum(tensor.nbytes for tensor in payload), dtype
-
-    def _caller(self) -> tuple[int, int]:
-        """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
-
-        Costs half a microsecond, since the verdict on each file is kept.
-        """
-        try:
-            frame = sys._getframe(3)  # who called our kernel
-        except ValueError:  # a thread of C++, which has no frames
-            return -1, 0
-        if frame.f_code is not _BACKWARD:
-            return self._place(frame)
-        task = torch._C._current_graph_task_id()
-        if task != self._backward[0]:  # else DDP again: the same line asked for this backward pass
-            self._backward = (task, self._place(frame))
-        return self._backward[1]
+        return sum(_bytes(tensor) for tensor in payload), dtype
 
     def line_of(self, frame: FrameType | None) -> tuple[str, int]:
         """File and line of the learner's innermost frame; "" and 0 without one."""
@@ -157,17 +156,30 @@ class Journal:
         return self._file_names[number], line
 
     def _place(self, frame: FrameType | None) -> tuple[int, int]:
+        """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
+
+        Costs half a microsecond, since the verdict on each file is kept.
+        """
         files = self._files
         while frame is not None:
-            file = frame.f_code.co_filename
-            number = files.get(file)
+            code = frame.f_code
+            number = files.get(code.co_filename)
             if number is None:
-                number = files[file] = len(files) if is_learners(file) else -1
-                self._file_names[number] = file if number >= 0 else ""
+                number = self._add_file(code.co_filename)
             if number >= 0:
                 return number, frame.f_lineno
+            if code is _BACKWARD:
+                task, known = torch._C._current_graph_task_id(), self._backward
+                if task != known[0]:  # else the same line asked for this backward pass
+                    known = self._backward = (task, self._place(frame.f_back))
+                return known[1]
             frame = frame.f_back
         return -1, 0
+
+    def _add_file(self, file: str) -> int:
+        number = self._files[file] = len(self._files) if is_learners(file) else -1
+        self._file_names[number] = file if number >= 0 else ""
+        return number
 
     def _add_group(self, group: Any) -> int:
         try:
@@ -231,6 +243,12 @@ class Journal:
         is_part = np.array([operator.part for operator in OPERATORS])
         members = np.array([len(ranks) for _, ranks in self._members] or [0])
         return np.where(is_part[operator], size * members[group], size)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        return int(tensor._indices().nbytes + tensor._values().nbytes)
+    return int(tensor.nbytes)
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:

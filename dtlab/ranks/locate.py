@@ -20,7 +20,7 @@ OPERATIONS = (
     os.path.join("dtlab", "collectives.py"),
     os.path.join("dtlab", "ranks", "recorder.py"),  # `work.wait`, hooked
 )
-HELPERS = ("_", "kernel", "wrapper")  # functions in them that are no operation
+HELPERS = ("_", "wrapper")  # functions in them that are no operation
 NOBODYS = ("<frozen", "<string>", "<__array_function__")
 
 

@@ -1,20 +1,16 @@
-"""Sees every communication of a rank, from any thread, by standing in the c10d operators.
+"""Sees every communication of a rank, from any thread.
 
     dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
         |
         v
-    torch.ops.c10d.allreduce_       dispatch key BackendSelect: our kernel, notes and passes on
+    one of two doors                doors.py: noted there, and passed on
         |
         v
-    ProcessGroupGloo / NCCL         dispatch keys CPU, CUDA: as ever
+    ProcessGroupGloo / NCCL         as ever
         |
         v
-    Work                            says when a collective is complete;
+    Work                            says when a collective is complete (ends.py);
                                     Work.wait, hooked, says when a thread is blocked
-
-BackendSelect comes before every device's kernel, also under `inference_mode` and for tensors that
-need no gradient, and no autograd machinery is touched. (Keys of autograd would miss inference
-tensors; a TorchDispatchMode is blind to other threads.)
 
 What a rank is about to do, and what it waits for, is announced before it does (announcer.py).
 
@@ -24,9 +20,7 @@ How an operation is noted is in `journal.py`; which operators there are, in `ope
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -34,16 +28,16 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks.announcer import Announcer
+from dtlab.ranks.doors import BELOW, Doors, library, put
+from dtlab.ranks.ends import Ends, Pending
 from dtlab.ranks.journal import Journal
 from dtlab.ranks.locate import asked_by_learner
-from dtlab.ranks.operators import OPERATORS, Operator
 from dtlab.ranks.wire import Wire
 from dtlab.trace import Records, set_span_sink
 
 __all__ = ["RECORD_LIMIT", "Recorder", "rehearse"]
 
 RECORD_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
-_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _now = time.perf_counter_ns
 
 
@@ -102,14 +96,8 @@ def rehearse() -> None:
     journal.records(0)
 
 
-# An operation of which nobody has seen the end: its index, its Work, the tensors that it writes
-# to, group and tag if it receives from anybody, whether a wait for it has to be announced. A Work
-# is known by its Python object, which is the same for as long as one is alive: so it is kept here.
-_Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool]
-
-
 class _Hooks:
-    """Our kernels and the hook on `Work.wait`, from construction until `remove`."""
+    """The doors and the hook on `Work.wait`, from construction until `remove`."""
 
     def __init__(
         self, journal: Journal, announcer: Announcer | None = None, wire: Wire | None = None
@@ -117,16 +105,13 @@ class _Hooks:
         self._journal = journal
         self._announcer = announcer
         self._wire = wire
-        self._pending: dict[int, _Pending] = {}  # by the id of its Work
-        self._ends = _Ends(journal, self._pending)
+        self._pending: dict[int, Pending] = {}  # by the id of its Work
+        self._ends = Ends(journal, self._pending)
         if wire is not None:
             wire.on_delivery = self._ends.note
-        self._c10d = _library("c10d")
-        for number, operator in enumerate(OPERATORS):
-            if hasattr(torch.ops.c10d, operator.c10d):  # versions of torch differ
-                _put(self._c10d, operator.c10d, self._kernel(number, operator))
-        self._functional = _library("_c10d_functional")
-        _put(self._functional, "wait_tensor", self._wait_tensor_kernel())
+        self._doors = Doors(journal, self._pending, self._ends, wire)
+        self._functional = library("_c10d_functional")
+        put(self._functional, "wait_tensor", self._wait_tensor_kernel())
         self._plain_wait = dist.Work.wait
         dist.Work.wait = self._waiting()  # type: ignore[method-assign]
         self._plain_functions: dict[str, Any] = {}
@@ -144,53 +129,13 @@ class _Hooks:
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
             setattr(dist.distributed_c10d, name, plain)
-        self._c10d._destroy()
+        self._doors.close()
         self._functional._destroy()
         self._ends.stop()
 
     def unfinished(self) -> list[Any]:
         """The Works of operations that nobody has waited for."""
         return [work for _, work, *_ in self._pending.values() if not work.is_completed()]
-
-    def _kernel(self, number: int, operator: Operator) -> Callable[..., Any]:
-        """What runs in place of one operator: note it, pass it on, follow its Work."""
-        # `redispatch_boxed` lets go of the GIL. `call_boxed` does not, and DDP's reducer, which
-        # holds a lock of its own while it communicates, can then deadlock.
-        redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
-        if self._wire is not None:
-            redispatch = self._wire.carrier(operator, redispatch)
-        journal, below = self._journal, _BELOW
-        issue = journal.issuer(number, operator)
-        pending, ends, unbox = self._pending, self._ends, dist.Work.unbox
-        work_at, async_at = operator.work, operator.async_op or 0
-        has_future = operator.async_op is not None and journal.limit > 0  # messages have none
-        from_anybody = operator.c10d == "recv_any_source_"
-        group_of, group_at, tag_at = dist.ProcessGroup.unbox, operator.group, operator.tag or 0
-
-        def kernel(keyset: Any, *args: Any) -> Any:
-            if ends.open:
-                ends.look()
-            index, goes_on = issue(args)
-            start = _now()
-            try:
-                result = redispatch(keyset & below, *args)
-            except BaseException:
-                journal.end(index, _now())
-                raise
-            boxed = result if work_at is None else result[work_at]
-            if boxed is None:  # no Work, so it has happened already
-                journal.block(index, start)
-                return result
-            work = unbox(boxed)
-            key = id(work)
-            anybody = (group_of(args[group_at]), args[tag_at]) if from_anybody else None
-            pending[key] = (index, work, args[0], anybody, goes_on)
-            if has_future and (len(args) <= async_at or args[async_at]):
-                # Otherwise the caller waits at once, and the end of the wait is the end of it.
-                ends.follow(index, work)
-            return result
-
-        return kernel
 
     def _waiting(self) -> Callable[..., Any]:
         """`Work.wait`, noting how long it took."""
@@ -216,7 +161,7 @@ class _Hooks:
     def _wait_tensor_kernel(self) -> Callable[..., Any]:
         """How DTensor and functional collectives wait: for the operation behind a tensor."""
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
-        below, waited = _BELOW, self._waited
+        below, waited = BELOW, self._waited
 
         def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
             known = self._operation_behind(tensor)
@@ -231,7 +176,7 @@ class _Hooks:
 
         return wait_tensor
 
-    def _operation_behind(self, tensor: torch.Tensor) -> _Pending | None:
+    def _operation_behind(self, tensor: torch.Tensor) -> Pending | None:
         """The pending operation whose result is in the storage of `tensor`."""
         for known in reversed(list(self._pending.values())):
             outputs = known[2]
@@ -240,7 +185,7 @@ class _Hooks:
                     return known
         return None
 
-    def _waited(self, known: _Pending, start: int) -> None:
+    def _waited(self, known: Pending, start: int) -> None:
         """A thread has waited for an operation since `start`, and does so no longer."""
         index, work, _, anybody, _ = known
         self._journal.block(index, start)
@@ -274,77 +219,5 @@ class _Hooks:
         return make
 
 
-class _Ends:
-    """Finds out when operations are complete that nobody waits for in Python, as under DDP.
-
-    They are looked at whenever an operation is issued, and by a thread every 2 ms in between.
-    (A callback on a Work's future is exact, but makes the backend's threads compete with the rank
-    for the GIL: a tenth of a step of 50 operations.)
-    """
-
-    INTERVAL = 0.002  # seconds
-
-    def __init__(self, journal: Journal, pending: dict[int, _Pending]) -> None:
-        self.open: deque[tuple[int, Any]] = deque()  # in the order of issue, which backends keep
-        self._journal, self._pending = journal, pending
-        self._looking = threading.Lock()
-        self._wake = threading.Event()
-        self._over = False
-        self._thread: threading.Thread | None = None
-
-    def follow(self, index: int, work: Any) -> None:
-        """Find out when `work` is complete."""
-        self.open.append((index, work))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="dtlab-ends", daemon=True)
-            self._thread.start()
-        if not self._wake.is_set():
-            self._wake.set()
-
-    def look(self) -> None:
-        """Note what has been completed since the last look."""
-        if not self._looking.acquire(blocking=False):
-            return  # another thread is doing it
-        try:
-            while self.open and self.open[0][1].is_completed():
-                index, work = self.open.popleft()
-                self._journal.end(index, _now())
-                known = self._pending.get(id(work))
-                if known is not None and known[0] == index:  # nobody has waited for it
-                    self._pending.pop(id(work), None)
-        finally:
-            self._looking.release()
-
-    def note(self, work: Any) -> None:
-        """It is complete: the emulated interconnect tells, which keeps no order among groups."""
-        known = self._pending.pop(id(work), None)
-        if known is not None:
-            self._journal.end(known[0], _now())
-
-    def _run(self) -> None:
-        while not self._over:
-            self._wake.wait()
-            self._wake.clear()
-            while self.open and not self._over:
-                time.sleep(self.INTERVAL)
-                self.look()
-
-    def stop(self) -> None:
-        """Look for the last time."""
-        self.look()
-        self._over = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-
-
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
-
-
-def _library(namespace: str) -> Any:
-    return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
-
-
-def _put(library: Any, name: str, kernel: Callable[..., Any]) -> None:
-    library.impl(name, kernel, "BackendSelect", with_keyset=True)

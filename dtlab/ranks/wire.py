@@ -62,7 +62,7 @@ class Wire:
         self, operator: Operator, redispatch: Callable[..., Any]
     ) -> Callable[..., Any]:
         """`redispatch` of an operator, posting to the ports what it hands to the backend."""
-        post = self._post_message if operator.name in ("send", "recv") else self._post_collective
+        post = self._post_message if operator.is_message else self._post_collective
         work_at, async_at = operator.work, operator.async_op
 
         def carry(keyset: Any, *args: Any) -> Any:
