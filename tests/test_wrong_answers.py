@@ -1,8 +1,8 @@
 """Every check takes exactly the points it should from the answers that people give.
 
-Answers that run on ranks take a second each, so `make test` has a sample of them: of every part, an
-answer for each criterion that loses it alone, every sixth of the others, and a few right ones. The
-rest are marked `proof`; `make mutants` goes through all of them.
+Answers that run on ranks take a second each, so `make test` has a sample of them: of every part,
+an answer for each criterion that loses it alone, every sixth of the others, and a few right ones.
+The rest are marked `proof`; `make mutants` goes through all of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def warm() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("known", "answer", "seed"), right_answers(), ids=name_of)
+@pytest.mark.parametrize(("known", "answer", "seed"), list(right_answers()), ids=name_of)
 def test_a_right_answer_earns_everything(
     known: Answers, answer: Callable[..., Any], seed: int, warm: None
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_right_answer_earns_everything(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("known", "answer"), wrong_answers(), ids=name_of)
+@pytest.mark.parametrize(("known", "answer"), list(wrong_answers()), ids=name_of)
 def test_a_wrong_answer_loses_what_it_should(
     known: Answers, answer: Callable[..., Any], warm: None
 ) -> None:

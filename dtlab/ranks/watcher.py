@@ -186,7 +186,7 @@ class Watcher:
             _info(op)
             for rank in range(len(self._pids))
             for op in self._machine.unmatched(rank)
-            if op not in blocked
+            if op not in blocked and not self._machine.could_come(op)
         ]
         infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
         seconds = time.monotonic() - self._begun

@@ -205,9 +205,10 @@ def finished_hierarchical(tensor, group=None, ranks_per_node=1):
 
 
 def all_reduce_below_the_recorder(tensor, group=None, ranks_per_node=1):
+    group = group or dist.distributed_c10d._get_default_group()
     key = torch._C.DispatchKey.BackendSelect
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-        dist.all_reduce(tensor, group=group)
+        group.allreduce(tensor).wait()
 
 
 def through_the_store(tensor, group=None, ranks_per_node=1):

@@ -243,9 +243,10 @@ def finished_reduce_scatter(output, input, group=None):
 
 def all_reduce_below_the_recorder(output, input, group=None):
     total = input.clone()
+    real = group or dist.distributed_c10d._get_default_group()
     key = torch._C.DispatchKey.BackendSelect
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-        dist.all_reduce(total, group=group)
+        real.allreduce(total).wait()
     output.copy_(total.chunk(dist.get_world_size(group))[dist.get_rank(group)])
 
 

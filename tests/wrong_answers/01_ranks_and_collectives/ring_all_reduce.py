@@ -333,10 +333,11 @@ def finished_ring_without_profiling(tensor, group=None):
 
 
 def all_reduce_below_the_recorder(tensor, group=None):
-    """BackendSelect, where the recorder stands, is left out of the dispatch."""
+    """Not by the recorder's short cut; and BackendSelect is left out of the dispatch."""
+    group = group or dist.distributed_c10d._get_default_group()
     key = torch._C.DispatchKey.BackendSelect
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-        dist.all_reduce(tensor, group=group)
+        group.allreduce(tensor).wait()
 
 
 def all_reduce_of_the_backend_itself(tensor, group=None):
@@ -346,6 +347,7 @@ def all_reduce_of_the_backend_itself(tensor, group=None):
 
 def unrecorded_messages(tensor, group=None):
     """A ring of its own, whose messages pass below the recorder."""
+    group = group or dist.distributed_c10d._get_default_group()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = tensor.tensor_split(size)
     key = torch._C.DispatchKey.BackendSelect
@@ -353,8 +355,8 @@ def unrecorded_messages(tensor, group=None):
         outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
         arriving = torch.empty_like(mine)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % size)
-            dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+            sending = group.send(tensors=[outgoing], dstRank=(rank + 1) % size, tag=0)
+            group.recv(tensors=[arriving], srcRank=(rank - 1) % size, tag=0).wait()
             sending.wait()
         mine.copy_(mine + arriving if step < size - 1 else arriving)
 

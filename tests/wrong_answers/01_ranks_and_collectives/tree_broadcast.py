@@ -173,9 +173,11 @@ def finished_tree(tensor, src, group=None):
 
 
 def broadcast_below_the_recorder(tensor, src, group=None):
+    group = group or dist.distributed_c10d._get_default_group()
+    root = dist.get_group_rank(group, src)
     key = torch._C.DispatchKey.BackendSelect
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-        dist.broadcast(tensor, src, group)
+        group.broadcast(tensor, root).wait()
 
 
 def through_the_store(tensor, src, group=None):
