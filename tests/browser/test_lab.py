@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import CHROMIUM, Notebook, chromium, running_lab
+from tests.browser.lab import CHROMIUM, ROOT, Notebook, chromium, running_lab
 
 pytestmark = [
     pytest.mark.browser,
@@ -44,11 +45,18 @@ def ring_all_reduce(tensor, group=None):
     for step in range(2 * (n - 1)):
         out, arriving = chunks[(r - step - 1) % n], chunks[(r - step - 2) % n]
         buffer = torch.empty_like(arriving)
-        sending = dist.isend(out.contiguous(), (r + 1) % n)
-        dist.recv(buffer, (r - 1) % n)
+        sending = dist.isend(out.contiguous(), group=group, group_dst=(r + 1) % n)
+        dist.recv(buffer, group=group, group_src=(r - 1) % n)
         sending.wait()
         arriving.copy_(buffer + arriving if step < n - 1 else buffer)
 """
+
+
+def solutions(exercise: str) -> dict[str, str]:
+    """What the instructor writes into each blank."""
+    path = ROOT / exercise.replace("exercises", "solutions")
+    cells = nbformat.read(path, as_version=4).cells
+    return {one.id: one.source for one in cells if "### BEGIN SOLUTION" in one.source}
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +91,8 @@ def test_the_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
 def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
     notebook.run(notebook.cell("import dtlab"))
-    answer = notebook.cell("raise NotImplementedError")
-    check = notebook.cell("dtlab.check(")
+    answer = notebook.cell("def ring_all_reduce(")
+    check = notebook.cell('dtlab.check("01/ring_all_reduce"')
     notebook.write(answer, WHOLE_TENSOR_RING)
     notebook.run(notebook.cell("passing = tensor.clone()"))
     notebook.run(check)
@@ -156,3 +164,42 @@ def test_an_interrupted_cell_leaves_the_kernel_usable(notebook: Notebook) -> Non
     notebook.write(cell, "import dtlab\nprint('still', dtlab.launch(lambda: 7).values)")
     notebook.run(cell)
     assert "still [7, 7]" in cell.locator(".jp-OutputArea").inner_text()
+
+
+@pytest.mark.parametrize("notebook", [LESSON], indirect=True)
+def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
+    page = notebook.page
+    notebook.run(notebook.cell("collective_table,"))
+    asking = notebook.cell("sent_by_0 = dtlab.guess(")
+    notebook.run(asking)
+    asking.locator("input").first.fill("48")
+    page.keyboard.press("Enter")
+    notebook.run(notebook.cell("elements = 4_000_000"))
+    told = notebook.cell("elements = 4_000_000").locator(".jp-OutputArea")
+    expect(told).to_contain_text("You guessed 48 MB, and that is right.")
+    for code, steps in (("step_ring(4)", 1), ("explore_crossover()", 4)):
+        cell = notebook.panel.locator(".jp-CodeCell", has_text=code).last
+        notebook.run(cell)
+        image = cell.locator("img")
+        before = image.get_attribute("alt")
+        handles = cell.locator(".noUi-handle")
+        assert handles.count() == steps
+        handles.first.focus()
+        page.keyboard.press("ArrowRight")
+        expect(image).not_to_have_attribute("alt", before or "", timeout=5_000)
+    assert notebook.errors() == []
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_validate_says_what_is_missing_and_passes_then(notebook: Notebook) -> None:
+    notebook.page.get_by_text("Validate", exact=True).first.click()
+    dialog = notebook.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("ring_all_reduce", timeout=90_000)
+    dialog.locator("button").last.click()
+    for name, source in solutions(EXERCISE).items():
+        notebook.write(notebook.cell(f"def {name}("), source)
+    notebook.menu("File", "Save Notebook")
+    notebook.page.wait_for_timeout(1000)
+    notebook.page.get_by_text("Validate", exact=True).first.click()
+    expect(dialog).to_contain_text("Success", timeout=90_000)
+    dialog.locator("button").last.click()
