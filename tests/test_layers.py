@@ -23,7 +23,8 @@ def test_rooms_import_only_rooms_below() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.show", "dtlab.grading"]
+    "module",
+    ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading"],
 )
 def test_these_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -2,8 +2,10 @@
 
 Read in this order: `report` (what a learner sees), then for values `quantities`, `kinds` and
 `answers` (questions as data), for functions `trials` (the learner's function on real ranks) and
-`checks` (criteria as data), then `parts` (the catalogue, `ask` and `check`), and a unit's folder.
-Nothing here loads torch before a check runs.
+`checks` (criteria as data), for broken programs `waits` and `mends`, then `parts` (the catalogue,
+`ask` and `check`), and a unit's folder. What surrounds them: `practice` (blanks without points),
+`records` and `progress`, `course`, `workbook` and `notebooks` (files). Nothing here loads torch
+before a check runs.
 """
 
 from dtlab.grading.answers import Given
