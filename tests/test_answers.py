@@ -162,8 +162,8 @@ def test_values_are_drawn_until_mistakes_can_be_told_apart() -> None:
 
 
 def test_the_same_id_gets_the_same_values_everywhere() -> None:
-    here = dict(dtlab.ask("01/bytes", "Ada Lovelace"))
-    assert here == dict(dtlab.ask("01/bytes", " adalovelace "))
+    here = dict(dtlab.ask("01/bytes_sent", "Ada Lovelace"))
+    assert here == dict(dtlab.ask("01/bytes_sent", " adalovelace "))
     code = "import dtlab; print(dict(dtlab.ask('01/bytes', 'Ada Lovelace')))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert there.strip() == str(here)
@@ -178,8 +178,8 @@ def test_other_ids_get_other_values() -> None:
 @pytest.mark.parametrize("learner", ["", "  ", None, "your id", "YOUR-ID", "your name", "..."])
 def test_nobody_is_asked_kindly_for_an_id(learner: Any) -> None:
     with pytest.raises(DtlabError, match="say first who you are"):
-        dtlab.ask("01/bytes", learner)
-    report = dtlab.check("01/bytes", {"ring": 1}, learner=learner)
+        dtlab.ask("01/bytes_sent", learner)
+    report = dtlab.check("01/bytes_sent", {"ring": 1}, learner=learner)
     assert report.score == 0
     assert "say first who you are" in report.criteria[0].message
     assert {one.status for one in report.criteria[1:]} == {"blocked"}

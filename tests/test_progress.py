@@ -41,8 +41,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_best_of_each_part_is_kept(data: Path) -> None:
     for score in (0, 3, 7, 5, 7):
         record("01/step", score, 10)
-    record("01/bytes", 8, 8)
-    assert best_shares() == {"01/step": 0.7, "01/bytes": 1}
+    record("01/bytes_sent", 8, 8)
+    assert best_shares() == {"01/step": 0.7, "01/bytes_sent": 1}
     assert len(data.read_text().split()) == 3 * 4  # only what got better is written
 
 
@@ -96,18 +96,18 @@ def test_several_notebooks_may_write_at_once(data: Path) -> None:
 
 def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("01/results", 8, 8)
-    record("01/bytes", 4, 8)
+    record("01/bytes_sent", 4, 8)
     shown = repr(progress())
     lines = {line.split()[2]: line for line in shown.splitlines() if line.startswith("  Level")}
     assert lines.keys() == {part.name for part in known_parts()}
     assert "passed" in lines["01/results"]
-    assert "4 of 8" in lines["01/bytes"]
+    assert "4 of 8" in lines["01/bytes_sent"]
     assert "open" in lines["01/step"]
     assert shown.startswith("01 Ranks and collectives: 1 of ")
     assert f"Next: 01/bytes, What each rank sends, 9 minutes   {LEVEL_1}" in shown
     table = progress()._repr_html_()
     assert table.count("<tr") == len(lines) + 1
-    assert "Next: 01/bytes" in table
+    assert "Next: 01/bytes_sent" in table
 
 
 def test_what_is_extra_comes_last() -> None:

@@ -181,7 +181,7 @@ def _judge_elsewhere(seen: Seen) -> Verdict:
         if mean > _ENOUGH:
             return lost(
                 f"{case.cluster}: over {len(ratios)} sizes, what you choose takes "
-                f"{mean:.2f} times as long as the best, on average; {_ENOUGH:g} is allowed. Most "
+                f"{mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. Most "
                 f"is lost at {amount(worst[1])}, where you choose {worst[2]}."
             )
     networks = len(seen[0].results) - 1

@@ -62,7 +62,7 @@ def share_out(images: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, 
         buffer = torch.empty_like(mine)
         sending = []
         for other in range(1, size):
-            buffer.copy_(images[other])  # bytes become floats
+            buffer.copy_(images[other])  # whole numbers become floats
             sending.append(dist.isend(buffer, dst=other))
     dist.broadcast(scale, src=0)  # while the rows travel
     if rank == 0:

@@ -28,7 +28,7 @@ def _part(
 
 PARTS: tuple[Part, ...] = (
     _part("01/results", "What each rank holds", "results", 9, 1, RESULTS),
-    _part("01/bytes", "What each rank sends", "bytes_sent", 9, 2, BYTES),
+    _part("01/bytes_sent", "What each rank sends", "bytes_sent", 9, 2, BYTES),
     _part("01/averages", "The average of two gradients", "averages", 3, 1, AVERAGES),
     _part("01/step", "One synchronous step", "step", 6, 2, STEP),
 )
