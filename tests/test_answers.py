@@ -164,7 +164,7 @@ def test_values_are_drawn_until_mistakes_can_be_told_apart() -> None:
 def test_the_same_id_gets_the_same_values_everywhere() -> None:
     here = dict(dtlab.ask("01/bytes_sent", "Ada Lovelace"))
     assert here == dict(dtlab.ask("01/bytes_sent", " adalovelace "))
-    code = "import dtlab; print(dict(dtlab.ask('01/bytes', 'Ada Lovelace')))"
+    code = "import dtlab; print(dict(dtlab.ask('01/bytes_sent', 'Ada Lovelace')))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert there.strip() == str(here)
 

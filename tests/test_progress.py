@@ -104,7 +104,7 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     assert "4 of 8" in lines["01/bytes_sent"]
     assert "open" in lines["01/step"]
     assert shown.startswith("01 Ranks and collectives: 1 of ")
-    assert f"Next: 01/bytes, What each rank sends, 9 minutes   {LEVEL_1}" in shown
+    assert f"Next: 01/bytes_sent, What each rank sends, 9 minutes   {LEVEL_1}" in shown
     table = progress()._repr_html_()
     assert table.count("<tr") == len(lines) + 1
     assert "Next: 01/bytes_sent" in table

@@ -1,4 +1,4 @@
-"""The values of 01/bytes: what a rank sends, in multiples of the tensor's size."""
+"""The values of 01/bytes_sent: what a rank sends, in multiples of the tensor's size."""
 
 from __future__ import annotations
 
