@@ -154,7 +154,7 @@ class DeadlockError(RanksError):
     """No rank can move any more, or operations of different ranks do not fit each other.
 
     `waiting` says for each rank what it is blocked in; `mismatch` says what does not fit, None
-    where everything fits but nobody can move.
+    where everything fits but nobody can move. `advice` is the message's last sentence, what to do.
     """
 
     def __init__(
@@ -163,12 +163,14 @@ class DeadlockError(RanksError):
         *,
         waiting: Sequence[Waiting],
         mismatch: str | None = None,
+        advice: str = "",
         values: Sequence[Any] = (),
         stdout: Sequence[str] = (),
     ) -> None:
         super().__init__(message, values=values, stdout=stdout)
         self.waiting = list(waiting)
         self.mismatch = mismatch
+        self.advice = advice
 
 
 class RankTimeoutError(RanksError):

@@ -2,13 +2,15 @@
 
 Each rank has a ring of fixed-size records that it writes and the supervisor reads, and a table of
 texts for names. Writing one takes a microsecond and no system call. The memory is anonymous: there
-is no file, and it is gone with the last process that has it.
+is no file, and it is gone with the last process that has it. A rank has its own part only, and
+may write anything there: reading it takes a bounded time, and never fails.
 """
 
 from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import struct
 import time
 import zlib
@@ -26,7 +28,7 @@ QUEUE = 7  # an operation is about to be put in a GPU's queue; the rank goes on,
 # How an operation is matched with those of other ranks.
 COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)
 
-# The last field is the record's own number, so that a reader sees whether it is complete.
+# The last field seals the others, so that a reader sees whether all of them are there.
 _RECORD = struct.Struct("<12q")
 _HEADER = struct.Struct("<qq")  # records read, bytes of text
 CAPACITY = 4096  # records; a rank that is so far ahead of its reader waits for it
@@ -56,6 +58,15 @@ class Record(NamedTuple):
     role: int  # how it is matched
 
 
+def seal(slot: int, *fields: int) -> int:
+    """The last field of the record in this slot, in all processes forked from one.
+
+    Others may see what a process writes late, and in another order: a count alone would let a
+    reader that is interrupted in the middle take a new count for fields that it read before.
+    """
+    return hash((slot, *fields))
+
+
 def number_of(text: str) -> int:
     """A number that stands for a text in every process."""
     return zlib.crc32(text.encode())
@@ -65,19 +76,24 @@ class Board:
     """The memory of all ranks; made before they are forked."""
 
     def __init__(self, world_size: int) -> None:
-        self._memory = mmap.mmap(-1, _SIZE * world_size)
-        self.readers = [Reader(self._memory, rank * _SIZE) for rank in range(world_size)]
+        self._maker = os.getpid()
+        self._memories = [mmap.mmap(-1, _SIZE) for _ in range(world_size)]
+        self.readers = [Reader(memory) for memory in self._memories]
 
     def writer(self, rank: int) -> Writer:
-        """For a rank, in its own process."""
-        return Writer(self._memory, rank * _SIZE)
+        """For a rank, in its own process, which loses sight of what the others write."""
+        if os.getpid() != self._maker:
+            for other, memory in enumerate(self._memories):
+                if other != rank:
+                    memory.close()
+        return Writer(self._memories[rank])
 
 
 class Writer:
     """A rank's side."""
 
-    def __init__(self, memory: mmap.mmap, base: int) -> None:
-        self._memory, self._base = memory, base
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
         self._count = itertools.count()
         self._seen = 0  # how many the reader is known to have read
         self._texts: dict[str, int] = {}
@@ -92,11 +108,11 @@ class Writer:
         slot = next(self._count)
         if slot - self._seen >= CAPACITY:
             self._wait_for_reader(slot)
-        _RECORD.pack_into(
-            self._memory, self._base + 64 + slot % CAPACITY * _RECORD.size,
+        fields = (
             kind, number, thread, group, group_text, signature, text, peer, tag, place, role,
-            slot + 1,
         )  # fmt: skip
+        at = 64 + slot % CAPACITY * _RECORD.size
+        _RECORD.pack_into(self._memory, at, *fields, seal(slot, *fields))
 
     def text(self, text: str) -> int:
         """The number of a text in this rank's table; 0 where there is no room for it."""
@@ -106,15 +122,15 @@ class Writer:
             if self._text_length + len(data) > _TEXT_ROOM:
                 return 0
             number = self._texts[text] = len(self._texts) + 1
-            start = self._base + _TEXT_AT + self._text_length
+            start = _TEXT_AT + self._text_length
             self._memory[start : start + len(data)] = data
             self._text_length += len(data)
-            struct.pack_into("<q", self._memory, self._base + 8, self._text_length)
+            struct.pack_into("<q", self._memory, 8, self._text_length)
         return number
 
     def _wait_for_reader(self, slot: int) -> None:
         while slot - self._seen >= CAPACITY:
-            self._seen = struct.unpack_from("<q", self._memory, self._base)[0]
+            self._seen = struct.unpack_from("<q", self._memory)[0]
             if slot - self._seen >= CAPACITY:
                 time.sleep(0.0005)
 
@@ -122,29 +138,29 @@ class Writer:
 class Reader:
     """The supervisor's side of one rank."""
 
-    def __init__(self, memory: mmap.mmap, base: int) -> None:
-        self._memory, self._base = memory, base
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
         self._read = 0
         self._texts: list[str] = []
 
     def read(self) -> list[Record]:
-        """The records that have come since the last call."""
-        records = []
-        while True:
-            at = self._base + 64 + self._read % CAPACITY * _RECORD.size
-            *fields, slot = _RECORD.unpack_from(self._memory, at)
-            if slot != self._read + 1:
-                break
+        """The records that have come since the last call, or as many as there is room for."""
+        records: list[Record] = []
+        while len(records) < CAPACITY:
+            at = 64 + self._read % CAPACITY * _RECORD.size
+            *fields, sealed = _RECORD.unpack_from(self._memory, at)
+            if sealed != seal(self._read, *fields):
+                break  # not written yet, or not all of it
             records.append(Record._make(fields))
             self._read += 1
         if records:
-            struct.pack_into("<q", self._memory, self._base, self._read)
+            struct.pack_into("<q", self._memory, 0, self._read)
         return records
 
     def text(self, number: int) -> str:
         """A text of the rank's table; empty for 0."""
         if number > len(self._texts):
-            length = _HEADER.unpack_from(self._memory, self._base)[1]
-            start = self._base + _TEXT_AT
-            self._texts = self._memory[start : start + length].decode().split("\0")[:-1]
+            length = min(max(0, _HEADER.unpack_from(self._memory)[1]), _TEXT_ROOM)
+            texts = self._memory[_TEXT_AT : _TEXT_AT + length].decode(errors="replace")
+            self._texts = texts.split("\0")[:-1]
         return self._texts[number - 1] if 0 < number <= len(self._texts) else ""

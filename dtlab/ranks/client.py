@@ -12,27 +12,44 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dtlab.errors import LaunchError
 from dtlab.ranks import protocol, system
 from dtlab.ranks.output import STREAMS, Output, Stream
+from dtlab.ranks.plain import decode
 from dtlab.ranks.protocol import OpInfo, Outcome, RemoteFailure, Spec
-from dtlab.ranks.transport import Closed, Packed, receive_frame, send_fds, send_frame
+from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame, send_request
+from dtlab.trace import Records
 
 START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from dtlab.ranks.server import main; main(int(sys.argv[1]))"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2])\n"
+    "from dtlab.ranks.server import main\n"
+    "main(int(sys.argv[1]), json.loads(sys.argv[3]), *sys.argv[4:])"
 )
 START_LIMIT = 120.0  # seconds that the server may take to import torch
+SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
 
 
-class Server:
-    """A handle on the warm server of this process; starts it when it is first needed."""
+class Door(Protocol):
+    """Where launches are asked for."""
 
-    def __init__(self) -> None:
+    def request(self, kind: bytes, fds: list[int]) -> None:
+        """Ask for one, handing over its descriptors."""
+        ...
+
+
+class Server:
+    """A handle on the warm server of this process; starts it when it is first needed.
+
+    `modules` are imported by the server beside what every rank needs.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
         self._lock = threading.Lock()
         self._owner = 0  # the process that started the server: a fork must not use it
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,14 +61,26 @@ class Server:
         with self._lock:
             self._start_if_needed()
 
-    def request(self, fds: list[int]) -> None:
+    def include(self, *modules: str) -> None:
+        """Have these imported too; a server that runs without them gives way to another."""
+        with self._lock:
+            if not {*modules} <= {*self._modules}:
+                self._modules = (*dict.fromkeys([*self._modules, *modules]),)
+                self._forget()
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Take a server for this process's own that somebody else has forked for it."""
+        with self._lock:
+            self._socket, self._owner, self._ready = sock, os.getpid(), True
+
+    def request(self, kind: bytes, fds: list[int]) -> None:
         """Hand the descriptors of a launch to the server; starts another if it has ended."""
         with self._lock:
             for last_try in (False, True):
                 sock = self._start_if_needed()
                 try:
                     self._wait_until_ready(sock)
-                    send_fds(sock, fds)
+                    send_request(sock, kind, fds)
                     return
                 except ConnectionError:
                     self._forget()
@@ -64,14 +93,16 @@ class Server:
             self._forget()
 
     def _start_if_needed(self) -> socket.socket:
-        alive = self._process is not None and self._process.poll() is None
+        alive = self._process is None or self._process.poll() is None
         if alive and self._socket is not None and self._owner == os.getpid():
             return self._socket
         self._forget()
         ours, theirs = socket.socketpair()
-        path = [os.path.abspath(entry) for entry in sys.path]
+        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        # Most notebooks train something, and an optimizer should not take seconds to make there.
+        soon = json.dumps(protocol.SLOW_MODULES[:1] if system.in_a_kernel() else [])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, str(theirs.fileno()), json.dumps(path)],
+            [sys.executable, "-c", START, str(theirs.fileno()), path, soon, *self._modules],
             pass_fds=[theirs.fileno()],
             env={**os.environ, **system.compiler_cache(os.environ), "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
@@ -137,8 +168,16 @@ class Collected:
 class Conversation:
     """One launch, seen from the notebook: ask, then read everything until the ranks are gone."""
 
-    def __init__(self, spec: Spec, call: Packed, output: Output) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        call: Packed,
+        output: Output,
+        inputs: Sequence[Packed] = (),
+        server: Door = SERVER,
+    ) -> None:
         self.spec, self.call, self.output = spec, call, output
+        self.inputs, self.server = inputs, server
         self.collected = Collected([None] * spec.world_size, [False] * spec.world_size)
         self.channels: dict[socket.socket, int] = {}
         self.pipes: dict[int, tuple[int, Stream]] = {}
@@ -149,12 +188,13 @@ class Conversation:
         try:
             fds = [theirs.detach(), *self._open_ends()]
             try:
-                SERVER.request(fds)
+                self.server.request(protocol.LAUNCH, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
             send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
             self.call.send(self.control, protocol.CALL)
+            self._send_inputs()
             while self.collected.outcome is None:
                 self._read_some(self.output.patience())
                 self.output.show_if_due()
@@ -168,6 +208,11 @@ class Conversation:
         finally:
             self._close()
         return self.collected
+
+    def _send_inputs(self) -> None:
+        for channel, packed in zip(self.channels, self.inputs, strict=False):
+            with contextlib.suppress(ConnectionError):  # the rank has died, as will be told
+                packed.send(channel, protocol.INPUT)
 
     def _open_ends(self) -> list[int]:
         """A channel and two pipes per rank; keeps this side, returns the ranks' side."""
@@ -210,31 +255,36 @@ class Conversation:
     def _read_channel(self, channel: socket.socket) -> None:
         rank = self.channels[channel]
         try:
-            tag, body = receive_frame(channel)
-            packed = Packed.receive(channel, body)
+            tag, body = receive_frame(channel, SEALED_FRAME if self.spec.sealed else None)
+            value = None
+            if tag == protocol.VALUE and not self.spec.sealed:
+                value = Packed.receive(channel, body)
         except (Closed, ConnectionError):
             channel.close()
             del self.channels[channel]
             return
-        if tag == protocol.VALUE:
-            self._open_value(rank, packed)
-        elif tag == protocol.FAILURE:
-            self.collected.failures[rank] = packed.load()
-        elif tag == protocol.THREAD_FAILURE:
-            self.collected.thread_failures.setdefault(rank, packed.load())
-        elif tag == protocol.RECORDS:
-            self.collected.records.append(packed.load())
-        elif tag == protocol.CHANGED:
-            self.collected.changed_sends += packed.load()
-
-    def _open_value(self, rank: int, packed: Packed) -> None:
         try:
-            self.collected.values[rank] = packed.load()
-            self.collected.returned[rank] = True
+            self._open(rank, tag, body, value)
         except Exception as error:  # noqa: BLE001  objects define how they are opened
             what = f"{type(error).__name__}: {error}"
             text = f"returned something that cannot be opened here: {what}"
             self.collected.failures[rank] = RemoteFailure("result", text, [])
+
+    def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
+        collected = self.collected
+        if tag == protocol.VALUE:
+            collected.values[rank] = value.load() if value else decode(body)
+            collected.returned[rank] = True
+            return
+        fields = decode(body)
+        if tag == protocol.FAILURE:
+            collected.failures[rank] = RemoteFailure.of(fields)
+        elif tag == protocol.THREAD_FAILURE:
+            collected.thread_failures.setdefault(rank, RemoteFailure.of(fields))
+        elif tag == protocol.RECORDS:
+            collected.records.append(Records.of(fields, rank, self.spec.world_size))
+        elif tag == protocol.CHANGED:
+            collected.changed_sends += [OpInfo(*one) for one in fields]
 
     def _ended_well(self) -> bool:
         """Whether the ranks are ending by themselves, so that nobody has to wait for it."""

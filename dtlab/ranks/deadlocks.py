@@ -35,6 +35,7 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         "\n".join(lines),
         waiting=[waiting_of(op) for op in finding.ops],
         mismatch=mismatch if mismatch is not None else _tags(finding),
+        advice=advice,
         values=values,
         stdout=stdout,
     )

@@ -22,15 +22,17 @@ import os
 import reprlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtlab.errors import LaunchError
+from dtlab.errors import DtlabError, LaunchError
 from dtlab.predict import Cluster
-from dtlab.ranks import client, explain, inplace, system
+from dtlab.ranks import client, explain, inplace, strangers, system, walls
+from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.output import Output
-from dtlab.ranks.protocol import IN_RANK, Spec
+from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
+from dtlab.ranks.sealed import SealedConversation
 from dtlab.ranks.transport import Packed, pack
 from dtlab.trace import Trace
 
@@ -123,7 +125,7 @@ def launch(
     spec = Spec(
         world_size=world_size,
         backend=choose_backend(backend, world_size),
-        timeout=timeout,
+        timeout=_allowed(timeout),
         trace=trace,
         seed=seed,
         threads=threads or max(1, int(system.usable_cpus() / world_size)),
@@ -134,26 +136,84 @@ def launch(
         cluster=cluster,
     )
     output = Output(world_size)
-    collected = client.Conversation(spec, _pack_call(fn, args), output).run()
+    conversation = client.Conversation(spec, _pack_call(fn, args), output)
+    run, warnings = _carry_out(conversation, begun)
+    for warning in warnings:
+        print(warning)
+    return run
+
+
+def launch_sealed(
+    fn: Callable[..., Any],
+    *args: Any,
+    inputs: Sequence[Any],
+    door: Enclosure,
+    timeout: float,
+    memory_limit: int | None = None,
+    cluster: Cluster | None = None,
+) -> Run:
+    """Run `fn(*args, inputs[rank])` on ranks behind `door`, for somebody who trusts none of them.
+
+    `fn` itself comes from the caller; what it opens there may be anybody's. Each rank gets its own
+    input only. Values come back as plain data, and what ranks print is dropped. Raises as
+    `launch` does.
+    """
+    begun, world_size = time.perf_counter(), len(inputs)
+    spec = Spec(
+        world_size=world_size,
+        backend="gloo",
+        timeout=timeout,
+        trace=True,
+        seed=0,
+        threads=max(1, int(system.usable_cpus() / world_size)),
+        memory_limit=memory_limit,
+        environment={**walls.environment(), "OMP_NUM_THREADS": "1"},
+        folder=door.folder,
+        path=[os.path.abspath(entry) for entry in sys.path],
+        cluster=cluster,
+        inputs=True,
+        sealed=True,
+    )
+    with open(os.devnull, "w") as nowhere:
+        output = Output(world_size, nowhere)
+        packed = [pack(each) for each in inputs]
+        call = _pack_call(fn, args)
+        try:
+            run, _ = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
+        except DtlabError:
+            raise
+        except Exception as error:  # whatever ranks told that nobody had thought of
+            raise strangers.nonsense(error) from error
+    return run
+
+
+def _carry_out(conversation: client.Conversation, begun: float) -> tuple[Run, list[str]]:
+    """Hold the conversation; what came of it, and what to warn of. Raises what went wrong."""
+    collected, spec, output = conversation.run(), conversation.spec, conversation.output
     error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
-    for warning in explain.warnings_of(collected):
-        print(warning)
-    return Run(
+    run = Run(
         values=collected.values,
         stdout=output.kept("out"),
-        trace=_trace(collected, cluster) if trace else None,
+        trace=_trace(collected, spec.cluster) if spec.trace else None,
         seconds=time.perf_counter() - begun,
         backend=spec.backend,
         stderr=output.kept("err"),
-        cluster=cluster,
+        cluster=spec.cluster,
     )
+    return run, explain.warnings_of(collected)
 
 
 def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
-    wire = collected.outcome.wire if collected.outcome else None
-    return Trace.from_records(collected.records, wire, repr(cluster) if cluster else "")
+    outcome = collected.outcome
+    wire = outcome.wire if outcome else None
+    trace = Trace.from_records(collected.records, wire, repr(cluster) if cluster else "")
+    if outcome is not None:
+        trace.hidden_bytes = outcome.hidden
+        pairs = outcome.pairs
+        trace.wire_pairs = None if pairs is None else {(s, t): count for s, t, count in pairs}
+    return trace
 
 
 def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
@@ -207,6 +267,12 @@ def choose_backend(backend: str | None, world_size: int) -> str:
     if backend not in ("gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise LaunchError(f"backend={backend!r} is not known: use 'gloo', 'nccl', or None.")
     return backend
+
+
+def _allowed(timeout: float | None) -> float | None:
+    """The time limit, or that of whoever runs this notebook, if it is shorter."""
+    most = os.environ.get(MOST_SECONDS)
+    return min(timeout or float(most), float(most)) if most else timeout
 
 
 def _gpu_count() -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from dtlab.ranks.board import (
@@ -76,7 +76,6 @@ class Actor:
 
     rank: int
     thread: int
-    queue: deque[Record] = field(default_factory=deque)
     blocked: Op | None = None
     left: bool = False
 
@@ -100,6 +99,7 @@ class Machine:
         self.misfit: Misfit | None = None
         self._describe = describe
         self.actors = {(rank, 0): Actor(rank, 0) for rank in range(world_size)}
+        self._queues: list[deque[Record]] = [deque() for _ in range(world_size)]  # to be followed
         self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): collectives called
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
@@ -112,24 +112,28 @@ class Machine:
 
     def feed(self, rank: int, records: Iterable[Record]) -> None:
         """Take what a rank did, in its order, and follow everybody as far as possible."""
-        touched = set()
-        for record in records:
-            actor = self.actors.get((rank, record.thread))
-            if actor is None:
-                actor = self.actors[rank, record.thread] = Actor(rank, record.thread)
-            actor.queue.append(record)
-            touched.add(actor)
-        self._follow(touched)
+        self._queues[rank].extend(records)
+        self._follow(rank)
 
-    def _follow(self, actors: set[Actor]) -> None:
-        ready = deque(actors)
-        while ready and self.misfit is None:
-            actor = ready.popleft()
-            while actor.queue and self.misfit is None:
-                waits = actor.blocked is not None and actor.queue[0].kind != SOURCE
+    def _follow(self, rank: int) -> None:
+        ready = deque([rank])
+        while ready:
+            rank = ready.popleft()
+            queue = self._queues[rank]
+            while queue and self.misfit is None:
+                actor = self._actor(rank, queue[0].thread)
+                waits = actor.blocked is not None and queue[0].kind != SOURCE
+                # A thread that did more has not been waiting any longer, but what it waited for
+                # is not followed as far yet. What the rank did later, in any thread, comes later.
                 if waits and not self._has_gone_on(actor):
                     break
-                ready.extend(self._step(actor, actor.queue.popleft()))
+                ready.extend(freed.rank for freed in self._step(actor, queue.popleft()))
+
+    def _actor(self, rank: int, thread: int) -> Actor:
+        actor = self.actors.get((rank, thread))
+        if actor is None:
+            actor = self.actors[rank, thread] = Actor(rank, thread)
+        return actor
 
     def _step(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """One record. Returns the actors that can go on because of it."""

@@ -27,11 +27,14 @@ import torch.distributed as dist
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.board import Board
+from dtlab.ranks.plain import encode
 from dtlab.ranks.ports import Ports
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
-from dtlab.ranks.transport import Packed, pack
+from dtlab.ranks.transport import Packed, pack, receive_frame, send_frame
+from dtlab.ranks.walls import Walls, step_behind
 from dtlab.ranks.wire import Wire
+from dtlab.trace import Records
 
 GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
 THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
@@ -48,7 +51,9 @@ class Ends(NamedTuple):
     ports: Ports | None  # of the emulated interconnect
 
 
-def run_rank(rank: int, spec: Spec, call: Packed, ends: Ends) -> NoReturn:
+def run_rank(
+    rank: int, spec: Spec, call: Packed, ends: Ends, walls: Walls | None = None
+) -> NoReturn:
     """Be rank `rank`: everything from the fork to the end of the process."""
     code = 1
     try:
@@ -56,8 +61,10 @@ def run_rank(rank: int, spec: Spec, call: Packed, ends: Ends) -> NoReturn:
         channel, out, err = ends.notebook
         sockets = (ends.status.fileno(), ends.store.fileno())
         _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
+        if walls:
+            step_behind(walls, rank)
         _become_ordinary(rank, spec, out, err, ends.stack_writer)
-        outcome = _Outcome(socket.socket(fileno=channel), ends.status)
+        outcome = _Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
         threading.excepthook = outcome.thread_failed
         try:
             _take_part(rank, spec, call, ends, outcome)
@@ -76,7 +83,10 @@ def _take_part(
     """Join, wait for the others, run the function, hand over what came of it."""
     with outcome.catching():
         function, args = call.load()
-        _fill_main(function)
+        if spec.inputs:
+            _, body = receive_frame(outcome.channel)
+            args = (*args, Packed.receive(outcome.channel, body).load())
+        fill_main(function)
     _join(rank, spec, ends.store)
     outcome.status.send(protocol.READY)
     if outcome.status.recv(1) != protocol.GO:
@@ -101,9 +111,10 @@ def _take_part(
 class _Outcome:
     """What came of the function, and how it is handed over."""
 
-    def __init__(self, channel: socket.socket, status: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
         self.channel = channel
         self.status = status
+        self.sealed = sealed
         self.sending = threading.Lock()  # threads may fail while results are on their way
         self.recorder: Recorder | None = None  # kept: it holds messages that are still leaving
         self.value: Any = None
@@ -122,7 +133,7 @@ class _Outcome:
         threading.__excepthook__(args)
         if args.exc_value is not None and args.exc_type is not SystemExit:
             with self.sending:
-                pack(describe(args.exc_value)).send(self.channel, protocol.THREAD_FAILURE)
+                self._send(protocol.THREAD_FAILURE, describe(args.exc_value))
 
     def deliver(self) -> None:
         """Hand over the value, or the failure, and what was recorded."""
@@ -135,20 +146,30 @@ class _Outcome:
         self.status.send(protocol.RAISED if self.failure else protocol.RETURNED)
         resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
         if recorder:
-            pack(recorder.stop()).send(self.channel, protocol.RECORDS)
+            self._send(protocol.RECORDS, recorder.stop())
             changed = recorder.announcer.changed_sends(recorder.rank) if recorder.announcer else []
-            pack(changed).send(self.channel, protocol.CHANGED)
+            send_frame(self.channel, protocol.CHANGED, encode(changed))
         if not self.failure:
             try:
-                pack(self.value).send(self.channel, protocol.VALUE)
+                self._send_value()
             except Exception as error:  # noqa: BLE001  anything: objects define how they are pickled
                 self.failure = describe(error, kind="result", value=self.value)
                 self.status.send(protocol.RAISED)
         if self.failure:
-            pack(self.failure).send(self.channel, protocol.FAILURE)
+            self._send(protocol.FAILURE, self.failure)
         if any(name in sys.modules for name in self.not_warm):
             self.status.send(protocol.IMPORTED)
         self.status.send(protocol.DELIVERED)
+
+    def _send(self, tag: bytes, record: RemoteFailure | Records) -> None:
+        """Send the fields of a record."""
+        send_frame(self.channel, tag, encode(tuple(vars(record).values())))
+
+    def _send_value(self) -> None:
+        if self.sealed:
+            send_frame(self.channel, protocol.VALUE, encode(self.value))
+        else:
+            pack(self.value).send(self.channel, protocol.VALUE)
 
 
 _UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -214,7 +235,7 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
     }
 
 
-def _fill_main(function: Any) -> None:
+def fill_main(function: Any) -> None:
     """Make the notebook's names importable from `__main__` here too.
 
     Objects of a class defined in a cell are pickled by that name when ranks exchange them.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dtlab.predict import Cluster
 
@@ -11,11 +12,16 @@ from dtlab.predict import Cluster
 SERVER_TITLE = "dtlab-rank-server"
 SUPERVISOR_TITLE = "dtlab-rank-supervisor"
 RANK_TITLE = "dtlab-rank"
+WARDEN_TITLE = "dtlab-rank-warden"
+ROOM_TITLE = "dtlab-room"
 
 IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
 
 # Set to anything, it keeps the watcher out of launches with trace=False, to measure what it costs.
 UNWATCHED = "DTLAB_UNWATCHED"
+
+# Seconds that no launch may pass, whatever its timeout: a grader sets it for a notebook's cells.
+MOST_SECONDS = "DTLAB_MOST_SECONDS"
 
 # Modules that take long to import. The server has them ready once a rank has asked for one.
 SLOW_MODULES = (
@@ -26,15 +32,31 @@ SLOW_MODULES = (
 )
 ASKED_FOR_SLOW_MODULES = 3  # a supervisor's exit status: a rank did
 
+# What a server is asked to fork; descriptors come with it.
+LAUNCH = b"L"  # a supervisor: the control socket, then (channel, stdout, stderr) of each rank
+WARDEN = b"W"  # a server behind walls: its socket
+ROOM = b"N"  # a notebook's cells, behind walls: the socket for them, one to tell how they ended
+
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec
 CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened by ranks only
 OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
-VALUE = b"v"  # rank -> notebook: what the function returned
-FAILURE = b"f"  # rank -> notebook: a RemoteFailure
-THREAD_FAILURE = b"t"  # rank -> notebook: a RemoteFailure that ended a thread, not the rank
-RECORDS = b"r"  # rank -> notebook: what the recorder saw
-CHANGED = b"h"  # rank -> notebook: messages changed before anybody waited for them
+INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank sees
+VALUE = b"v"  # rank -> notebook: what the function returned, packed; plain where sealed
+# rank -> notebook, always as plain data (plain.py), which nothing in a rank can make run:
+FAILURE = b"f"  # a RemoteFailure
+THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
+RECORDS = b"r"  # what the recorder saw
+CHANGED = b"h"  # messages changed before anybody waited for them
+
+# Between a grader and what is behind walls.
+WALLS = b"w"  # grader -> warden: the walls to raise
+MISSING = b"m"  # warden -> grader, plain: the walls that could not be raised
+CELL = b"x"  # grader -> room, plain: its number, its source
+DONE = b"d"  # room -> grader, plain: what came of it
+TAKE = b"k"  # grader -> room, plain: a name
+TAKEN = b"n"  # room -> grader, plain: what it stands for
+ENDED = b"e"  # a room's doorkeeper -> grader, plain: its wait status
 
 # Single letters between a rank and its supervisor.
 READY = b"R"  # the group is joined
@@ -61,6 +83,8 @@ class Spec:
     folder: str
     path: list[str]
     cluster: Cluster | None = None  # whose links are emulated
+    inputs: bool = False  # whether each rank is sent a last argument of its own
+    sealed: bool = False  # ranks run code that nobody trusts: behind walls, plain data only
 
 
 class Frame(NamedTuple):
@@ -77,7 +101,19 @@ class RemoteFailure:
 
     kind: Literal["exception", "exit", "memory", "result"]
     message: str
-    chain: list[tuple[list[Frame], str]]
+    chain: Sequence[tuple[Sequence[Frame], str]]
+
+    @classmethod
+    def of(cls, fields: Any) -> RemoteFailure:
+        """From its fields in order. Raises ValueError or TypeError for anything else."""
+        kind, message, chain = fields
+        if kind not in ("exception", "exit", "memory", "result"):
+            raise ValueError(f"no kind of failure: {kind!r}")
+        told = [
+            ([Frame(str(file), int(line), str(name)) for file, line, name in frames], str(text))
+            for frames, text in chain
+        ]
+        return cls(kind, str(message), told)
 
 
 class OpInfo(NamedTuple):
@@ -128,3 +164,6 @@ class Outcome:
     finding: Finding | None = None  # for "deadlock"
     waiting: list[OpInfo] = field(default_factory=list)  # what blocked ranks waited for
     unreceived: list[OpInfo] = field(default_factory=list)  # sends that nobody received
+    loopback: int | None = None  # bytes, headers included, that ranks sent by any way (walls only)
+    hidden: int | None = None  # those of them that no socket of a rank was seen to send
+    pairs: list[tuple[int, int, int]] | None = None  # of `wire`: source, target, bytes

@@ -2,7 +2,8 @@
 
 Importing torch takes a second; forking a process that has done so takes milliseconds. The server
 has one thread, no CUDA context, and runs no code of the learner. For each launch it forks a
-supervisor and hands it the file descriptors that came with the request.
+supervisor and hands it the file descriptors that came with the request. For a grader it forks a
+warden (warden.py), which serves in the same way behind walls.
 
 It ends when its kernel does (its socket closes, or its parent changes), or after ten idle minutes.
 """
@@ -19,38 +20,75 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import setproctitle
 
-from dtlab.ranks import protocol, recorder, supervisor, system
-from dtlab.ranks.transport import Closed, receive_fds
+from dtlab.ranks import kernel_calls, protocol, recorder, supervisor, system
+from dtlab.ranks.transport import Closed, receive_request
+
+if TYPE_CHECKING:
+    from dtlab.ranks.walls import Walls
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
 CHECK_PARENT_EVERY = 0.5  # seconds
 QUIET = 0.3  # seconds without a request before slow modules are imported
 
+# Beginnings of what a grader's server keeps of its environment.
+KEPT = ("PATH", "HOME", "LANG", "LC_", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
+        "CONDA_PREFIX", "OPENBLAS_", "OMP_", "MKL_", "TORCHINDUCTOR_", "MPL", "XDG_")  # fmt: skip
+
 WARM = ("torch.distributed", "numpy.ma", "numpy.random", "dtlab.collectives")
 
 
-def main(fd: int) -> None:
-    """Serve launches on the socket `fd` until the kernel goes."""
+def main(fd: int, soon: Sequence[str], *modules: str) -> None:
+    """Serve launches on the socket `fd` until the kernel goes, with `modules` imported as well.
+
+    Those in `soon` are imported while there is nothing else to do.
+    """
+    if modules:
+        _forget_environment()
     parent = os.getppid()
     sock = socket.socket(fileno=fd)
-    _prepare()
+    _prepare(modules)
     sock.sendall(b"R")
     _silence()
+    serve(sock, parent, soon=soon)
+
+
+def serve(
+    sock: socket.socket, parent: int, walls: Walls | None = None, soon: Sequence[str] = ()
+) -> None:
+    """Fork what is asked for on `sock` until the other side goes; leave nothing behind.
+
+    `walls` are those that this process is behind, and its ranks step behind.
+    """
     with contextlib.suppress(Closed, ConnectionError):
-        _serve(sock, parent)
+        _serve(sock, parent, walls, list(soon))
     _end()
 
 
-def _prepare() -> None:
+def _forget_environment() -> None:
+    """Begin once more, without what the environment of a grader may hold: keys, passwords.
+
+    What is in this process's memory is in that of all that it forks, learners' code among them.
+    """
+    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    if kept != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+
+
+def _prepare(modules: Sequence[str]) -> None:
     setproctitle.setproctitle(protocol.SERVER_TITLE)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _import(WARM)
+    _import((*WARM, *modules))
     recorder.rehearse()
+    if modules:  # a grader's, which will fork rooms
+        from dtlab.ranks import room
+
+        room.rehearse()
+        kernel_calls.huge_pages()
     gc.freeze()
 
 
@@ -61,10 +99,12 @@ def _silence() -> None:
     os.close(null)
 
 
-def _serve(sock: socket.socket, parent: int) -> None:
+def _serve(
+    sock: socket.socket, parent: int, walls: Walls | None, to_import: list[str]
+) -> None:
     child_ended = system.wake_on_child()
-    supervisors: set[int] = set()
-    to_import: list[str] = []
+    forked: set[int] = set()
+    asked = False
     served_at = time.monotonic()
     while os.getppid() == parent:
         watched: list[Any] = [sock, child_ended]
@@ -73,17 +113,21 @@ def _serve(sock: socket.socket, parent: int) -> None:
         if child_ended in ready:
             os.read(child_ended, 4096)
         for pid, status in system.reap().items():
-            supervisors.discard(pid)
+            forked.discard(pid)
             if os.waitstatus_to_exitcode(status) == protocol.ASKED_FOR_SLOW_MODULES:
                 to_import = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
-        for orphan in set(system.children()) - supervisors:
+                asked = True
+        for orphan in set(system.children()) - forked:
             system.kill(orphan)  # left by a supervisor that was itself killed
-        if sock in ready:
-            supervisors.add(_fork_supervisor(sock))
-            served_at = time.monotonic()
-        elif to_import and not ready and not supervisors:
+        if asked and to_import:  # at once: else all ranks do, in every launch that is to come
             _import([to_import.pop(0)])
-        elif not supervisors and time.monotonic() - served_at > IDLE_LIMIT:
+            asked = False
+        if sock in ready:
+            forked.add(_fork(sock, walls))
+            served_at = time.monotonic()
+        elif to_import and not ready and not forked:
+            _import([to_import.pop(0)])
+        elif not forked and time.monotonic() - served_at > IDLE_LIMIT:
             return
 
 
@@ -96,16 +140,28 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
 
 
-def _fork_supervisor(sock: socket.socket) -> int:
-    """Fork the supervisor of one launch; the descriptors of the request go to it alone."""
-    fds = receive_fds(sock)
+def _fork(sock: socket.socket, walls: Walls | None) -> int:
+    """Fork what is asked for; the descriptors of the request go to it alone."""
+    kind, fds = receive_request(sock)
     pid = os.fork()
     if pid == 0:
         sock.close()
-        supervisor.main(fds)
+        _become(kind, fds, walls)
     for fd in fds:
         os.close(fd)
     return pid
+
+
+def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
+    if kind == protocol.WARDEN:
+        from dtlab.ranks.warden import main as warden
+
+        warden(fds)
+    if kind == protocol.ROOM and walls is not None:
+        from dtlab.ranks.room import main as room
+
+        room(fds, walls)
+    supervisor.main(fds, walls)
 
 
 def _end() -> None:
@@ -120,6 +176,3 @@ def _end() -> None:
         system.reap()
         time.sleep(0.01)
 
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -26,11 +26,13 @@ import setproctitle
 
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.board import Board
+from dtlab.ranks.careful import CarefulStackPipe, CarefulWatcher, reap_some
 from dtlab.ranks.ports import Ports
 from dtlab.ranks.process import Ends, run_rank
 from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.traffic import Traffic
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
+from dtlab.ranks.walls import Walls, end_all_of
 from dtlab.ranks.watcher import Watcher
 
 SETTLE = 0.15  # seconds that other failures get to show, even where everybody else waits
@@ -38,12 +40,17 @@ GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once 
 LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
 DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
+START_LIMIT = 30.0  # seconds until all ranks of a sealed launch have joined
+STUBBORN = 0.2  # seconds after which processes that are still there are ended all at once
 STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
 QUIET = 0.25  # seconds after which a rank has noticed what emulated links have delivered
 
 
-def main(fds: list[int]) -> NoReturn:
-    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank."""
+def main(fds: list[int], walls: Walls | None = None) -> NoReturn:
+    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
+
+    The ranks step behind `walls`, where there are some; the supervisor itself does not.
+    """
     code = 1
     try:
         setproctitle.setproctitle(protocol.SUPERVISOR_TITLE)
@@ -55,10 +62,10 @@ def main(fds: list[int]) -> NoReturn:
         spec: Spec = pickle.loads(body)
         _, body = receive_frame(control)
         call = Packed.receive(control, body)
-        supervisor = Supervisor(spec, control)
+        supervisor = Supervisor(spec, control, walls)
         outcome = supervisor.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
-        if outcome.reason == "returned":
+        if outcome.reason == "returned" and not spec.sealed:
             supervisor.wait_until_gone()
         imported = any(rank.has(protocol.IMPORTED) for rank in supervisor.ranks)
         code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
@@ -83,19 +90,20 @@ class Rank:
         self.status = status
         self.stack = stack
         self.end = RankEnd()
-        self.letters = b""  # every status letter so far
+        self.letters: set[int] = set()  # every status letter so far
         self.alive = True  # until it has been reaped
         self.talks = True  # until its end of `status` is closed
 
     def has(self, *letters: bytes) -> bool:
-        return any(letter in self.letters for letter in letters)
+        return any(letter[0] in self.letters for letter in letters)
 
 
 class Supervisor:
     """Runs the ranks of one launch from fork to the last child reaped."""
 
-    def __init__(self, spec: Spec, control: socket.socket) -> None:
+    def __init__(self, spec: Spec, control: socket.socket, walls: Walls | None) -> None:
         self.spec = spec
+        self.walls = walls
         self.control = control
         self.ranks: list[Rank] = []
         self.failed: list[int] = []
@@ -110,36 +118,45 @@ class Supervisor:
 
     def run(self, call: Packed, fds: list[int]) -> Outcome:
         store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
-        self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None)
+        alone = self.walls is not None and self.walls.stand("network")
+        self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None, alone)
         self._fork(call, fds, store)
-        self.watcher = Watcher(self.board, [rank.pid for rank in self.ranks])
+        watch = CarefulWatcher if self.spec.sealed else Watcher
+        self.watcher = watch(self.board, [rank.pid for rank in self.ranks])
+        if self.spec.sealed:
+            self.deadline = time.monotonic() + START_LIMIT
         reason = self._watch()
         if reason == "failed":
             self.finding = self.watcher.misfit()
         waiting = self.watcher.waiting()
         if reason in ("timeout", "failed"):
             self._collect_stacks()
-        wire = self.traffic.total([rank.pid for rank in self.ranks])
-        if reason == "returned":
+        pids = [rank.pid for rank in self.ranks]
+        wire = self.traffic.total(pids)
+        if reason == "returned" and not self.spec.sealed:
             self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
         else:
-            system.kill_children()
+            self.end_all()
         ends = [rank.end for rank in self.ranks]
         lost = self.watcher.unreceived() if reason == "returned" else []
-        return Outcome(reason, ends, self.failed, wire, self.finding, waiting, lost)
+        return Outcome(
+            reason, ends, self.failed, wire, self.finding, waiting, lost,
+            self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(pids),
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ begin
 
     def _fork(self, call: Packed, fds: list[int], store: socket.socket) -> None:
         for number in range(self.spec.world_size):
             ours, theirs = socket.socketpair()
-            rank = Rank(number, ours, stacks.StackPipe())
+            pipe = CarefulStackPipe() if self.spec.sealed else stacks.StackPipe()
+            rank = Rank(number, ours, pipe)
             self.ranks.append(rank)
             rank.pid = os.fork()
             if rank.pid == 0:
                 mine = fds[3 * number : 3 * number + 3]
                 ends = Ends(mine, theirs, store, rank.stack.writer, self.board, self.ports)
-                run_rank(number, self.spec, call, ends)
+                run_rank(number, self.spec, call, ends, self.walls)
             theirs.close()
             rank.stack.close_writer()
         store.close()
@@ -174,8 +191,8 @@ class Supervisor:
                 self._begin_delivery(now)
                 if self._look(now):
                     return "deadlock"
-                if self.deadline is not None and now > self.deadline:
-                    return "timeout"
+            if self.deadline is not None and now > self.deadline:
+                return "timeout"
 
     def _verdict_at_the_end(self) -> Reason:
         if self.failed:
@@ -202,7 +219,7 @@ class Supervisor:
         """Once every function has returned, results get a time limit of their own."""
         if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
             self.delivering = True
-            if self.deadline is not None:
+            if self.deadline is not None and not self.spec.sealed:  # who may lie about it
                 self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
 
     def _others_done(self) -> bool:
@@ -230,7 +247,7 @@ class Supervisor:
                 self._read_letters(by_socket[status])
         if self.child_ended in ready:
             os.read(self.child_ended, 4096)
-            self._note_deaths(system.reap())
+            self._note_deaths(reap_some())
         self._sample_traffic()
 
     def _sample_traffic(self) -> None:
@@ -252,14 +269,16 @@ class Supervisor:
 
     def _read_letters(self, rank: Rank) -> None:
         try:
-            letters = rank.status.recv(64)
+            letters = rank.status.recv(64, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return  # it has ended, and a child of its own still has the line
         except ConnectionError:
             letters = b""
         if not letters:
             rank.status.close()
             rank.talks = False
             return
-        rank.letters += letters
+        rank.letters.update(letters)
         if protocol.RETURNED in letters:
             rank.end.state = "returned"
         if protocol.RAISED in letters:
@@ -285,6 +304,18 @@ class Supervisor:
                 self._note_failure(rank)
 
     # ------------------------------------------------------------------ end
+
+    def end_all(self) -> None:
+        """End the ranks and all that they have started, however often that forks."""
+        since = time.monotonic()
+        while system.children():
+            for pid in system.children():
+                system.kill(pid)
+            reap_some()
+            if self.walls is not None and time.monotonic() > since + STUBBORN:
+                end_all_of(self.walls, self.spec.world_size)
+                since = time.monotonic()
+            time.sleep(0.002)
 
     def _collect_stacks(self) -> None:
         """Ask the ranks that are still running where they are."""

@@ -22,9 +22,9 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """Be killed when the process that forked this one ends, however it ends (Linux)."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Get this signal when the process that forked this one ends, however it ends (Linux)."""
+    _prctl(PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
@@ -131,3 +131,10 @@ def kill_children() -> None:
         if not children():
             return
         time.sleep(0.002)
+
+
+def in_a_kernel() -> bool:
+    """Whether this is a notebook's kernel; IPython in a terminal is none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None

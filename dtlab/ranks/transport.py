@@ -20,6 +20,7 @@ import cloudpickle
 
 Buffer = bytes | bytearray | memoryview
 HEADER = struct.Struct("<cQ")
+REQUEST = struct.Struct("<cI")
 FDS_PER_MESSAGE = 200  # the kernel takes 253
 
 
@@ -50,9 +51,11 @@ def receive_exactly(sock: socket.socket, size: int) -> bytearray:
     return buffer
 
 
-def receive_frame(sock: socket.socket) -> tuple[bytes, bytearray]:
-    """The next frame as (tag, body)."""
+def receive_frame(sock: socket.socket, limit: int | None = None) -> tuple[bytes, bytearray]:
+    """The next frame as (tag, body). Raises `Closed` for one over `limit` bytes."""
     tag, size = HEADER.unpack(receive_exactly(sock, HEADER.size))
+    if limit is not None and size > limit:
+        raise Closed(f"a message of {size} bytes came, and {limit} are allowed")
     return tag, receive_exactly(sock, size)
 
 
@@ -131,21 +134,21 @@ def _typed_storage(storage: Any, dtype: Any) -> Any:
 # ---------------------------------------------------------------------------- file descriptors
 
 
-def send_fds(sock: socket.socket, fds: list[int]) -> None:
-    """Hand open file descriptors to the other side, as many as there are."""
-    sock.sendall(struct.pack("<I", len(fds)))
+def send_request(sock: socket.socket, kind: bytes, fds: list[int]) -> None:
+    """Ask a server for something, and hand it the open file descriptors that go with it."""
+    sock.sendall(REQUEST.pack(kind, len(fds)))
     for start in range(0, len(fds), FDS_PER_MESSAGE):
         socket.send_fds(sock, [b"f"], fds[start : start + FDS_PER_MESSAGE])
 
 
-def receive_fds(sock: socket.socket) -> list[int]:
-    """The file descriptors that the other side sent, now open here too."""
-    (count,) = struct.unpack("<I", receive_exactly(sock, 4))
+def receive_request(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """What the other side asks for, and its file descriptors, now open here too."""
+    kind, count = REQUEST.unpack(receive_exactly(sock, REQUEST.size))
     fds: list[int] = []
     while len(fds) < count:
         data, some, _, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
         if not data:
             raise Closed("the connection was closed in the middle of a message")
         fds.extend(some)
-    return fds
+    return kind, fds
 

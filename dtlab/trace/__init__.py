@@ -68,6 +68,10 @@ class Trace:
     `Trace(events)` takes `Event` objects in any order; `world_size` defaults to what they mention;
     `wire` gives the bytes that left each rank. Without events it is an empty trace. `emulated`
     says in words whose links it shows, and is empty where they are those of the machine.
+    `hidden_bytes` are those that ranks sent to each other past all that `bytes_wire` counts; None
+    where that is not known: only a grader's ranks have a network to themselves.
+    `wire_pairs[source, target]` is what of `bytes_wire` went from one rank to another; None where
+    that is not known. A rank that only receives has sent a few bytes back.
     """
 
     def __init__(
@@ -117,6 +121,8 @@ class Trace:
         self.world_size = max(self.world_size, world_size or 0)
         self.dropped = dropped
         self.emulated = ""
+        self.hidden_bytes: int | None = None
+        self.wire_pairs: dict[tuple[int, int], int] | None = None
         self._columns = columns
         self._wire = [*(wire or ()), *[None] * self.world_size][: self.world_size]
 

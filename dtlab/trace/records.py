@@ -56,6 +56,41 @@ class Records:
     files: Sequence[str] = ()
     dropped: int = 0
 
+    @classmethod
+    def of(cls, fields: Sequence[Any], rank: int, world_size: int) -> Records:
+        """From the fields in order, as a rank sent them.
+
+        Raises ValueError or TypeError where they are not those of this rank, or point to what is
+        not there.
+        """
+        record = cls(*fields)
+        if (record.rank, record.world_size) != (rank, world_size):
+            raise ValueError(f"records of rank {record.rank}, sent by rank {rank}")
+        comm = dict(zip(COMM_FIELDS, _table(record.comm, COMM_FIELDS).T, strict=True))
+        blocked, spans = _table(record.blocked, BLOCKED_FIELDS), _table(record.spans, SPAN_FIELDS)
+        for column, first, end in (
+            (comm["name"], 0, len(record.names)),
+            (comm["group"], 0, len(record.groups)),
+            (comm["peer"], -1, world_size),
+            (comm["dtype"], -1, len(record.dtypes)),
+            (comm["file"], -1, len(record.files)),
+            (blocked[:, 0], 0, len(record.comm)),
+            (spans[:, 0], 0, len(record.names)),
+        ):
+            if len(column) and not (first <= column.min() and column.max() < end):
+                raise ValueError("records that point to what is not there")
+        if len(record.span_extras) != len(spans) or any(size < 1 for _, size in record.dtypes):
+            raise ValueError("records that do not fit together")
+        return record
+
+
+def _table(rows: Ints, fields: tuple[str, ...]) -> Ints:
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.int64 or rows.ndim != 2:
+        raise TypeError("records are tables of int64")
+    if rows.shape[1] != len(fields):
+        raise ValueError(f"a table of {rows.shape[1]} columns, not of {len(fields)}")
+    return rows
+
 
 def columns_from_records(records: Sequence[Records]) -> Columns:
     """Columns of what the ranks recorded; times become seconds from the first event."""

@@ -1,0 +1,190 @@
+"""Values as plain data: numbers, text, collections of them, tensors, and nothing that runs.
+
+Opening a pickle runs whatever its writer put into it, so what a rank sends is opened as a pickle
+only where the rank runs the reader's own code. What a grader takes from the code it grades comes
+in this form: MessagePack, in which a tensor is its dtype, its shape and its bytes, and a function
+stays sealed, for ranks to open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+__all__ = ["NotPlain", "Opaque", "Sealed", "decode", "encode", "is_modest"]
+
+MOST_PIECES, MOST_DEPTH = 100_000, 20  # characters and values, and layers, of a modest value
+
+_TENSOR, _ARRAY, _TUPLE, _SET, _SEALED, _OPAQUE = range(1, 7)  # MessagePack's extension types
+_KINDS: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
+_ARRAY_KINDS = "biufc"  # of NumPy's dtypes: no objects, no text, no dates
+_TEXT = {"unicode_errors": "surrogatepass"}  # a file's name may hold what no text should
+
+
+class NotPlain(ValueError):
+    """The value is no plain data, or the bytes do not hold any."""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A function whose pickle has not been opened: only ranks open what a stranger wrote."""
+
+    pickled: bytes
+    buffers: tuple[bytes, ...] = ()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raises TypeError: it runs on ranks, which open it."""
+        raise TypeError("a sealed function is opened by ranks")
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Stands for an object that is no plain data: the name of its type."""
+
+    type_name: str
+
+
+def encode(value: Any, seal: Callable[[Any], Sealed | Opaque] | None = None) -> bytes:
+    """Bytes for None, bool, int, float, str, bytes, tensors, and lists, tuples, dicts, sets of it.
+
+    `seal` is asked about anything else; without it, `NotPlain` is raised. A tensor of any device
+    and layout comes back as a dense one on the CPU, a NumPy number as Python's.
+    """
+
+    def as_extension(one: Any) -> Any:
+        try:
+            return _as_extension(one, as_extension)
+        except NotPlain:
+            if seal is None:
+                raise
+            return _as_extension(seal(one), as_extension)
+
+    try:
+        return _packed(value, as_extension)
+    except NotPlain:
+        raise
+    except Exception as error:  # noqa: BLE001  msgpack raises many kinds
+        raise NotPlain(f"{type(error).__name__}: {error}") from None
+
+
+def is_modest(value: Any) -> bool:
+    """Whether a value is small enough to be looked at, compared and quoted without ado.
+
+    Tensors, arrays and sealed functions count as one each, whatever their size.
+    """
+    left, layer = MOST_PIECES, [value]
+    for _ in range(MOST_DEPTH):
+        inner: list[Any] = []
+        for one in layer:
+            if isinstance(one, dict):
+                inner += [*one.keys(), *one.values()]
+            elif isinstance(one, (list, tuple, set)):
+                inner += one
+            left -= len(one) if isinstance(one, (str, bytes)) else 1
+            if left < 0 or len(inner) > left:
+                return False
+        if not inner:
+            return True
+        layer = inner
+    return False
+
+
+def decode(data: bytes | bytearray) -> Any:
+    """The value again.
+
+    Runs nothing of the writer's and takes no more memory than a small multiple of `data`. Raises
+    `NotPlain` for bytes that hold no plain data.
+    """
+    try:
+        return _unpacked(data)
+    except Exception as error:  # noqa: BLE001  whatever it is, the bytes are not ours
+        raise NotPlain(f"{type(error).__name__}: {error}") from None
+
+
+def _packed(value: Any, default: Callable[[Any], Any]) -> bytes:
+    return bytes(msgpack.packb(value, default=default, strict_types=True, **_TEXT))
+
+
+def _unpacked(data: bytes | bytearray) -> Any:
+    return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False, **_TEXT)
+
+
+# What MessagePack has no type for ---------------------------------------------------------------
+
+
+def _as_extension(value: Any, default: Callable[[Any], Any]) -> Any:
+    import torch
+
+    if isinstance(value, tuple):
+        return msgpack.ExtType(_TUPLE, _packed(list(value), default))
+    if isinstance(value, (set, frozenset)):
+        return msgpack.ExtType(_SET, _packed(list(value), default))
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, np.ndarray) and value.dtype.kind in _ARRAY_KINDS:
+        return _extension(_ARRAY, value.dtype.name, list(value.shape), value.tobytes())
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
+        return value.item()
+    if isinstance(value, Sealed):
+        return _extension(_SEALED, value.pickled, list(value.buffers))
+    if isinstance(value, Opaque):
+        return _extension(_OPAQUE, value.type_name)
+    for kind in _KINDS:  # a subclass, an enumeration for instance
+        if isinstance(value, kind):
+            return kind(value)
+    raise NotPlain(f"{type(value).__name__} is no plain data")
+
+
+def _of_tensor(tensor: Any) -> msgpack.ExtType:
+    import torch
+
+    dense = tensor.detach().cpu()
+    dense = dense.to_dense() if dense.layout is not torch.strided else dense
+    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return _extension(_TENSOR, str(dense.dtype).removeprefix("torch."), list(dense.shape), raw)
+
+
+def _extension(code: int, *fields: Any) -> msgpack.ExtType:
+    return msgpack.ExtType(code, msgpack.packb(fields))
+
+
+def _from_extension(code: int, data: bytes) -> Any:
+    """Raises anything where the bytes do not hold what `code` says."""
+    fields = _unpacked(data)
+    if code == _TUPLE:
+        return tuple(fields)
+    if code == _SET:
+        return set(fields)
+    if code == _SEALED:
+        pickled, buffers = fields
+        return Sealed(bytes(pickled), tuple(map(bytes, buffers)))
+    if code == _OPAQUE:
+        return Opaque(str(fields[0])[:100])
+    name, shape, raw = fields
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise NotPlain(f"no shape: {shape}")
+    return (_array if code == _ARRAY else _tensor)(str(name), shape, bytearray(raw))
+
+
+def _array(name: str, shape: list[int], buffer: bytearray) -> Any:
+    dtype = np.dtype(name)
+    if dtype.kind not in _ARRAY_KINDS or math.prod(shape) * dtype.itemsize != len(buffer):
+        raise NotPlain(f"no array: {name}{shape}")
+    return np.frombuffer(buffer, dtype).reshape(shape)
+
+
+def _tensor(name: str, shape: list[int], buffer: bytearray) -> Any:
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or math.prod(shape) * dtype.itemsize != len(buffer):
+        raise NotPlain(f"no tensor: {name}{shape}")
+    if not buffer:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(shape)
