@@ -1,0 +1,169 @@
+"""What a parameter server and its workers agree on: who keeps which key, and what is sent how.
+
+    pull    worker ── header, rows wanted of each table ──> server
+            worker <── dense keys, rows of each table ───── server
+    push    worker ── header, dense gradients, rows and their gradients of each table ──> server
+
+The dense keys of one server lie in one piece of memory and travel as one message, whatever their
+dtypes. Of tables (weights of `nn.Embedding(sparse=True)`) only the rows that are used travel.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtlab.messages import Group
+
+__all__ = ["HELLO", "LEAVE", "PULL", "PUSH", "Key", "Line", "Shard", "balanced", "shards_of"]
+
+HELLO, PULL, PUSH, LEAVE = range(4)  # what a header begins with
+ALIGNMENT = 64  # bytes: where a key begins in a shard's memory
+
+
+class Key(NamedTuple):
+    """One parameter by name."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    is_table: bool
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Shard:
+    """The keys of one server: the dense ones, then the tables."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.dense = [key for key in keys if not key.is_table]
+        self.tables = [key for key in keys if key.is_table]
+        self.keys = self.dense + self.tables
+
+    def memory(self) -> Tensor:
+        """Fresh bytes for all dense keys."""
+        return torch.zeros(sum(_room(key) for key in self.dense), dtype=torch.uint8)
+
+    def places(self, memory: Tensor) -> list[Tensor]:
+        """Each dense key in `memory`, as a view of its own shape and dtype."""
+        places, start = [], 0
+        for key in self.dense:
+            piece = memory[start : start + key.nbytes]
+            places.append(piece.view(key.dtype).view(key.shape))
+            start += _room(key)
+        return places
+
+    def header(self, kind: int, samples: int = 0, counts: Sequence[int] = ()) -> Tensor:
+        """What opens each request; `counts` has a number for each key, of rows for a table."""
+        rest = counts or [0] * len(self.keys)
+        return torch.tensor([kind, samples, *rest], dtype=torch.int64)
+
+    def indices(self, counts: Sequence[int]) -> list[Tensor]:
+        """Room for the numbers of as many rows of each table as the header says."""
+        rows = counts[len(self.dense) :]
+        return [torch.empty(count, dtype=torch.int64) for count in rows]
+
+    def hello(self) -> Tensor:
+        """A worker's first message: a checksum of what it takes the keys to be."""
+        said = repr([(key.name, tuple(key.shape), key.dtype, key.is_table) for key in self.keys])
+        return torch.tensor([HELLO, zlib.crc32(said.encode())], dtype=torch.int64)
+
+
+def _room(key: Key) -> int:
+    return -(-key.nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def shards_of(module: nn.Module, servers: int, group: Group) -> list[Shard]:
+    """The shard of each server: every parameter of `module` that requires a gradient, by name.
+
+    Raises: ValueError where `servers` leaves no worker, or there are too few parameters.
+    """
+    world_size = dist.get_world_size(group)
+    if not 1 <= servers < world_size:
+        raise ValueError(
+            f"{servers} of {world_size} ranks cannot serve. Pass servers from 1 to "
+            f"{world_size - 1}: the others work."
+        )
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse}
+    keys = [
+        Key(name, parameter.shape, parameter.dtype, id(parameter) in tables)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    if len(keys) < servers:
+        raise ValueError(f"{len(keys)} parameters do not fill {servers} servers. Pass fewer.")
+    split = balanced({key.name: key.nbytes for key in keys}, servers)
+    return [Shard([key for key in keys if key.name in names]) for names in split]
+
+
+def balanced(sizes: Mapping[str, int], shards: int) -> list[set[str]]:
+    """Spread names over shards by size: the largest first, each to the lightest shard so far.
+
+    No shard gets more than 4/3 of what it would in the best split. Graham 1969, "Bounds on
+    multiprocessing timing anomalies".
+    """
+    split: list[set[str]] = [set() for _ in range(shards)]
+    loads = [0] * shards
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        lightest = min(range(shards), key=lambda shard: (loads[shard], len(split[shard])))
+        split[lightest].add(name)
+        loads[lightest] += sizes[name]
+    return split
+
+
+class Line:
+    """Messages between this rank and one other of the group, in order."""
+
+    def __init__(self, peer: int, group: Group) -> None:
+        self.peer = peer
+        self._group = group
+        self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._broken: RuntimeError | None = None
+
+    def send(self, *tensors: Tensor) -> None:
+        """Start to send; the tensors stay as they are until `finish`."""
+        for tensor in _filled(tensors):
+            self._start(partial(dist.isend, group_dst=self.peer), tensor)
+
+    def receive(self, *tensors: Tensor) -> None:
+        """Start to receive into the tensors."""
+        for tensor in _filled(tensors):
+            self._start(partial(dist.irecv, group_src=self.peer), tensor)
+
+    def finish(self) -> None:
+        """Wait for all that was started. Raises: ConnectionError where the other rank has gone."""
+        under_way, self._under_way = self._under_way, []
+        for work, _ in under_way:
+            with self._noticing():
+                if work is not None:
+                    work.wait()
+        if self._broken:
+            raise ConnectionError(
+                f"rank {self.peer} has gone. Look at what it printed or raised before."
+            ) from self._broken
+
+    def _start(self, operation: Callable[..., dist.Work | None], tensor: Tensor) -> None:
+        with self._noticing():
+            self._under_way.append((operation(tensor, group=self._group), tensor))
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Keep for `finish` what gloo raises, whatever has happened to the other rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._broken = error
+
+
+def _filled(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    return (tensor for tensor in tensors if tensor.numel())

@@ -1,0 +1,98 @@
+"""Replicas: modules that have the same parameters and buffers on every rank of a group."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtlab.errors import DtlabError
+
+__all__ = ["assert_replicas_equal", "broadcast", "packs"]
+
+_SHOWN = 5  # tensors that an error names
+
+
+def broadcast(
+    tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None, source: int = 0
+) -> None:
+    """Give all ranks of the group the tensors of its rank `source`."""
+    for pack in packs(tensors):
+        dist.broadcast(pack, group=group, group_src=source)
+
+
+def packs(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors end to end, in one flat tensor for each dtype and device.
+
+    What the caller does to it before it asks for the next one is done to the tensors.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for same in kinds.values():
+        pack = torch.cat([tensor.reshape(-1) for tensor in same])
+        yield pack
+        parts = torch.split(pack, [tensor.numel() for tensor in same])
+        for tensor, part in zip(same, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def assert_replicas_equal(
+    module: nn.Module, group: dist.ProcessGroup | None = None, *, buffers: bool = False
+) -> None:
+    """Compare the parameters of all ranks bit by bit; `buffers` too.
+
+    Buffers, as BatchNorm has them, follow each rank's own batch until the next forward pass makes
+    them the first rank's: between two steps they may well differ.
+
+    Call it on all ranks of the group. Raises `DtlabError` on all of them, which names the tensors
+    that differ, the ranks, and by how much.
+    """
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors |= dict(module.named_buffers()) if buffers else {}
+    own = {name: _digest(tensor) for name, tensor in tensors.items()}
+    digests: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(digests, own, group=group)
+    if all(other == digests[0] for other in digests):
+        return
+    names = dict.fromkeys(name for one in digests for name in one)
+    different = [name for name in names if len({one.get(name) for one in digests}) > 1]
+    lines = [_difference(name, tensors.get(name), digests, group) for name in different]
+    shown = "\n  ".join(lines[:_SHOWN])
+    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    raise DtlabError(
+        f"the replicas differ in {len(lines)} of {len(names)} tensors:\n  {shown}{more}\n"
+        "They stay equal only where all begin with the same parameters, step with the same "
+        "gradients, and are called through the wrapper that averages them."
+    )
+
+
+def _digest(tensor: Tensor) -> str:
+    """Of the bits of its elements, and of its shape."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.blake2b(flat.numpy().tobytes() + str(tensor.shape).encode()).hexdigest()
+
+
+def _difference(
+    name: str,
+    tensor: Tensor | None,
+    digests: list[dict[str, str]],
+    group: dist.ProcessGroup | None,
+) -> str:
+    """layer.weight: ranks 2, 3 differ from rank 0, by at most 0.01"""
+    others = [n for n, one in enumerate(digests) if one.get(name) != digests[0].get(name)]
+    ranks = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+    shapes: list[object] = [None] * len(digests)
+    dist.all_gather_object(shapes, None if tensor is None else tuple(tensor.shape), group=group)
+    if len(set(shapes)) > 1 or tensor is None:
+        return f"{name}: {ranks} have another shape than rank 0, or no such tensor"
+    whole = tensor.detach().double()
+    first = whole.clone()
+    dist.broadcast(first, group=group, group_src=0)
+    most = (whole - first).abs().max().reshape(1)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    verb = "differ" if len(others) > 1 else "differs"
+    return f"{name}: {ranks} {verb} from rank 0, by at most {most.item():.3g}"

@@ -1,0 +1,47 @@
+"""What tensors take, each storage counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["held_bytes"]
+
+
+def held_bytes(*objects: Any) -> int:
+    """Bytes of the distinct storages behind modules, optimizers, tensors, and containers of them.
+
+    A view counts with all of the storage behind it, and tied weights count once. A module has its
+    parameters, their gradients and its buffers; an optimizer has its state, not the parameters.
+    Objects of other classes are looked into; what holds no tensor counts nothing.
+    """
+    storages = {}
+    for tensor in _tensors(objects, set()):
+        storage = tensor.untyped_storage()
+        storages[tensor.device, storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
+    """All tensors in a thing, gradients of parameters among them; in no cycle twice."""
+    if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        yield thing
+        if thing.is_leaf and thing.grad is not None:
+            yield thing.grad
+    elif isinstance(thing, nn.Module):
+        yield from _tensors([*thing.parameters(), *thing.buffers()], seen)
+    elif isinstance(thing, torch.optim.Optimizer):
+        yield from _tensors(list(thing.state.values()), seen)
+    elif isinstance(thing, Mapping):
+        yield from _tensors(list(thing.values()), seen)
+    elif isinstance(thing, Iterable):
+        for one in thing:
+            yield from _tensors(one, seen)
+    else:
+        yield from _tensors(getattr(thing, "__dict__", {}), seen)

@@ -1,0 +1,260 @@
+"""How far the learning rate goes up with the batch, how it gets there, and where that ends.
+
+Two rules, for a batch k times as large:
+
+    linear       k x rate      k small steps are about one large one (SGD; Goyal et al. 2017)
+    square root  sqrt(k) x     the same noise in each update (adaptive optimizers such as Adam:
+                               Malladi et al. 2022; SGD: Krizhevsky 2014, who preferred linear)
+
+Neither holds for ever: far above the gradient noise scale, the gradient of a larger batch is
+hardly better, and each step still costs the whole batch (McCandlish et al. 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from dtlab.training.metrics import device_of
+
+__all__ = [
+    "NoiseScale",
+    "WarmupThenDecay",
+    "batch_gradients",
+    "gradient_noise_scale",
+    "linear_scaled_lr",
+    "noise_scale_from_norms",
+    "sqrt_scaled_lr",
+]
+
+Batch = TypeVar("Batch")
+Decay = Literal["cosine", "linear", "constant"] | Callable[[float], float]
+
+
+# Scaling ------------------------------------------------------------------------------
+
+
+def linear_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
+    """The rate for `batch` by the linear rule: base_lr x batch / base_batch.
+
+    Both batches are effective ones, over all micro-batches and data-parallel ranks.
+    Raises: ValueError for a rate that is not above 0, or batches below 1.
+    """
+    return base_lr * _growth(base_lr, base_batch, batch)
+
+
+def sqrt_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
+    """The rate for `batch` by the square-root rule: base_lr x sqrt(batch / base_batch).
+
+    Raises: ValueError for a rate that is not above 0, or batches below 1.
+    """
+    return base_lr * math.sqrt(_growth(base_lr, base_batch, batch))
+
+
+def _growth(base_lr: float, base_batch: int, batch: int) -> float:
+    if not 0 < base_lr < math.inf:
+        raise ValueError(f"A learning rate is a number above 0, not {base_lr!r}.")
+    for name, size in (("base_batch", base_batch), ("batch", batch)):
+        if size < 1:
+            raise ValueError(f"{name} is a number of samples from 1 on, not {size!r}.")
+    return batch / base_batch
+
+
+# Schedule -----------------------------------------------------------------------------
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    "linear": lambda progress: 1 - progress,
+    "constant": lambda progress: 1.0,
+}
+
+
+class WarmupThenDecay(LRScheduler):
+    """A learning rate that goes up in a straight line, and then down.
+
+        factor  1 ┤      ╭──╮            step 0 has the factor `start_factor`; step `warmup_steps`
+                  │    ╱     ╲           is the first at the full rate; from `total_steps` on the
+            start ┤  ╱         ╲         factor is `end_factor`
+              end ┤              ╲____
+                  └──┬────┬────────┬─
+                     0  warmup   total
+
+    Call `step()` after each optimizer step. The full rate is the one that the optimizer was made
+    with, for each of its parameter groups. `decay` is "cosine", "linear", "constant", or a
+    function of the progress after the warm-up, from 0 to 1, that says what is left of the way
+    from the full rate to the end. For k times the batch, Goyal et al. 2017 start at 1/k.
+
+    Raises: ValueError for steps that are not 0 <= warmup_steps <= total_steps with total_steps
+    above 0, for factors that are not from 0 to 1, or an unknown decay.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        warmup_steps: int,
+        total_steps: int,
+        *,
+        decay: Decay = "cosine",
+        start_factor: float = 0.1,
+        end_factor: float = 0.0,
+        last_epoch: int = -1,
+    ) -> None:
+        if not 0 <= warmup_steps <= total_steps or total_steps < 1:
+            raise ValueError(
+                f"A warm-up of {warmup_steps} steps does not fit {total_steps} steps in all."
+            )
+        for name, factor in (("start_factor", start_factor), ("end_factor", end_factor)):
+            if not 0 <= factor <= 1:
+                raise ValueError(f"{name} is a part of the full rate, 0 to 1, not {factor!r}.")
+        if not callable(decay) and decay not in DECAYS:
+            raise ValueError(f"decay is {', '.join(DECAYS)}, or a function, not {decay!r}.")
+        self.warmup_steps, self.total_steps = warmup_steps, total_steps
+        self.start_factor, self.end_factor = start_factor, end_factor
+        self.decay = decay
+        super().__init__(optimizer, last_epoch)
+
+    def factor(self, step: int) -> float:
+        """What part of the full rate the given step has, counted from 0."""
+        if step < self.warmup_steps:
+            return self.start_factor + (1 - self.start_factor) * step / self.warmup_steps
+        decay = self.decay if callable(self.decay) else DECAYS[self.decay]
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        return self.end_factor + (1 - self.end_factor) * decay(min(1.0, done))
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group at the present step."""
+        return [rate * self.factor(self.last_epoch) for rate in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands. A decay that is a function is left out: bring it again."""
+        state = super().state_dict()
+        if callable(self.decay):
+            del state["decay"]
+        return state
+
+
+# Gradient noise scale -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """How noisy the gradient of one sample is, beside the true gradient.
+
+    `variance` is tr(Sigma), the summed variances of all elements of one sample's gradient;
+    `gradient_squared` is |G|^2. Both are unbiased, so each may come out below 0 by chance.
+    """
+
+    variance: float
+    gradient_squared: float
+
+    @property
+    def batch(self) -> float:
+        """B_simple = tr(Sigma) / |G|^2: the batch, in samples, where noise and signal are equal.
+
+        It is infinite where the gradient drowns in noise, so that no signal was measured.
+        """
+        if self.gradient_squared <= 0:
+            return math.inf
+        return max(0.0, self.variance) / self.gradient_squared
+
+    @staticmethod
+    def mean(scales: Iterable[NoiseScale]) -> NoiseScale:
+        """Of several measurements. Both parts are averaged before dividing: a quotient of noisy
+        numbers is biased, and their means are less noisy.
+
+        Raises: ValueError for none.
+        """
+        scales = list(scales)
+        if not scales:
+            raise ValueError("There is no noise scale to take the mean of.")
+        variance = sum(scale.variance for scale in scales) / len(scales)
+        return NoiseScale(variance, sum(scale.gradient_squared for scale in scales) / len(scales))
+
+
+def noise_scale_from_norms(
+    small: float, big: float, batch_small: int, batch_big: int
+) -> NoiseScale:
+    """The noise scale from the squared norms of gradients of two batch sizes.
+
+    A mean over B samples has E|G_B|^2 = |G|^2 + tr(Sigma) / B. Two sizes make two equations.
+    `small` and `big` are squared norms, `small` best a mean over several batches.
+    McCandlish et al. 2018, "An empirical model of large-batch training", appendix A.1.
+
+    Raises: ValueError where the sizes are not 1 <= batch_small < batch_big.
+    """
+    if not 1 <= batch_small < batch_big:
+        raise ValueError(
+            f"It takes two batch sizes, a small one and a big one, not {batch_small} and "
+            f"{batch_big}."
+        )
+    variance = (small - big) / (1 / batch_small - 1 / batch_big)
+    signal = (batch_big * big - batch_small * small) / (batch_big - batch_small)
+    return NoiseScale(variance, signal)
+
+
+def gradient_noise_scale(
+    gradients: Iterable[Sequence[Tensor]], batch: int, group: ProcessGroup | None = None
+) -> NoiseScale:
+    """The noise scale from gradients of equal batches, on this rank and all others of `group`.
+
+    Each item holds the gradient of the mean loss of `batch` other samples at the same parameters,
+    as one tensor for each parameter. These are the small batches; all of them together, over all
+    ranks, are the big one. So one process passes many (see `batch_gradients`), and in data
+    parallelism each rank may pass just one: that of its own batch, before averaging.
+    Without ranks `group` is of no account.
+
+    Raises: ValueError on every rank where ranks have none, or all have only one together.
+    """
+    total, squares, count = torch.zeros(()), 0.0, 0
+    for gradient in gradients:
+        flat = torch.cat([part.detach().flatten() for part in gradient])
+        squares += float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2
+        total = total.to(flat.device) + flat
+        count += 1
+    squares, count = _over_ranks(total, squares, count, group)
+    mean = float(torch.linalg.vector_norm(total, dtype=torch.float64)) / count
+    return noise_scale_from_norms(squares / count, mean**2, batch, batch * count)
+
+
+def _over_ranks(
+    total: Tensor, squares: float, count: int, group: ProcessGroup | None
+) -> tuple[float, int]:
+    """Sum `total` over the ranks, in place, and return the sums of the others."""
+    without = int(count == 0)
+    if dist.is_initialized():
+        numbers = [squares, float(count), float(without)]
+        sums = torch.tensor(numbers, dtype=torch.float64, device=device_of(group))
+        dist.all_reduce(sums, group=group)
+        squares, count, without = float(sums[0]), int(sums[1]), int(sums[2])
+    if without or count < 2:  # before the large all-reduce, which would not fit
+        raise ValueError(
+            f"There are {count} gradients, and {without} ranks without any. It takes at least two "
+            "in all, of equal batches, and one from each rank."
+        )
+    if dist.is_initialized():
+        dist.all_reduce(total, group=group)
+    return squares, count
+
+
+def batch_gradients(
+    model: nn.Module, batches: Iterable[Batch], loss_mean: Callable[[nn.Module, Batch], Tensor]
+) -> Iterator[list[Tensor]]:
+    """The gradient of the mean loss of each batch, in turn; `grad` of the parameters stays as is.
+
+    Frozen parameters are left out. Of a data-parallel model pass the inner `module`: its gradient
+    is this rank's own, before averaging.
+    """
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    for batch in batches:
+        yield list(
+            torch.autograd.grad(loss_mean(model, batch), parameters, materialize_grads=True)
+        )
