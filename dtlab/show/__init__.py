@@ -10,12 +10,16 @@ from dtlab.show.figures import (
     collective_table,
     cost_curves,
     crossover,
+    line_chart,
+    overlap,
     ring,
+    straggler,
     timeline,
     tree,
 )
 from dtlab.show.guess import Guess, guess
 from dtlab.show.style import COLOURS, Figure
+from dtlab.show.training_widgets import explore_overlap, explore_straggler
 from dtlab.show.widgets import Explorer, explore_crossover, step_ring, step_tree
 
 __all__ = [
@@ -27,10 +31,15 @@ __all__ = [
     "cost_curves",
     "crossover",
     "explore_crossover",
+    "explore_overlap",
+    "explore_straggler",
     "guess",
+    "line_chart",
+    "overlap",
     "ring",
     "step_ring",
     "step_tree",
+    "straggler",
     "timeline",
     "tree",
 ]

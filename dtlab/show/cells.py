@@ -19,6 +19,8 @@ __all__ = ["ARROW", "EMPTY", "cells_of", "draw_cells", "draw_tag", "fill"]
 ARROW: Final = COLOURS["communication"]
 EMPTY: Final = "#EFEFEB"
 _PALE, _FULL = "#B9DDCD", "#00573F"  # one hue, apart from those of the roles
+
+
 def fill(count: int, num_ranks: int) -> str:
     """The colour of a copy that holds `count` of `num_ranks` contributions."""
     if count == 0:

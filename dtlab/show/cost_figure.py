@@ -28,8 +28,9 @@ def cost_curves(
     """Seconds against bytes for several algorithms, with the sizes where the fastest one changes.
 
     Each argument has, by the algorithm's name, its sizes in bytes and its times in seconds. The
-    fastest is found from predictions where there are some, else from emulated times, else from
-    measured ones, at sizes that all of them cover. `note` stands below the title.
+    fastest is found from predictions where there are some, else from emulated times, at sizes that
+    all of them cover. Measured times alone tell no fastest: where curves cross differs from run to
+    run. `note` stands below the title.
     Raises: ValueError where there is nothing to draw, for numbers that are not above 0, and for
     more than six algorithms.
     """
@@ -42,7 +43,7 @@ def cost_curves(
     names = list(dict.fromkeys(name for curves in given.values() for name in curves))
     heading = title or "Time against size"
     kind, judged = next(iter(given.items()))
-    winners = fastest(judged)
+    winners = [] if kind == "measured" else fastest(judged)
     in_words = f"{heading} ({note})" if note else heading
     figure = Figure(9.4, 4.5, alt_text=_alt_text(in_words, given, kind, winners))
     figure.heading(heading, note)
@@ -54,6 +55,7 @@ def cost_curves(
         for name, (sizes, seconds) in curves.items():
             alone = name not in given.get("predicted", {})
             chart.draw_curve(name, sizes, seconds, each, joined=alone)
+    chart.draw_borders(winners)
     last = {name: times[-1] for curves in given.values() for name, (_, times) in curves.items()}
     highest = sorted(names, key=lambda name: -last[name])
     chart.draw_key(dict.fromkeys(highest, ""), list(given))
@@ -88,9 +90,11 @@ def fastest(curves: Mapping[str, Curve]) -> list[Winner]:
     Between the points of a curve its times are taken along a straight line of the logarithms; of
     those that are equal the first counts. Nothing for fewer than two curves.
     """
+    if len(curves) < 2:
+        return []
     low = max(sizes[0] for sizes, _ in curves.values())
     high = min(sizes[-1] for sizes, _ in curves.values())
-    if len(curves) < 2 or low >= high:
+    if low >= high:
         return []
     names, grid = list(curves), np.linspace(np.log(low), np.log(high), 600)
     rows = np.array([np.interp(grid, np.log(sizes), np.log(t)) for sizes, t in curves.values()])

@@ -9,9 +9,22 @@ from __future__ import annotations
 
 from dtlab.show.cost_figure import cost_curves
 from dtlab.show.crossover_figure import crossover
+from dtlab.show.line_figure import line_chart
+from dtlab.show.overlap_figure import overlap
 from dtlab.show.ring_figure import ring
+from dtlab.show.straggler_figure import straggler
 from dtlab.show.table_figure import collective_table
 from dtlab.show.timeline_figure import timeline
 from dtlab.show.tree_figure import tree
 
-__all__ = ["collective_table", "cost_curves", "crossover", "ring", "timeline", "tree"]
+__all__ = [
+    "collective_table",
+    "cost_curves",
+    "crossover",
+    "line_chart",
+    "overlap",
+    "ring",
+    "straggler",
+    "timeline",
+    "tree",
+]

@@ -5,7 +5,8 @@
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
 
 Nothing waits for the learner: where nobody committed to anything, as in a run without a front
-end, `reveal` says so and gives the answer.
+end, `reveal` says so and gives the answer. A cell that runs again goes on with the guess that was
+made in it: the kernel's variables still hold it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dtlab.show.notebook import in_a_kernel, show_bundle
+from dtlab.show.notebook import in_a_kernel, kernel_variables, show_bundle
 
 __all__ = ["Guess", "distance_words", "guess"]
 
@@ -36,9 +37,13 @@ def guess(
 
     In a notebook a field, or a button for each option, appears below the cell; what is typed there
     is in `.value` of the result, and `.reveal(answer)` in a later cell compares the two. `value`
-    commits to a guess in code. Raises `ValueError` where `value` is no number or no option.
+    commits to a guess in code. A variable of the notebook that holds the same question already is
+    what comes back, with the guess in it. Raises `ValueError` where `value` is no number or no
+    option.
     """
-    made = Guess(question, unit, options)
+    fresh = Guess(question, unit, options)
+    known = (one for one in kernel_variables() if isinstance(one, Guess) and one.asks_as(fresh))
+    made = next(known, fresh)
     if value is not None:
         made.commit(value)
         show_bundle({"text/plain": f"{question} Your guess: {made.words(made.value)}."})
@@ -63,6 +68,7 @@ class Guess:
         self.unit = unit
         self.options = None if options is None else tuple(options)
         self.value = None
+        self.revealed = False
         self.on_reveal: list[Callable[[], None]] = []
 
     @property
@@ -70,6 +76,11 @@ class Guess:
         """The question as one line of text."""
         choice = f" ({' / '.join(self.options)})" if self.options else ""
         return f"Guess: {self.question}{choice}"
+
+    def asks_as(self, other: Guess) -> bool:
+        """Whether both ask the same question."""
+        mine = (self.question, self.unit, self.options)
+        return mine == (other.question, other.unit, other.options)
 
     def commit(self, typed: Value) -> None:
         """Take this for the guess, in place of an earlier one.
@@ -92,6 +103,7 @@ class Guess:
         page = f'<div style="{box}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
         show_bundle({"text/plain": told, "text/html": page})
         if self.value is not None:
+            self.revealed = True
             for tell in self.on_reveal:
                 tell()
 
@@ -115,7 +127,7 @@ class Guess:
             if self.value == actual:
                 return f"You chose {self.words(actual)}, and that is right."
             return f"You chose {self.words(self.value)}; it is {self.words(actual)}."
-        distance = distance_words(self.value, actual)
+        distance = distance_words(self.value, actual, self.unit)
         if not distance:
             return f"You guessed {self.words(self.value)}, and that is right."
         return f"You guessed {self.words(self.value)}; it is {self.words(actual)}: {distance}."
@@ -156,13 +168,16 @@ def _number(typed: Value, unit: str) -> int | float:
     )
 
 
-def distance_words(guessed: float, actual: float) -> str:
+def distance_words(guessed: float, actual: float, unit: str = "") -> str:
     """How far a guess is from the answer, in words; nothing where it is right.
 
-    Right is what reads the same: an answer that is no whole number counts to four digits.
+    Right is what reads the same: an answer that is no whole number counts to four digits. Two
+    quantities in percent lie so many points apart: percent of percent misleads.
     """
     if _number_words(guessed) == _number_words(actual):
         return ""
+    if unit == "%":
+        return _points(guessed - actual)
     if actual == 0 or guessed == 0:
         return f"off by {_number_words(abs(guessed - actual))}"
     ratio = guessed / actual
@@ -173,6 +188,13 @@ def distance_words(guessed: float, actual: float) -> str:
         percent = "less than 1 %" if abs(ratio - 1) < 0.01 else percent
         return f"close, {percent} too {'high' if ratio > 1 else 'low'}"
     return _factor_words(ratio)
+
+
+def _points(difference: float) -> str:
+    """How many points too high or low."""
+    side = "high" if difference > 0 else "low"
+    points = _number_words(float(f"{abs(difference):.2g}"))
+    return f"{points} point{'s' * (points != '1')} too {side}"
 
 
 def _factor_words(ratio: float) -> str:

@@ -15,7 +15,8 @@ __all__ = ["form"]
 def form(guess: Guess) -> Any:
     """The form as a widget: question, controls, and what was understood.
 
-    By keyboard: Tab to the field, type, Enter. Leaving the field commits too.
+    By keyboard: Tab to the field, type, Enter. Leaving the field commits too. A guess that was
+    made before stands in it.
     """
     import ipywidgets as widgets
 
@@ -29,6 +30,10 @@ def form(guess: Guess) -> Any:
             control.disabled = True
 
     guess.on_reveal.append(freeze)
+    if guess.value is not None:
+        status.value = _status(_committed(guess))
+    if guess.revealed:
+        freeze()
     return widgets.VBox([question, row, status])
 
 
@@ -37,6 +42,7 @@ def _field(guess: Guess, status: Any) -> list[Any]:
     import ipywidgets as widgets
 
     field = widgets.Text(
+        value="" if guess.value is None else str(guess.value),
         placeholder="a number", description="Your guess", continuous_update=False,
         tooltip=guess.question, layout=widgets.Layout(width="17em"),
     )  # fmt: skip
@@ -53,6 +59,9 @@ def _buttons(guess: Guess, status: Any) -> list[Any]:
 
     layout = widgets.Layout(width="auto")
     buttons = [widgets.Button(description=option, layout=layout) for option in guess.options or ()]
+
+    for button in buttons:
+        button.icon = "check" if button.description == guess.value else ""
 
     def choose(chosen: Any, _: Any) -> None:
         _commit(guess, chosen.description, status)
@@ -71,5 +80,19 @@ def _commit(guess: Guess, typed: Value, status: Any) -> None:
     except ValueError as error:
         words = str(error)
     else:
-        words = f"Your guess is {guess.words(guess.value)}. Go on to the next cell."
-    status.value = f'<span role="status">{html.escape(words)}</span>'
+        words = _committed(guess)
+    status.value = _status(words)
+
+
+def _committed(guess: Guess) -> str:
+    """What was understood, and what to do next.
+
+    After Enter the focus is still in the field and this cell still selected, so that the toolbar
+    would run it again and not the next one.
+    """
+    made = f"Your guess is {guess.words(guess.value)}."
+    return made if guess.revealed else f"{made} Click into the next cell and run it."
+
+
+def _status(words: str) -> str:
+    return f'<span role="status">{html.escape(words)}</span>'

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from dtlab.show.style import Role, role_of
+from dtlab.show.words import rank_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Event
@@ -32,7 +33,7 @@ class Bar:
     """One rectangle: an event, or a stretch of waiting, on a track of its rank's lane.
 
     `track` is `STRIP` or counts from 0; `depth` counts the spans that this one lies within.
-    Times in seconds.
+    Times in seconds. `group` is who takes part in a collective, where that has to be told.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Bar:
     bytes: int = 0
     peer: int | None = None
     tag: int = 0
+    group: str = ""
 
 
 @dataclass
@@ -58,8 +60,11 @@ class Lane:
 
     @property
     def operations(self) -> Counter[str]:
-        """How often each operation was issued."""
-        return Counter(bar.label.split(" ")[0] for bar in self.bars if bar.track != STRIP)
+        """How often each operation was issued, in each group that has to be told apart."""
+        issued = [bar for bar in self.bars if bar.track != STRIP]
+        return Counter(
+            f"{bar.label.split(' ')[0]}{bar.group and f' among {bar.group}'}" for bar in issued
+        )
 
     @property
     def bytes_sent(self) -> int:
@@ -90,18 +95,31 @@ class Message:
 def lanes(events: Iterable[Event]) -> list[Lane]:
     """One lane per rank that has events, in order of rank."""
     by_rank: dict[int, list[Event]] = defaultdict(list)
+    groups = set()
     for event in events:
         by_rank[event.rank].append(event)
-    return [_lane(rank, by_rank[rank]) for rank in sorted(by_rank)]
+        if _is_collective(event):
+            groups.add(_members(event))
+    several = len(groups) > 1
+    return [_lane(rank, by_rank[rank], several) for rank in sorted(by_rank)]
 
 
-def _lane(rank: int, events: Sequence[Event]) -> Lane:
+def _is_collective(event: Event) -> bool:
+    return event.kind == "comm" and event.name not in ("send", "recv")
+
+
+def _members(event: Event) -> tuple[int, ...]:
+    """The ranks of a collective's group."""
+    return tuple(sorted(event.extra.get("group") or {event.rank, *event.peers}))
+
+
+def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
     """Spans and waits onto the strip; operations onto the first track that is free."""
     spans = [event for event in events if event.kind == "compute"]
     operations = sorted((e for e in events if e.kind == "comm"), key=lambda event: event.start)
     lane = Lane(rank, bars=_program(rank, spans, _waits(operations, spans)))
     free_from: list[float] = []
-    lane.bars += [_operation(event, _track(free_from, event)) for event in operations]
+    lane.bars += [_operation(each, _track(free_from, each), several) for each in operations]
     lane.tracks = len(free_from)
     return lane
 
@@ -137,16 +155,20 @@ def _span(event: Event) -> Bar:
     return Bar(event.rank, event.start, event.end, role, "span", label, STRIP)
 
 
-def _operation(event: Event, track: int) -> Bar:
+def _operation(event: Event, track: int, several: bool) -> Bar:
+    """The bar of an operation; of a collective with its group, where there are `several`."""
     shade: Shade = "collective"
-    label = event.name
+    group = rank_words(_members(event)) if several and _is_collective(event) else ""
+    label = f"{event.name} {group}".strip()
     peer = next(iter(event.peers), None)
     if event.name == "send":
         shade, label = "send", f"send → {peer}"
     elif event.name == "recv":
         shade, label = "receive", f"recv ← {'any' if peer is None else peer}"
-    return Bar(event.rank, event.start, event.end, "communication", shade, label, track,
-               bytes=event.bytes, peer=peer, tag=event.extra.get("tag", 0))  # fmt: skip
+    return Bar(
+        event.rank, event.start, event.end, "communication", shade, label, track,
+        bytes=event.bytes, peer=peer, tag=event.extra.get("tag", 0), group=group,
+    )  # fmt: skip
 
 
 def _waits(operations: Sequence[Event], spans: Sequence[Event]) -> list[Stretch]:

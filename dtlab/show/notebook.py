@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["in_a_kernel", "show_bundle"]
+__all__ = ["in_a_kernel", "kernel_variables", "show_bundle"]
 
 
 def in_a_kernel() -> bool:
@@ -14,6 +14,15 @@ def in_a_kernel() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
+
+
+def kernel_variables() -> list[Any]:
+    """What the notebook's variables hold; nothing where there is no notebook."""
+    if not in_a_kernel():
+        return []
+    from IPython import get_ipython
+
+    return list(get_ipython().user_ns.values())
 
 
 def show_bundle(bundle: Mapping[str, Any]) -> None:

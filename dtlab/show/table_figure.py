@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -23,17 +23,18 @@ from dtlab.show.words import list_words
 
 __all__ = ["collective_table", "contributors"]
 
+Point = tuple[float, float]
 Rows = Sequence[Any]  # per rank: a sequence of numbers or a tensor; None for nothing
 
 _NAME, _MIDDLE, _RIGHT, _TOP, _BOTTOM = 0.8, 1.55, 0.25, 0.72, 0.5  # inches
 _HEIGHT, _GAP, _BAND = 0.36, 0.16, 0.075  # inches: of a cell, between ranks, of its strips
+_BETWEEN: Final = 0.85  # inches between before and after, one below the other
+_PAGE: Final = 9.8  # inches; wider ones would be shown at less than their size
 _MOST_RANKS: Final = 8
 _BLANK: Final = "#EFEFEB"
 
 
-def collective_table(
-    name: str, before: Rows, after: Rows, *, title: str | None = None
-) -> Figure:
+def collective_table(name: str, before: Rows, after: Rows, *, title: str | None = None) -> Figure:
     """What each rank holds before and after the collective `name`, element by element.
 
     `before` and `after` have one entry per rank: its numbers (a list or a tensor with one dim), or
@@ -48,25 +49,51 @@ def collective_table(
             f"collective_table draws 1 to {_MOST_RANKS} ranks, as many before as after; "
             f"before has {num_ranks}, after {len(after)}"
         )
-    left, right = _numbers(before), _numbers(after)
-    columns = [max(1, *(len(row) for row in rows)) for rows in (left, right)]
-    cell = max(0.46, 0.2 + 0.105 * max(len(str(n)) for row in [*left, *right, [0]] for n in row))
-    width = 2 * _NAME + sum(columns) * cell + _MIDDLE + _RIGHT
-    width = max(width, 1.2 + 0.98 * num_ranks)
-    height = _TOP + _BOTTOM + num_ranks * (_HEIGHT + _GAP) - _GAP
+    sides = _numbers(before), _numbers(after)
+    plan = _plan(sides)
+    width, height = plan.size
     heading = title or f"{name} among {num_ranks} rank{'s' * (num_ranks > 1)}"
-    figure = Figure(width, height, alt_text=_alt_text(heading, left, right))
+    figure = Figure(width, height, alt_text=_alt_text(heading, *sides))
     figure.heading(heading)
     axes = figure.sheet(0, 0, width, height)
     axes.set_xlim(0, width)
     axes.set_ylim(0, height)
-    table = _Table(axes, num_ranks, cell, height - _TOP)
-    second = _NAME + columns[0] * cell + _MIDDLE
-    table.draw(left, _NAME, "before")
-    table.draw(right, second + _NAME, "after")
-    _draw_arrow(axes, second - _MIDDLE, second + 0.3, (_BOTTOM + height - _TOP) / 2, name)
+    for rows, (left, top), side in zip(sides, plan.corners, ("before", "after"), strict=True):
+        _Table(axes, num_ranks, plan.cell, top).draw(rows, left, side)
+    _draw_arrow(axes, *plan.arrow, name)
     _draw_key(axes, num_ranks)
     return figure
+
+
+class _Plan(NamedTuple):
+    """What lies where, in inches: the upper left corners of both sides, both ends of the arrow."""
+
+    size: Point
+    cell: float
+    corners: tuple[Point, Point]
+    arrow: tuple[Point, Point]
+
+
+def _plan(sides: tuple[list[list[int]], list[list[int]]]) -> _Plan:
+    """Before and after side by side; one below the other where that would be too wide."""
+    num_ranks = len(sides[0])
+    columns = [max(1, *(len(row) for row in rows)) for rows in sides]
+    digits = max(len(str(number)) for rows in sides for row in [*rows, [0]] for number in row)
+    cell, tall = max(0.46, 0.2 + 0.105 * digits), num_ranks * (_HEIGHT + _GAP) - _GAP
+    width = 2 * _NAME + sum(columns) * cell + _MIDDLE + _RIGHT
+    height = _TOP + tall + _BOTTOM
+    if width <= _PAGE:
+        second, middle = _NAME + columns[0] * cell + _MIDDLE, _BOTTOM + tall / 2
+        size = max(width, 1.2 + 0.98 * num_ranks), height
+        corners = (_NAME, height - _TOP), (second + _NAME, height - _TOP)
+        return _Plan(size, cell, corners, ((second - 1.35, middle), (second + 0.1, middle)))
+    fitting = (_PAGE - _NAME - _RIGHT) / max(columns)
+    cell = max(min(cell, fitting), 0.1 + 0.085 * digits)
+    height += tall + _BETWEEN
+    corners = (_NAME, height - _TOP), (_NAME, _BOTTOM + tall)
+    across, middle = _NAME + columns[0] * cell / 2, _BOTTOM + tall + _BETWEEN / 2
+    size = _NAME + max(columns) * cell + _RIGHT, height
+    return _Plan(size, cell, corners, ((across, middle + 0.32), (across, middle - 0.32)))
 
 
 def _numbers(rows: Rows) -> list[list[int]]:
@@ -148,12 +175,15 @@ def _draw_strips(
                         autolim=False)  # fmt: skip
 
 
-def _draw_arrow(axes: Axes, left: float, right: float, y: float, name: str) -> None:
-    """From before to after, with the collective's name on it."""
-    arrow = FancyArrowPatch((left + 0.2, y), (right - 0.2, y), arrowstyle="-|>", linewidth=2,
+def _draw_arrow(axes: Axes, start: Point, end: Point, name: str) -> None:
+    """From before to after, with the collective's name above it or beside it."""
+    arrow = FancyArrowPatch(start, end, arrowstyle="-|>", linewidth=2,
                             mutation_scale=14, color=MUTED, shrinkA=0, shrinkB=0)  # fmt: skip
     axes.add_artist(arrow)
-    axes.text((left + right) / 2, y + 0.16, name, **centred(9, INK, "bold"))
+    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    level = start[1] == end[1]
+    words = axes.text(*((x, y + 0.16) if level else (x + 0.16, y)), name)
+    words.set(**centred(9, INK, "bold") | {"ha": "center" if level else "left"})
 
 
 def _draw_key(axes: Axes, num_ranks: int) -> None:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from dtlab.show.lanes import STRIP, Bar, Lane, Message, lanes, messages
@@ -51,7 +52,8 @@ def timeline(
 
     The upper strip of a lane is the rank's program: its compute spans, and, hatched, the time it
     waited for an operation. Below lie the operations under way, from issue to completion, on as
-    many tracks as overlap. `arrows` joins each send to its receive (None: where they are few).
+    many tracks as overlap; where collectives run in more than one group, with the ranks of theirs.
+    `arrows` joins each send to its receive (None: where they are few).
     `width` in inches. `note` stands below the title; that links were emulated stands there anyway.
     """
     drawn = lanes(trace.events)
@@ -207,11 +209,12 @@ def _draw_label(place: _Place, bar: Bar) -> None:
         return
     inches = (right - left) * place.inches_per_second
     ink = "#FFFFFF" if _is_dark(_fill(bar)) else INK
-    short = bar.label if bar.shade == "span" else bar.label.split(" ")[0]
-    for words in (bar.label, short):
+    short = bar.group or bar.label.split(" ")[0]
+    for words in (bar.label, bar.label if bar.shade == "span" else short):
         if len(words) * _CHARACTER + 0.06 < inches:
-            place.axes.text((left + right) / 2, (low + high) / 2 - 0.005, words, zorder=5,
-                      **centred(_FONT, ink))  # fmt: skip
+            text = place.axes.text((left + right) / 2, (low + high) / 2 - 0.005, words, zorder=5,
+                                   **centred(_FONT, ink))  # fmt: skip
+            text.set_path_effects([withStroke(linewidth=1.5, foreground=_fill(bar))])  # arrows
             return
 
 
@@ -242,6 +245,7 @@ def _draw_legend(figure: Figure, drawn: Sequence[Lane], top: float) -> None:
         for bar in lane.bars:
             words: str = bar.role if bar.shade == "span" else bar.shade
             words = "other compute" if words == "compute" else words
+            words = "collective, with its ranks" if bar.group else words
             entries.setdefault(words, (_fill(bar), bar.shade))
     width, height = figure.get_size_inches()
     axes = figure.sheet(0, height - top + 0.1, width, 0.3)
@@ -260,7 +264,7 @@ def _draw_legend(figure: Figure, drawn: Sequence[Lane], top: float) -> None:
 
 _LEGEND_ORDER: Final = (
     "forward", "backward", "optimizer", "other compute",
-    "send", "receive", "collective", "waiting",
+    "send", "receive", "collective", "collective, with its ranks", "waiting",
 )  # fmt: skip
 
 

@@ -1,23 +1,24 @@
 """Figures with controls: thin fronts that draw a figure anew when one of their values changes.
 
-    step_ring(), step_tree()     round by round, with a slider and two buttons
-    explore_crossover()          size, ranks and link against the time of an all-reduce
+    step_ring(), step_tree()     round by round, with a dial and two buttons
+    explore_crossover()          size, ranks, link and algorithms against the time of an all-reduce
 
-All controls are reached by Tab; a slider that has the focus moves with the arrow keys. Where
-nothing answers, as in a run without a front end, the figure of the start is what is shown.
+All controls are reached by Tab; a slider that has the focus moves with the arrow keys, a box is
+ticked with the space bar, and a field takes what is typed on Enter. Where nothing answers, as in a
+run without a front end, the figure of the start is what is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from dtlab.show.crossover_figure import ALL_REDUCES, crossover
+from dtlab.show.dials import Dial, box, bytes_scale, count_scale, rate_scale, seconds_scale
 from dtlab.show.ring_figure import ring
 from dtlab.show.rounds import TreeOperation, ring_rounds, tree_rounds
 from dtlab.show.style import Figure
 from dtlab.show.tree_figure import tree
-from dtlab.show.words import byte_words, short_words, time_words
 
 __all__ = ["Explorer", "explore_crossover", "step_ring", "step_tree"]
 
@@ -30,10 +31,10 @@ class Explorer:
     def __init__(
         self,
         draw: Callable[..., Figure],
-        controls: dict[str, Any],
-        extras: Sequence[Any] = (),
+        controls: Mapping[str, Any],
+        rows: Sequence[Sequence[Any]],
     ) -> None:
-        """`draw` takes the value of each control by its name; `extras` stand beside them."""
+        """`draw` takes the value of each control by its name; `rows` of widgets stand above."""
         import ipywidgets as widgets
 
         self.controls = controls
@@ -42,8 +43,8 @@ class Explorer:
         for control in controls.values():
             control.observe(self._redraw, names="value")
         wrap = widgets.Layout(flex_flow="row wrap")
-        row = widgets.HBox([*controls.values(), *extras], layout=wrap)
-        self.widget = widgets.VBox([row, self._picture])
+        boxes = [widgets.HBox(list(row), layout=wrap) for row in rows]
+        self.widget = widgets.VBox([*boxes, self._picture])
         self._redraw()
 
     def _redraw(self, _: Any = None) -> None:
@@ -70,56 +71,57 @@ def step_tree(num_ranks: int = 8, *, operation: TreeOperation = "all_reduce") ->
 
 
 def _stepper(draw: Callable[[int], Figure], last: int) -> Explorer:
-    """A slider over the steps of a figure, and buttons for the one before and the next."""
+    """A dial over the steps of a figure, and buttons for the one before and the next."""
     import ipywidgets as widgets
 
-    slider = widgets.IntSlider(0, 0, last, description="Round", tooltip="Rounds that are done")
+    dial = Dial("Rounds done", count_scale(range(last + 1)), 0, width="7em")
     layout = widgets.Layout(width="7em")
     back, forth = (
         widgets.Button(description=words, layout=layout) for words in ("◀ Previous", "Next ▶")
     )
 
     def move(by: int) -> None:
-        slider.value = min(max(slider.value + by, 0), last)
+        dial.value = min(max(dial.value + by, 0), last)
 
     back.on_click(lambda _: move(-1))
     forth.on_click(lambda _: move(1))
-    return Explorer(draw, {"step": slider}, [back, forth])
+    return Explorer(draw, {"step": dial}, [[dial.widget, back, forth]])
 
 
 _RANKS: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 _MICROSECONDS: Final = (0.5, 1, 2, 3, 5, 10, 20, 30, 50, 100, 200, 500, 1000)
 _GIGABYTES: Final = (0.125, 0.5, 1.25, 2.5, 5, 12.5, 25, 31, 50, 63, 100, 200, 300, 450, 900)
-_SIZES: Final = tuple(digit * 10.0**power for power in range(2, 10) for digit in (1, 2, 5))
+_SIZES: Final = tuple(digit * 10.0**power for power in range(2, 10) for digit in (1, 2, 3, 5, 7))
 
 
 def explore_crossover(algorithms: Sequence[str] = tuple(ALL_REDUCES)) -> Explorer:
     """Find the fastest all-reduce for a size, a number of ranks and a link. See `crossover`.
 
-    `algorithms` are names of `ALL_REDUCES`. The sliders stop at InfiniBand NDR's 5 µs and 50 GB/s
-    at first, and have the round figures of NVLink, PCIe, InfiniBand and Ethernet among theirs.
+    `algorithms` are names of `ALL_REDUCES`, each with a box that shows or hides it. The dials
+    stand at InfiniBand NDR's 5 µs and 50 GB/s at first, and their sliders have the round figures
+    of NVLink, PCIe, InfiniBand and Ethernet; their fields take any others.
     """
-    latencies = [round(each * 1e-6, 10) for each in _MICROSECONDS]
-    bandwidths = [each * 1e9 for each in _GIGABYTES]
-    rate = [f"{short_words(byte_words(each))}/s" for each in bandwidths]
-    controls = {
-        "size": _slider("Size", _SIZES, [short_words(byte_words(size)) for size in _SIZES], 1e6),
-        "num_ranks": _slider("Ranks", _RANKS, [str(ranks) for ranks in _RANKS], 8),
-        "latency": _slider(
-            "Latency", latencies, [short_words(time_words(each)) for each in latencies], 5e-6
-        ),
-        "bandwidth": _slider("Bandwidth", bandwidths, rate, 50e9),
-    }
-
-    def draw(**values: Any) -> Figure:
-        return crossover(**values, algorithms=algorithms)
-
-    return Explorer(draw, controls)
-
-
-def _slider(name: str, values: Sequence[float], labels: Sequence[str], start: float) -> Any:
-    """A slider over a few values, each with its name."""
     import ipywidgets as widgets
 
-    options = list(zip(labels, values, strict=True))
-    return widgets.SelectionSlider(options=options, value=start, description=name)
+    dials = _dials()
+    boxes = {name: box(name) for name in algorithms}
+
+    def draw(**values: Any) -> Figure:
+        shown = [name for name in algorithms if values.pop(name)]
+        return crossover(**values, algorithms=shown)
+
+    show = [widgets.Label("Show", layout=widgets.Layout(margin="2px 1em 2px 2px"))]
+    rows = [each.widget for each in dials.values()], [*show, *boxes.values()]
+    return Explorer(draw, dials | boxes, rows)
+
+
+def _dials() -> dict[str, Any]:
+    """What can be set of an all-reduce, by the names that `crossover` has for it."""
+    latencies = seconds_scale([round(each * 1e-6, 10) for each in _MICROSECONDS])
+    bandwidths = rate_scale([each * 1e9 for each in _GIGABYTES])
+    return {
+        "size": Dial("Size of the tensor", bytes_scale([*_SIZES, 1e10]), 1e6),
+        "num_ranks": Dial("Number of ranks", count_scale(_RANKS), 8),
+        "latency": Dial("Latency of a link", latencies, 5e-6),
+        "bandwidth": Dial("Bandwidth of a link", bandwidths, 50e9),
+    }

@@ -1,0 +1,157 @@
+"""A dial: one number that a learner sets, in a field that takes any value or on a slider.
+
+    Size of the tensor [ 7 MB      ]  ──────o─────
+
+The field is the browser's own, and its label belongs to it: a screen reader says its name and its
+value. A slider of ipywidgets has neither, only the place of its handle. So the field comes first,
+and the slider is for the hand: it stops at a few round values.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtlab.show.words import (
+    BYTES,
+    SECONDS,
+    byte_words,
+    number_from_words,
+    short_words,
+    time_words,
+)
+
+__all__ = ["Dial", "Scale", "box", "bytes_scale", "count_scale", "rate_scale", "seconds_scale"]
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The round values of a dial, in order; how one is written, and how what is typed is read."""
+
+    values: Sequence[Number]
+    write: Callable[[Any], str]
+    read: Callable[[str], Number]
+
+
+def bytes_scale(values: Sequence[float]) -> Scale:
+    """Numbers of bytes, written and read in decimal units."""
+    return Scale(values, _write_bytes, _reader(BYTES))
+
+
+def rate_scale(values: Sequence[float]) -> Scale:
+    """Bytes per second."""
+    rates = {f"{unit}/s": factor for unit, factor in BYTES.items()}
+    return Scale(values, lambda each: f"{_write_bytes(each)}/s", _reader(rates))
+
+
+def seconds_scale(values: Sequence[float]) -> Scale:
+    """Lengths of time."""
+    return Scale(values, lambda each: short_words(time_words(each)), _reader(SECONDS))
+
+
+def count_scale(values: Sequence[int]) -> Scale:
+    """Whole numbers."""
+    return Scale(values, str, _read_count)
+
+
+def _write_bytes(count: float) -> str:
+    return short_words(byte_words(count))
+
+
+def _reader(units: Mapping[str, float]) -> Callable[[str], float]:
+    return functools.partial(number_from_words, units=units)
+
+
+def _read_count(words: str) -> int:
+    number = number_from_words(words, {})
+    if not number.is_integer():
+        raise ValueError(f"{words.strip()!r} is not a whole number.")
+    return int(number)
+
+
+def box(name: str, value: bool = True) -> Any:
+    """A box to tick, with its name."""
+    import ipywidgets as widgets
+
+    layout = widgets.Layout(width="auto", margin="2px 1em 2px 0")
+    return widgets.Checkbox(value, description=name, indent=False, layout=layout)
+
+
+class Dial:
+    """A number with a name; `value` is what it is now, between the ends of its scale."""
+
+    def __init__(self, name: str, scale: Scale, start: Number, width: str = "10.5em") -> None:
+        """`width` is that of the name."""
+        import ipywidgets as widgets
+
+        self._name, self._scale, self._value = name, scale, start
+        self._observers: list[Callable[[Any], None]] = []
+        self._settling = False
+        layout = widgets.Layout(width=f"calc({width} + 8em)")
+        self.field = widgets.Text(
+            scale.write(start), description=name, continuous_update=False,
+            style={"description_width": width}, layout=layout,
+        )  # fmt: skip
+        options = [(scale.write(each), each) for each in scale.values]
+        self.slider = widgets.SelectionSlider(
+            options=options, value=self._nearest(start), readout=False,
+            layout=widgets.Layout(width="13em"),
+        )  # fmt: skip
+        self.complaint = widgets.HTML()
+        self.field.observe(self._typed, names="value")
+        self.slider.observe(self._moved, names="value")
+        row = widgets.HBox([self.field, self.slider], layout=widgets.Layout(align_items="center"))
+        self.widget = widgets.VBox([row, self.complaint])
+
+    @property
+    def value(self) -> Number:
+        """The number that is set."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Number) -> None:
+        self.complaint.value = ""
+        changed, self._value = value != self._value, value
+        self._settling = True  # the two below follow the value; they do not set it
+        try:
+            self.field.value = self._scale.write(value)
+            self.slider.value = self._nearest(value)
+        finally:
+            self._settling = False
+        for tell in self._observers if changed else ():
+            tell(None)
+
+    def observe(self, handler: Callable[[Any], None], names: str = "value") -> None:
+        """Call `handler` whenever the value has changed, as a widget does."""
+        self._observers.append(handler)
+
+    def _nearest(self, value: Number) -> Number:
+        return min(self._scale.values, key=lambda each: abs(each - value))
+
+    def _moved(self, change: Any) -> None:
+        if not self._settling:
+            self.value = change["new"]
+
+    def _typed(self, change: Any) -> None:
+        """Take what was typed, or say below the field what is wrong with it."""
+        if self._settling:
+            return
+        try:
+            self.value = self._checked(self._scale.read(change["new"]))
+        except ValueError as error:
+            self.complaint.value = f'<span role="alert">{html.escape(str(error))}</span>'
+
+    def _checked(self, value: Number) -> Number:
+        low, high = self._scale.values[0], self._scale.values[-1]
+        if not low <= value <= high:
+            write = self._scale.write
+            raise ValueError(
+                f"{write(value)} is out of range: {self._name.lower()} goes from {write(low)} "
+                f"to {write(high)}."
+            )
+        return value
