@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
+    from dtlab.training.held import held_bytes as held_bytes
 
 _HOMES = {  # public name -> the module it lives in; None for a module of that name
     "Cluster": "predict",
@@ -54,6 +55,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "compute": "ranks.compute",
     "expect": "errors",
     "guess": "show.guess",
+    "held_bytes": "training.held",
     "launch": "ranks.launch",
     "practice": "grading.practice",
     "predict": None,

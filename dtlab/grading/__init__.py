@@ -1,15 +1,18 @@
 """Exercise parts, their checks, and the reports that learners and nbgrader read.
 
-Read in this order: `report` (what a learner sees), then for values `quantities`, `kinds` and
-`answers` (questions as data), for functions `trials` (the learner's function on real ranks) and
-`checks` (criteria as data), for broken programs `waits` and `mends`, then `parts` (the catalogue,
-`ask` and `check`), and a unit's folder. What surrounds them: `practice` (blanks without points),
-`records` and `progress`, `course`, `workbook` and `notebooks` (files). Nothing here loads torch
-before a check runs.
+What learners use: `report` (what they see), `questions/` (values to fill in), `trials` (a function
+of theirs on real ranks) and `checks` (criteria as data), `waits` and `mends` (broken programs),
+`parts` (the catalogue, `ask` and `check`) and a package for each unit. Around them: `practice`
+(blanks without points), `records` and `progress`, `course`, `workbook` and `notebooks` (files).
+
+What instructors use: `assignments/` (release), `mending/`, `judging/` and `classroom/` (grade),
+`alike/`, `settings`, `plugins`, `late` and `export` (what they set up in nbgrader).
+
+Nothing here loads torch before a check runs.
 """
 
-from dtlab.grading.answers import Given
 from dtlab.grading.parts import Part, ask, check, find_part, known_parts
+from dtlab.grading.questions.answers import Given
 from dtlab.grading.report import Criterion, Report
 
 __all__ = ["Criterion", "Given", "Part", "Report", "ask", "check", "find_part", "known_parts"]

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dtlab.grading.bench import HERE, Bench
 from dtlab.grading.report import Criterion, Status
-from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.trials import Observation, Trial
 
 __all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
 
@@ -55,15 +56,21 @@ class Rule:
         return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
 
 
+def _no_more(seen: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Check:
     """How a part is checked: trials made from a seed, run in order, and the rules that judge them.
 
-    A trial that hangs is the last one run, so that a hang costs its time limit once.
+    A trial that hangs is the last one run, so that a hang costs its time limit once. What is seen
+    may ask for more trials, of functions of ours: `then` gives them.
     """
 
     trials: Callable[[int], Sequence[Trial]]
     rules: tuple[Rule, ...]
+    then: Callable[[Sequence[Observation]], Sequence[tuple[Trial, Callable[..., Any]]]] = _no_more
 
     @property
     def points(self) -> float:
@@ -71,7 +78,12 @@ class Check:
         return sum(rule.points for rule in self.rules)
 
     def run(
-        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
     ) -> list[Criterion]:
         """Runs `answer`, which the learner calls `symbol`, on ranks and judges what was seen."""
         if not callable(answer):
@@ -81,13 +93,15 @@ class Check:
             )
         seen: list[Observation] = []
         for trial in self.trials(seed):
-            seen.append(observe(trial, answer))
+            seen.append(bench.observe(trial, answer))
             if seen[-1].unwritten:
                 return self._nothing_to_judge(
                     f"{symbol} is not written yet: it still raises NotImplementedError."
                 )
             if seen[-1].hung:
                 break
+        else:
+            seen += [bench.observe(trial, own) for trial, own in self.then(seen)]
         return [rule.settle(seen) for rule in self.rules]
 
     def _nothing_to_judge(self, why: str) -> list[Criterion]:

@@ -14,7 +14,9 @@ from pathlib import Path
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part
 
-__all__ = ["Course"]
+__all__ = ["REPOSITORY", "Course"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]  # save where a wheel was installed
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Course:
         Raises `DtlabError` where neither is one.
         """
         here = Path.cwd()
-        for folder in (here, *here.parents, Path(__file__).resolve().parents[2]):
+        for folder in (here, *here.parents, REPOSITORY):
             if (folder / "nbgrader_config.py").is_file() and (folder / "exercises").is_dir():
                 return cls(folder)
         raise DtlabError(
@@ -45,26 +47,36 @@ class Course:
             found |= {path.name for path in (self.root / folder).glob("[0-9][0-9]_*/")}
         return sorted(found)
 
-    def unit(self, number: str) -> str:
-        """The name of the unit with this number. Raises `DtlabError` that lists all units."""
-        wanted = number.partition("/")[0].partition("_")[0].zfill(2)
+    def unit(self, wanted: str) -> str:
+        """The name of the unit with this number or name.
+
+        Raises `DtlabError` that lists all units, also for a level or a part of one.
+        """
         for name in self.units():
-            if name.startswith(f"{wanted}_"):
+            if wanted == name or (wanted.isdigit() and name.startswith(f"{wanted.zfill(2)}_")):
                 return name
-        raise DtlabError(f"there is no unit {number!r}. Units: {', '.join(self.units())}.")
+        raise DtlabError(
+            f"there is no unit {wanted!r}. Units: {', '.join(self.units())}. Name one by its "
+            'number, as "01"; its levels come with it.'
+        )
 
     def level(self, part: Part) -> Path:
         """The notebook that asks for the part, as "01_name/level-2.ipynb"."""
         return Path(self.unit(part.unit)) / f"level-{part.level}.ipynb"
 
     def handed_out(self, unit: str) -> Iterator[Path]:
-        """The lesson of a unit and its levels."""
-        for pattern in (f"notebooks/{unit}.ipynb", f"exercises/{unit}/*.ipynb"):
+        """The lesson of a unit and its levels; not the backups that may lie beside them."""
+        for pattern in (f"notebooks/{unit}.ipynb", f"exercises/{unit}/level-?.ipynb"):
             yield from sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
 
     def own(self, notebook: Path) -> Path:
         """Where the learner's copy of a notebook belongs; the links in it lead to other copies."""
         return Path("my") / notebook
+
+    def shown(self, notebook: Path) -> str:
+        """Its path as JupyterLab shows it, and in full for who works outside of the course."""
+        inside = Path.cwd().is_relative_to(self.root)
+        return (notebook if inside else self.root / notebook).as_posix()
 
     def worked_on(self, part: Part) -> Path:
         """The notebook in which the learner does the part: the copy, where there is one."""

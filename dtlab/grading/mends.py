@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtlab.grading.bench import HERE, Bench
 from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost
 from dtlab.grading.report import Criterion
-from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.trials import Observation, Trial
 
 __all__ = ["Mend"]
 
@@ -40,18 +41,28 @@ class Mend:
         return self.diagnosis_points + self.check.points
 
     def run(
-        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
     ) -> list[Criterion]:
         """Judges {"diagnosis": ..., "mended": function}."""
-        rule = Rule("diagnosis", self.diagnosis_points, lambda _: self._diagnosed(answer))
+        rule = Rule("diagnosis", self.diagnosis_points, lambda _: self._diagnosed(answer, bench))
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
             waiting = blocked("judged once that is settled")
             why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             rest = [other.closed(waiting) for other in self.check.rules]
             return [rule.closed(lost(why)), *rest]
-        return [rule.settle([]), *self.check.run("mended", answer["mended"], seed, learner)]
+        mended = self.check.run("mended", answer["mended"], seed, learner, bench)
+        return [rule.settle([]), *mended]
 
-    def _diagnosed(self, answer: Mapping[str, Any]) -> Verdict:
+    def _diagnosed(self, answer: Mapping[str, Any], bench: Bench) -> Verdict:
         module, _, name = self.program.rpartition(".")
         broken = getattr(importlib.import_module(module), name)
-        return self.judge(observe(self.scene, broken), answer["diagnosis"])
+        seen = bench.observe(self.scene, broken)
+        try:
+            return self.judge(seen, answer["diagnosis"])
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+            return lost("the diagnosis is not of the form that is asked for.")

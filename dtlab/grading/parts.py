@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 from dtlab.errors import DtlabError
-from dtlab.grading.answers import Given, Questions
+from dtlab.grading.bench import HERE, Bench
+from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
 
-__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts"]
+__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "unit_packages"]
 
 
 class Checks(Protocol):
@@ -26,9 +28,14 @@ class Checks(Protocol):
         ...
 
     def run(
-        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Judges `answer`, which the learner calls `symbol`."""
+        """Judges `answer`, which the learner calls `symbol`; `bench` runs functions on ranks."""
         ...
 
 
@@ -80,12 +87,17 @@ class Part:
         return "●" * self.difficulty + "○" * (3 - self.difficulty)
 
 
-def known_parts() -> Iterator[Part]:
-    """All parts, unit after unit: each package `dtlab/grading/unitNN` lists its own as `PARTS`."""
+def unit_packages() -> list[str]:
+    """The packages `dtlab.grading.unitNN`, in the order of the course."""
     package = importlib.import_module("dtlab.grading")
-    for module in sorted(found.name for found in pkgutil.iter_modules(package.__path__)):
-        if module.startswith("unit"):
-            yield from importlib.import_module(f"dtlab.grading.{module}").PARTS
+    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [f"dtlab.grading.{name}" for name in found if re.fullmatch(r"unit\d\d", name)]
+
+
+def known_parts() -> Iterator[Part]:
+    """All parts, unit after unit: each package of `unit_packages` lists its own as `PARTS`."""
+    for package in unit_packages():
+        yield from importlib.import_module(package).PARTS
 
 
 def find_part(name: str) -> Part:
@@ -110,17 +122,25 @@ def ask(name: str, learner: str) -> Given:
     return part.check.given(part.symbol, learner)
 
 
-def check(name: str, answer: Any, *, seed: int = 0, learner: str | None = None) -> Report:
+def check(
+    name: str,
+    answer: Any,
+    *,
+    seed: int = 0,
+    learner: str | None = None,
+    points: float | None = None,
+) -> Report:
     """Judges the answer to a part and reports what it earns, criterion by criterion.
 
     A function is run on real ranks, with inputs drawn from `seed`; values are compared with those
-    of `learner`. Whatever the answer does (raises, hangs, exits) becomes a criterion that says so;
-    raises `DtlabError` for an unknown name and `LaunchError` where no ranks can run.
+    of `learner`. An assignment may give other `points` for the part. Whatever the answer does
+    (raises, hangs, exits) becomes a criterion that says so; raises `DtlabError` for an unknown
+    name and `LaunchError` where no ranks can run.
     """
     part = find_part(name)
     criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
     passed = all(criterion.status == "ok" for criterion in criteria)
     reference = Reference.of(part.reference) if passed and part.reference else None
-    report = Report(part.symbol, criteria, reference)
+    report = Report(part.symbol, criteria, reference, points)
     record(part.name, report.score, report.max_score)
     return report

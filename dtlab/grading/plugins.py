@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader import preprocessors
 
-__all__ = ["ClearSolutions", "released_source"]
+__all__ = ["ClearSolutions", "Execute", "Stamp", "released_source"]
 
 
 class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
@@ -20,6 +24,15 @@ class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
         before = cell.source
         cell.source = _without_margin(before, self)
         return bool(super()._replace_solution_region(cell, language)) or cell.source != before
+
+
+class Stamp(preprocessors.NbGraderPreprocessor):  # type: ignore[misc]
+    """Notes in what learners get which dtlab made it: grading says so where it is another."""
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        """Puts it into the notebook's metadata."""
+        nb.metadata["dtlab"] = {"version": version("dtlab")}
+        return nb, resources
 
 
 def _without_margin(source: str, names: preprocessors.ClearSolutions) -> str:
@@ -40,3 +53,24 @@ def released_source(source: str) -> str:
     cell = new_code_cell(source)
     ClearSolutions()._replace_solution_region(cell, "python")
     return str(cell.source)
+
+
+class Execute(preprocessors.Execute):  # type: ignore[misc]
+    """nbgrader's own, save that learners' cells run behind walls, and are judged from outside.
+
+    No kernel is started. `dtlab grade` does the same for a class, several at a time, and also for
+    notebooks that nbgrader cannot read.
+    """
+
+    def preprocess(
+        self, nb: NotebookNode, resources: Any, km: Any = None
+    ) -> tuple[NotebookNode, Any]:
+        """Puts outputs and reports into the notebook, and keeps the reasons in verdicts/."""
+        from dtlab.grading.classroom.alone import judge_alone
+
+        names = resources["nbgrader"]
+        course = self.parent.parent.coursedir  # of the exporter of nbgrader's autograde
+        judge_alone(
+            nb, Path(course.root), names["assignment"], names["student"], names["notebook"]
+        )
+        return nb, resources

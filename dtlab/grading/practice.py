@@ -9,7 +9,7 @@ from typing import Any
 from dtlab.errors import DtlabError
 from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
 from dtlab.grading.report import Report
-from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.trials import Case, Observation, Trial
 
 __all__ = ["practice"]
 
@@ -32,7 +32,7 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
 
 
 @dataclass(frozen=True)
-class _Returns:
+class _Returns(Case):
     """One call with what it has to return on each rank: a `Case`."""
 
     args: tuple[Any, ...]
@@ -41,8 +41,12 @@ class _Returns:
     def __str__(self) -> str:
         return "as called here"
 
-    def on_rank(self, fn: Callable[..., Any]) -> Any:
-        return _plain(fn(*self.args))
+    def given(self, rank: int, world_size: int) -> Any:
+        return self.args
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> Any:
+        return _plain(fn(*given))
 
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):

@@ -98,7 +98,8 @@ class Progress:
             return ["Everything is passed."]
         where = ""
         with suppress(DtlabError):  # the course may lie elsewhere
-            where = f"   {Course.find().worked_on(part).as_posix()}"
+            course = Course.find()
+            where = f"   {course.shown(course.worked_on(part))}"
         return [f"Next: {part.name}, {part.title}, {part.minutes} minutes{where}"]
 
 

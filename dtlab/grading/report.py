@@ -5,19 +5,36 @@ from __future__ import annotations
 import html
 import importlib
 import inspect
-import sys
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Literal
 
-__all__ = ["Criterion", "Reference", "Report", "Status"]
+from dtlab.ranks.system import in_a_kernel
+
+__all__ = ["Criterion", "Reference", "Report", "Status", "as_html", "as_text", "scaled"]
 
 Status = Literal["ok", "lost", "blocked"]
 
 # White on a filled badge reads the same on a light and on a dark page; the word says it too.
 _BADGES: dict[Status, str] = {"ok": "#1b7f4b", "lost": "#b3261e", "blocked": "#5f6368"}
+
+# A page's own colours of code may not suit the colour that a table takes over from around it.
+_CODE = '<code style="color:inherit;background:none;padding:0">'
+_NAMED = re.compile(r"`([^`\n]+)`")
+
+
+def as_html(text: str) -> str:
+    """A message as HTML: what stands in backticks as code, all of it escaped."""
+    return _NAMED.sub(rf"{_CODE}\1</code>", html.escape(text))
+
+
+def as_text(text: str) -> str:
+    """A message for a terminal: what stands in backticks without them."""
+    return _NAMED.sub(r"\1", text)
 
 
 @dataclass(frozen=True)
@@ -25,6 +42,7 @@ class Criterion:
     """One thing that counts: its points, what was earned, and why.
 
     `status` is "ok", "lost", or "blocked" where it could not be judged because another failed.
+    In `message`, names of code stand in backticks. What has no points is a remark.
     """
 
     name: str
@@ -65,11 +83,13 @@ class Report:
       ok    1/1  2(N-1) = 6 rounds
 
     A passed part carries the library's `reference`, to be read beside the learner's own.
+    `cell_points` is what the graded cell is worth where an assignment has set that.
     """
 
     title: str
     criteria: Sequence[Criterion]
     reference: Reference | None = None
+    cell_points: float | None = None
 
     @property
     def score(self) -> float:
@@ -82,21 +102,42 @@ class Report:
         return sum(criterion.points for criterion in self.criteria)
 
     @property
+    def credit(self) -> float:
+        """What nbgrader is told: points earned, of those of the cell."""
+        worth = self.max_score if self.cell_points is None else self.cell_points
+        return min(round(scaled(self.score, self.max_score, worth), 6), worth)
+
+    @property
+    def number(self) -> str:
+        """The credit as nbgrader reads it."""
+        return f"{self.credit:.10g}"
+
+    @property
     def passed(self) -> bool:
         """Whether nothing was lost."""
-        return all(criterion.status == "ok" for criterion in self.criteria)
+        return all(one.status == "ok" for one in self.criteria if one.points)
 
     @property
     def headline(self) -> str:
         """Title and points in one line."""
-        return f"{self.title}   {self.score:g} of {self.max_score:g} points"
+        return f"{self.title}   {self._earned}"
+
+    @property
+    def _earned(self) -> str:
+        """7 of 10 points; 0 of 1 point; 7 of 10 points, for 14 of 20 in this assignment."""
+        own = f"{self.score:g} of {self.max_score:g} point{'s' * (self.max_score != 1)}"
+        if self.cell_points in (None, self.max_score):
+            return own
+        return f"{own}, for {self.credit:g} of {self.cell_points:g} in this assignment"
 
     def __str__(self) -> str:
         width = max((len(criterion.status) for criterion in self.criteria), default=0)
         lines = [self.headline]
         for criterion in self.criteria:
-            label = f"  {criterion.status:<{width}}  {criterion.earned:g}/{criterion.points:g}  "
-            lines.append(label + indent(criterion.message, " " * len(label)).lstrip())
+            share = f"{criterion.earned:g}/{criterion.points:g}" if criterion.points else "   "
+            label = f"  {criterion.status:<{width}}  {share}  "
+            message = as_text(criterion.message)
+            lines.append(label + indent(message, " " * len(label)).lstrip())
         if self.reference is not None:
             lines.append(f"  The library's own: {self.reference.name}, {self.reference.place}")
         return "\n".join(lines)
@@ -107,15 +148,14 @@ class Report:
         cell = "padding:.3em .8em .3em 0;vertical-align:top;text-align:left"
         rows = "".join(
             f'<tr style="background:none"><td style="{cell}">{_badge(criterion.status)}</td>'
-            f'<td style="{cell};white-space:nowrap">{criterion.earned:g} of '
-            f'{criterion.points:g}</td><td style="{cell};white-space:pre-line">'
-            f"{html.escape(criterion.message)}</td></tr>"
+            f'<td style="{cell};white-space:nowrap">{_share(criterion)}</td>'
+            f'<td style="{cell};white-space:pre-line">{as_html(criterion.message)}</td></tr>'
             for criterion in self.criteria
         )
         return (
             f'<table style="color:inherit;border-collapse:collapse;margin:0">'
             f'<caption style="color:inherit;text-align:left;padding:.3em 0">'
-            f"<b>{html.escape(self.title)}</b>&emsp;{self.score:g} of {self.max_score:g} points"
+            f"<b>{html.escape(self.title)}</b>&emsp;{self._earned}"
             f"</caption><tbody>{rows}</tbody></table>{self._reference_html()}"
         )
 
@@ -126,15 +166,19 @@ class Report:
         name, place = html.escape(self.reference.name), html.escape(self.reference.place)
         return (
             f'<details style="margin:.5em 0"><summary style="cursor:pointer">Compare with the '
-            f"library's own: <code>{name}</code> ({place})</summary>"
+            f"library's own: {_CODE}{name}</code> ({place})</summary>"
             '<pre style="color:inherit;background:none;overflow-x:auto;padding:.5em 0 0 1em">'
             f"{html.escape(self.reference.source)}</pre></details>"
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """The table for people; for nbgrader, which reads `text/plain` as points, the number."""
-        plain = f"{self.score:g}" if _in_a_kernel() else str(self)
+        plain = self.number if in_a_kernel() else str(self)
         return {"text/plain": plain, "text/html": self._repr_html_()}
+
+
+def _share(criterion: Criterion) -> str:
+    return f"{criterion.earned:g} of {criterion.points:g}" if criterion.points else ""
 
 
 def _badge(status: Status) -> str:
@@ -145,8 +189,16 @@ def _badge(status: Status) -> str:
     return f'<span style="{style}">{status}</span>'
 
 
-def _in_a_kernel() -> bool:
-    """Whether this is a notebook's kernel; IPython in a terminal shows `text/plain` to people."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+def scaled(score: float, max_score: float, cell_points: float) -> float:
+    """What `score` of a check's `max_score` is worth in a cell of `cell_points`.
+
+    All points stay all points, exactly: nbgrader refuses a score above those of the cell. Raises
+    `ValueError` for a score that no check gives.
+    """
+    if not 0 <= score <= max_score or not 0 <= cell_points < math.inf:
+        raise ValueError(f"{score} of {max_score} points in a cell of {cell_points}")
+    if score == max_score:
+        return cell_points if max_score else 0.0
+    if cell_points == max_score:
+        return score
+    return min(score * cell_points / max_score, cell_points)

@@ -1,71 +1,101 @@
 """Runs a learner's function on real ranks and brings back what a judge may see.
 
-    check's process                        ranks (fresh, by dtlab.launch)
-    Trial(world_size, cases)  ──────────>  for case in cases:
-                                               case.on_rank(fn)
-                                                   inputs made from the case's seed
-                                                   fn(inputs)
-    Observation(results, trace | error) <────  tensors
+    check's process                        rank r (fresh, by dtlab.launch)
+    Trial(world_size, cases)
+    case.given(r, world_size)  ─────────>  for each case:
+                                               case.on_rank(fn, given)
+                                                   fn(...)
+    Observation(results, trace | error) <────  plain data
     case.mistake(results)
 
-A judge sees tensors, the trace and the counters of the operating system; the learner's function
-never runs in the judge's process.
+A judge sees plain data, the trace and the counters of the operating system; the learner's function
+never runs in the judge's process. A rank sees what it is given itself: neither the seed that it
+was drawn from, nor what other ranks have.
 """
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
+    from dtlab.ranks.launch import Run
     from dtlab.trace import Trace
 
-__all__ = ["Case", "Observation", "Trial", "observe"]
+__all__ = ["Case", "Observation", "Trial", "observe", "observed", "run_cases"]
 
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
 
 
-class Case(Protocol):
+class Case(ABC):
     """One use of the learner's function, with all that is needed to judge it.
 
-    It holds a seed rather than tensors, and says itself in words as `str`: "7 elements".
+    It holds a seed rather than tensors, and says itself in words as `str`: "7 elements". It stays
+    in the check's process, save for `on_rank`.
     """
 
-    def on_rank(self, fn: Callable[..., Any]) -> Any:
-        """Runs on every rank: makes this rank's inputs, calls `fn`, returns what is to be seen."""
-        ...
+    @abstractmethod
+    def given(self, rank: int, world_size: int) -> Any:
+        """What one rank gets to know, and no other: its inputs, what to call with them."""
 
+    @staticmethod
+    @abstractmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> Any:
+        """Runs on every rank: calls `fn` with what is given, returns what is to be seen of it.
+
+        It returns numbers, text, tensors, and lists and dicts of these.
+        """
+
+    def opened(self, result: Any) -> Any:
+        """What `on_rank` returned, as it came back (tuples as lists), in the judge's own form.
+
+        Raises anything where it is no such thing: a rank may have sent whatever it wanted.
+        """
+        return result
+
+    @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
-        """Runs in the check's process: what is wrong with what the ranks returned, or nothing."""
-        ...
+        """What is wrong with what the ranks returned; empty if nothing is."""
 
 
 @dataclass(frozen=True)
 class Trial:
     """One launch, in which every rank goes through the same cases in the same order.
 
-    `cluster` is the emulated interconnect on which it runs, if any.
+    `cluster` is the emulated interconnect on which it runs, if any; of a `secret` trial, words
+    tell no more than how many ranks there were.
     """
 
     world_size: int
     cases: Sequence[Case]
     cluster: Cluster | None = None
+    secret: bool = False
+
+    @property
+    def calls(self) -> list[Callable[..., Any]]:
+        """What a rank runs for each case: functions, which know nothing of seeds."""
+        return [type(case).on_rank for case in self.cases]
+
+    def given(self, rank: int) -> list[Any]:
+        """What a rank is given for each case."""
+        return [case.given(rank, self.world_size) for case in self.cases]
 
     def words(self, case: int | None = None) -> str:
         """What is tried, "5 ranks, 7 elements"; without the case where that is not known."""
         ranks = count_ranks(self.world_size)
-        if case is None and len(self.cases) > 1:
+        if self.secret or (case is None and len(self.cases) > 1):
             return ranks
         return f"{ranks}, {self.cases[case or 0]}"
 
@@ -106,7 +136,7 @@ class Observation:
         if self.error is not None:
             return [self.trouble]
         found = enumerate(zip(self.trial.cases, self.results, strict=True))
-        said = [(number, case.mistake(results)) for number, (case, results) in found]
+        said = [(number, _mistake(case, results)) for number, (case, results) in found]
         return [f"{self.trial.words(number)}, {what}" for number, what in said if what]
 
     @property
@@ -139,43 +169,83 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
     """
     from dtlab.ranks.launch import launch
 
-    ranks, limit = trial.world_size, TIME_LIMIT
-    try:
+    given = [trial.given(rank) for rank in range(trial.world_size)]
+
+    def attempt() -> Run:
         with redirect_stdout(StringIO()):
-            run = launch(
-                _run_cases,
+            return launch(
+                _run_here,
                 fn,
-                trial,
-                world_size=ranks,
+                trial.calls,
+                given,
+                world_size=trial.world_size,
                 backend="gloo",
-                timeout=limit,
+                timeout=TIME_LIMIT,
                 cluster=trial.cluster,
             )
+
+    return observed(trial, attempt)
+
+
+def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
+    """What comes of launching `run_cases` on the ranks of a trial."""
+    from dtlab.ranks.plain import decode
+
+    try:
+        run = attempt()
     except RanksError as error:
         return Observation(trial, error=error)
-    results = [list(case) for case in zip(*run.values, strict=True)]
+    try:
+        by_rank = [decode(value) for value in run.values]
+        results = [
+            [case.opened(result) for result in case_results]
+            for case, case_results in zip(trial.cases, zip(*by_rank, strict=True), strict=True)
+        ]
+    except Exception as error:  # noqa: BLE001  ranks may send whatever they want
+        failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
+        return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
     return Observation(trial, results, run.trace)
 
 
-def _run_cases(fn: Callable[..., Any], trial: Trial) -> list[Any]:
+def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
     """Runs on every rank."""
+    from dtlab.ranks.plain import encode
+
     results = []
-    for number, case in enumerate(trial.cases):
+    for number, (on_rank, own) in enumerate(zip(calls, given, strict=True)):
         try:
-            results.append(case.on_rank(fn))
+            results.append(on_rank(fn, own))
         except Exception as error:
             error.add_note(f"(in case {number} of this check)")
             raise
-    return results
+    return encode(results)
+
+
+def _run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
+    """Runs on every rank of a learner's own machine, where there is nothing to hide."""
+    import torch.distributed as dist
+
+    return run_cases(fn, calls, given[dist.get_rank()])
+
+
+def _mistake(case: Case, results: Sequence[Any]) -> str:
+    """What a case says; ranks may have returned things that it cannot even be asked about."""
+    try:
+        return case.mistake(results)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return "what the ranks return is not what is asked for."
 
 
 def _hang(error: RanksError, trial: Trial) -> str:
-    """Who waits in which line, and the usual cause where it shows."""
+    """What happened, who is in which line, and what to do: as the watcher says it, if it does."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
-    lines = [f"{trial.words()}: the ranks do not come back."]
-    if isinstance(error, DeadlockError) and error.mismatch:
-        lines.append(error.mismatch)
+    advice = error.advice if isinstance(error, DeadlockError) else ""
+    misfit = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
+    if misfit and misfit not in advice:  # tags, in which ranks wait for each other, are in it
+        lines = [f"{trial.words()}: what the ranks call does not fit together.", misfit]
+    else:
+        lines = [f"{trial.words()}: the ranks do not come back."]
     alike: dict[tuple[str, str], list[int]] = {}
     for entry in stuck:
         alike.setdefault((entry.op, entry.place), []).append(entry.rank)
@@ -183,15 +253,18 @@ def _hang(error: RanksError, trial: Trial) -> str:
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"
         lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
-    lines.append(_usual_cause({entry.op for entry in stuck}))
+    lines.append(advice or _usual_cause({entry.op for entry in stuck}))
     return "\n".join(lines)
 
 
 def _usual_cause(operations: Collection[str]) -> str:
+    """What to do where nobody else says it: a time limit has no watcher's advice."""
     if operations and all(operation.startswith("recv") for operation in operations):
         return "Every rank receives before it sends, so nobody sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):
         return "Look for a loop that does not end."
-    if operations and not any(one in ("send", "recv", "compute") for one in operations):
+    if "compute" in operations:
+        return "Look for a loop that does not end: the other ranks wait for the one that is in it."
+    if operations and not any(one in ("send", "recv") for one in operations):
         return "All members of a group have to call its collectives, equally often and in order."
     return "Look for a receive whose send never comes, or the other way round."

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from dtlab.errors import DeadlockError, Waiting
 from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.questions.quantities import short, whole
 from dtlab.grading.trials import Observation
 from dtlab.grading.words import ranks_in_words
 
 __all__ = ["Wait", "judge_waits", "waits_of"]
 
 _FORM = 'Write a dict with an entry for each rank: {0: ("recv", 3), 1: ("all_reduce", {0, 2})}.'
+_WHOM = "Name the members of its group that have not called it."
 _VARIANTS = {"isend": "send", "irecv": "recv"}
 
 
@@ -57,19 +59,27 @@ def judge_waits(one: Observation, diagnosis: Any) -> Verdict:
         return blocked("not answered yet")
     if not isinstance(one.error, DeadlockError):
         return blocked(f"the broken program did not hang here: {one.trouble or 'it came back'}")
-    found, ranks = waits_of(one.error.waiting), range(one.trial.world_size)
+    waiting, ranks = one.error.waiting, range(one.trial.world_size)
+    found = waits_of(waiting)
+    company = {each.rank: _company(each, waiting) for each in waiting}
     strange = [rank for rank in said if rank not in ranks]
     if strange:
         return lost(f"{one.trial.words()}: there is no rank {strange[0]}.")
-    objections = (_objection(rank, said.get(rank), found.get(rank)) for rank in ranks)
+    objections = (
+        _objection(rank, said.get(rank), found.get(rank), company.get(rank, set()))
+        for rank in ranks
+    )
     wrong = next(filter(None, objections), "")
     if wrong:
         return lost(f"{one.trial.words()}: {wrong}")
     return ok(f"{one.trial.words()}: this is what the watcher finds")
 
 
-def _objection(rank: int, said: Wait | None, found: Wait | None) -> str:
-    """What is wrong with what was said of a rank; empty if nothing."""
+def _objection(rank: int, said: Wait | None, found: Wait | None, company: set[int]) -> str:
+    """What is wrong with what was said of a rank; empty if nothing.
+
+    `company` are the ranks in its call of a collective, itself among them.
+    """
     if said == found:
         return ""
     if found is None:
@@ -81,14 +91,36 @@ def _objection(rank: int, said: Wait | None, found: Wait | None) -> str:
             f"rank {rank} does not wait in {said.operation}. Go through the program as this rank: "
             "which is the first call that cannot end?"
         )
-    named = ranks_in_words(sorted(said.ranks)) if said.ranks else "nobody"
-    words = f"rank {rank} waits in {said.operation}, but not for {named}."
-    if found.operation in ("send", "recv"):
-        return f"{words} Work out src and dst for this rank, round the end too."
-    return (
-        f"{words} Name the members of its group that have not called it: those who wait in the "
-        "same call have."
-    )
+    return f"rank {rank} waits in {found.operation}, {_misnamed(rank, said, found, company)}"
+
+
+def _misnamed(rank: int, said: Wait, found: Wait, company: set[int]) -> str:
+    """What is wrong with the ranks that are said to be waited for: too many first, then too few.
+
+    It tells right from wrong, but neither which one is wrong nor which one is missing.
+    """
+    if not said.ranks:
+        return f"and you name nobody whom it waits for. {_WHOM}"
+    named, right = ranks_in_words(sorted(said.ranks)), said.ranks & found.ranks
+    strange = said.ranks - found.ranks
+    if strange and found.operation in ("send", "recv"):
+        if right:
+            return f"for one of {named} only: the one that it names as src or dst."
+        return f"but not for {named}. Work out src and dst for this rank, round the end too."
+    if strange:
+        words = f"but not for all of {named}" if right else f"but not for {named}"
+        return f"{words}: {_why_not(rank, strange, company)} {_WHOM}"
+    missing = "another is missing" if len(found.ranks - right) == 1 else "others are missing"
+    return f"{named} {'is' if len(right) == 1 else 'are'} right, and {missing}. {_WHOM}"
+
+
+def _why_not(rank: int, strange: frozenset[int], company: set[int]) -> str:
+    """Which kind of rank it does not wait for."""
+    if rank in strange:
+        return "a rank does not wait for itself."
+    if strange & company:
+        return "who waits in the same call has called it."
+    return "somebody is no member of its group."
 
 
 def _read(diagnosis: Any) -> dict[int, Wait]:
@@ -109,6 +141,7 @@ def _wait(rank: Any, entry: Any) -> Wait:
 
 
 def _rank(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _Unreadable(f"{value!r} is no rank. {_FORM}")
-    return value
+    rank = whole(value)
+    if rank is None:
+        raise _Unreadable(f"{short(value)} is no rank. {_FORM}")
+    return rank

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dtlab.ranks.words import ranks_in_words
 
-__all__ = ["amount", "count_ranks", "ranks_in_words"]
+if TYPE_CHECKING:
+    from dtlab.predict import Cluster
+
+__all__ = ["amount", "count_ranks", "links_of", "nodes_of", "ranks_in_words", "spelled"]
+
+_SPELLED = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
+    "eleven", "twelve",
+)  # fmt: skip
 
 
 def amount(count: float) -> str:
@@ -17,3 +27,24 @@ def amount(count: float) -> str:
 def count_ranks(count: int) -> str:
     """How many ranks: "1 rank", "4 ranks"."""
     return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def spelled(count: int) -> str:
+    """A count as prose has it: "two", "twelve", then "13"."""
+    return _SPELLED[count] if 0 <= count < len(_SPELLED) else str(count)
+
+
+def nodes_of(cluster: Cluster) -> str:
+    """How ranks are spread over a network: "two nodes of four ranks", "one node of one rank"."""
+    nodes, ranks = cluster.nodes, cluster.gpus_per_node
+    return (
+        f"{spelled(nodes)} node{'s' * (nodes != 1)} of {spelled(ranks)} rank{'s' * (ranks != 1)}"
+    )
+
+
+def links_of(cluster: Cluster) -> str:
+    """The links that a network uses: "300 GB/s 2 us inside, 25 GB/s 5 us between nodes"."""
+    said = [f"{cluster.intra} inside"] if cluster.gpus_per_node > 1 else []
+    said += [f"{cluster.inter} between nodes"] if cluster.nodes > 1 else []
+    said += [f"slowed down {cluster.slowdown:g} times"] if cluster.slowdown != 1 else []
+    return ", ".join(said)

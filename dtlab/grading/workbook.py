@@ -22,29 +22,42 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
     """Copies a unit's lesson and levels to `my/`, and says what it did with each.
 
     What is there already stays. With `renew`, a copy of an older release gives way to the newer
-    one: its answers are taken over, and it stays beside it as a backup.
+    one: answers to its parts are taken over, and it stays beside it as a backup.
     """
     for notebook in course.handed_out(unit):
         source, own = course.root / notebook, course.own(notebook)
-        target = course.root / own
+        target, shown = course.root / own, course.shown(own)
         if not target.exists():
             _write(_stamped(source), target)
-            yield f"{own}   new"
+            yield f"{shown}   new"
         elif _stamp(source) == _read(target).metadata.get("dtlab", {}).get("release"):
-            yield f"{own}   kept"
+            yield f"{shown}   kept"
         elif renew:
-            backup = _back_up(target)
-            _write(_with_answers(_stamped(source), _read(target)), target)
-            yield f"{own}   renewed, with your answers; the old one is {backup.name}"
+            yield f"{shown}   {_renew(source, target)}"
         else:
-            yield f"{own}   kept; the course has a newer one (see --renew)"
+            yield f"{shown}   kept; the course has a newer one (see --renew)"
 
 
-def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path]:
+def _renew(source: Path, target: Path) -> str:
+    """Writes the newer release over a copy, with the copy's answers; says what became of it."""
+    new, old = _stamped(source), _answers(_read(target))
+    asked = _answers(new)
+    for name in asked.keys() & old.keys():
+        asked[name].source = old[name].source
+    backup = _back_up(target).name
+    _write(new, target)
+    if not asked.keys() & old.keys():  # a lesson: it has blanks, but no parts
+        return f"renewed; the old one, with whatever you wrote in it, is {backup}"
+    if gone := ", ".join(name for name in old if name not in asked):
+        return f"renewed, with your answers; those to {gone}, asked no longer, are in {backup}"
+    return f"renewed, with your answers; the old one is {backup}"
+
+
+def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path | None]:
     """Puts a part back to its start in the learner's notebook; returns it and its backup.
 
-    Touches no other cell. Raises `DtlabError` where the notebook, or the part's cell in it, is
-    not to be found.
+    Touches no other cell, and no file where the part is as it was handed out: then there is no
+    backup. Raises `DtlabError` where the notebook, or the part's cell in it, is not to be found.
     """
     path = notebook or course.root / course.worked_on(part)
     if not path.is_file():
@@ -57,6 +70,8 @@ def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Pat
             f"new one: dtlab start {part.unit}"
         )
     fresh = _pristine(course, part, path)
+    if cell.source == fresh:
+        return path, None
     backup = _back_up(path)
     cell.source, cell.outputs, cell.execution_count = fresh, [], None
     _write(learners, path)
@@ -89,13 +104,10 @@ def _cells(notebook: NotebookNode) -> dict[str, NotebookNode]:
     return {name: one for name, one in named if name}
 
 
-def _with_answers(new: NotebookNode, old: NotebookNode) -> NotebookNode:
-    """The new notebook, with what the learner wrote in cells that are for that."""
-    written = _cells(old)
-    for name, cell in _cells(new).items():
-        if cell.metadata.nbgrader.get("solution") and name in written:
-            cell.source = written[name].source
-    return new
+def _answers(notebook: NotebookNode) -> dict[str, NotebookNode]:
+    """Those of them that the learner fills in."""
+    named = _cells(notebook).items()
+    return {name: one for name, one in named if one.metadata.nbgrader.get("solution")}
 
 
 def _stamp(released: Path) -> str:
@@ -125,8 +137,12 @@ def _back_up(path: Path) -> Path:
 def _read(path: Path) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
-    except nbformat.reader.NotJSONError as error:
-        raise DtlabError(f"{path} cannot be read as a notebook. Is it half saved?") from error
+    # No JSON, no text, or JSON that is no notebook: nbformat has an error of its own for each.
+    except (ValueError, AttributeError, nbformat.ValidationError) as error:
+        raise DtlabError(
+            f"{path} cannot be read as a notebook. If it is open in JupyterLab, save it there; "
+            "else move it away, and take a new one or a backup."
+        ) from error
 
 
 def _write(notebook: NotebookNode, path: Path) -> None:

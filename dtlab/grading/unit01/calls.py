@@ -1,20 +1,19 @@
 """The collectives of Level II as a check calls them: inputs from a seed, and what must come of it.
 
-A `Call` is a `Case`: on every rank it makes that rank's input, calls the learner's function and
-returns an `Answer`; in the check's process it makes the inputs of all ranks, and says what is
-wrong with the answers.
+A `Call` is a `Case`: it makes each rank's input, has the rank call the learner's function with it,
+and says what is wrong with the ranks' `Answer`s.
 """
 
 from __future__ import annotations
 
-import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.grading.finished import finished_calls
+from dtlab.grading.groups import Groups, draw_groups
 from dtlab.grading.sums import labelled, total, wrong_sum
-from dtlab.grading.unit01.finished import finished_collectives
+from dtlab.grading.trials import Case
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +29,6 @@ __all__ = [
     "draw_groups",
 ]
 
-Groups = tuple[tuple[int, ...], ...]
-Keywords = Mapping[str, Any]
 Tensors = Mapping[int, "torch.Tensor"]  # by rank
 
 
@@ -50,7 +47,22 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Call(ABC):
+class Arguments:
+    """What one rank calls the learner's function with.
+
+    The tensors come first, that of the result before all others; `members` are the ranks of its
+    group, among all `groups`.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    others: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    groups: Groups
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call(Case):
     """One call on every rank: over all ranks, or over each of disjoint `groups` at the same time.
 
     `size` is the number of elements that a rank passes in. `place` names the argument in which the
@@ -90,24 +102,46 @@ class Call(ABC):
         wanted = self.wanted(self.members(rank, world_size))
         return 0 if list(wanted) == [rank] else 4 * self.size
 
-    def on_rank(self, fn: Callable[..., Any]) -> Answer:
-        """Runs on every rank: see `Case`."""
+    def given(self, rank: int, world_size: int) -> Arguments:
+        """See `Case`."""
+        members, own = self.members(rank, world_size), labelled(self.seed, self.size, rank)
+        tensors, others, keywords = self.arguments(own, members)
+        return Arguments(tensors, others, keywords, self.groups, tuple(members))
+
+    def arguments(
+        self, own: torch.Tensor, members: Sequence[int]
+    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
+        """Tensors, other arguments and keywords of the call, without the group."""
+        return [own], (), {}
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        """See `Case`."""
+        import torch
         import torch.distributed as dist
 
-        rank = dist.get_rank()
-        made = {group: dist.new_group(list(group)) for group in self.groups}
-        members = self.members(rank, dist.get_world_size())
-        keywords = {"group": made[tuple(members)]} if made else {}
-        own = labelled(self.seed, self.size, rank)
-        with finished_collectives() as finished:
-            answer = self.hand_over(fn, own, members, keywords)
-        return replace(answer, finished=frozenset(finished))
+        made = {group: dist.new_group(list(group)) for group in given.groups}
+        group = {"group": made[given.members]} if made else {}
+        result, *inputs = given.tensors
+        with finished_calls("dtlab.collectives") as finished:
+            returned = fn(result, *inputs, *given.others, **given.keywords, **group)
+        another = isinstance(returned, torch.Tensor) and returned is not result
+        return {
+            "result": result,
+            "returned": returned if another else None,
+            "input": inputs[0] if inputs else None,
+            "finished": sorted(finished),
+        }
 
-    @abstractmethod
-    def hand_over(
-        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
-    ) -> Answer:
-        """Calls the learner's function with this rank's input; `group` is empty or names one."""
+    def opened(self, result: Any) -> Answer:
+        """See `Case`."""
+        import torch
+
+        answer = Answer(**{**result, "finished": frozenset(map(str, result["finished"]))})
+        others = [one for one in (answer.returned, answer.input) if one is not None]
+        if not all(isinstance(one, torch.Tensor) for one in (answer.result, *others)):
+            raise TypeError("a rank sent back something else than tensors")
+        return answer
 
     def mistake(self, results: Sequence[Answer]) -> str:
         """What is wrong, seen from the lowest rank that is wrong: see `Case`."""
@@ -145,12 +179,6 @@ class Call(ABC):
 class AllReduce(Call):
     """`fn(tensor)`: the sum over all ranks, in place."""
 
-    def hand_over(
-        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
-    ) -> Answer:
-        """See `Call`."""
-        return Answer(own, _another(fn(own, **group), own))
-
 
 @dataclass(frozen=True)
 class HierarchicalAllReduce(Call):
@@ -161,11 +189,11 @@ class HierarchicalAllReduce(Call):
     def __str__(self) -> str:
         return f"{super().__str__()}, ranks_per_node={self.ranks_per_node}"
 
-    def hand_over(
-        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
-    ) -> Answer:
+    def arguments(
+        self, own: torch.Tensor, members: Sequence[int]
+    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
         """See `Call`."""
-        return Answer(own, _another(fn(own, ranks_per_node=self.ranks_per_node, **group), own))
+        return [own], (), {"ranks_per_node": self.ranks_per_node}
 
 
 @dataclass(frozen=True)
@@ -185,11 +213,11 @@ class Broadcast(Call):
         """The source alone."""
         return [members[self.seat]]
 
-    def hand_over(
-        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
-    ) -> Answer:
+    def arguments(
+        self, own: torch.Tensor, members: Sequence[int]
+    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
         """See `Call`."""
-        return Answer(own, _another(fn(own, self.wanted(members)[0], **group), own))
+        return [own], (self.wanted(members)[0],), {}
 
 
 class ReduceScatter(Call):
@@ -207,12 +235,12 @@ class ReduceScatter(Call):
         """The chunk of the rank's number in its group."""
         return tensor.chunk(len(members))[members.index(rank)]
 
-    def hand_over(
-        self, fn: Callable[..., Any], own: torch.Tensor, members: Sequence[int], group: Keywords
-    ) -> Answer:
+    def arguments(
+        self, own: torch.Tensor, members: Sequence[int]
+    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
         """See `Call`."""
         output = own.new_full((self.size // len(members),), self.before)
-        return Answer(output, _another(fn(output, own, **group), output), own)
+        return [output, own], (), {}
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
         """Another chunk, or what was in `output` before, has a sentence of its own."""
@@ -233,20 +261,3 @@ class ReduceScatter(Call):
             f"this is chunk {found[0]} of the sum, and rank {own} is to have chunk {own}: start "
             f"one chunk {start}."
         )
-
-
-def _another(returned: Any, result: torch.Tensor) -> torch.Tensor | None:
-    """What was returned, if it is a tensor and not the result itself."""
-    import torch
-
-    return returned if isinstance(returned, torch.Tensor) and returned is not result else None
-
-
-def draw_groups(draw: random.Random, world_size: int, size: int) -> Groups:
-    """`size` ranks and the others: two groups, neither of which is the first ranks there are."""
-    ranks = range(world_size)
-    while True:
-        one = tuple(sorted(draw.sample(ranks, size)))
-        groups = (one, tuple(rank for rank in ranks if rank not in one))
-        if all(group != tuple(range(len(group))) for group in groups):
-            return groups

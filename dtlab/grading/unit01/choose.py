@@ -1,7 +1,7 @@
 """01/choose: an all-reduce algorithm for every size, on networks of two levels.
 
 `choose(nbytes, cluster) -> name` is asked on a rank; what it answers is judged by `dtlab.predict`,
-and by real ranks that run it on the emulated wire.
+and by real ranks of ours that run it on the emulated wire: a learner's ranks could stop the clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.trials import Case, Observation, Trial
 from dtlab.grading.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
 from dtlab.grading.unit01.judges import Seen
-from dtlab.grading.words import amount
+from dtlab.grading.words import amount, links_of, nodes_of
 from dtlab.predict import Cluster, Link
 
 __all__ = ["BUDGET", "CHOOSE", "NETWORK", "TABLE"]
@@ -47,18 +47,24 @@ _TIMES, _TOO_SLOW = 2, 1.5  # the better of two runs counts; in times of the bes
 
 
 @dataclass(frozen=True)
-class Questions:
+class Questions(Case):
     """`choose` is asked for several sizes on one network."""
 
     cluster: Cluster
     sizes: tuple[float, ...]
 
     def __str__(self) -> str:
-        return f"{self.cluster}"
+        return f"on {nodes_of(self.cluster)}"
 
-    def on_rank(self, fn: Callable[..., Any]) -> Any:
+    def given(self, rank: int, world_size: int) -> tuple[Cluster, tuple[float, ...]]:
         """See `Case`."""
-        return [_name(fn(nbytes, self.cluster)) for nbytes in self.sizes]
+        return self.cluster, self.sizes
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Cluster, tuple[float, ...]]) -> list[str]:
+        """See `Case`."""
+        cluster, sizes = given
+        return [_name(fn(nbytes, cluster)) for nbytes in sizes]
 
     def ratio(self, nbytes: float, name: str) -> float:
         """How many times as long as the best one an algorithm takes."""
@@ -70,39 +76,42 @@ class Questions:
         for nbytes, name in zip(self.sizes, names, strict=True):
             if name not in ALGORITHMS:
                 return (
-                    f"choose returns {name!r} for {amount(nbytes)}. Return one of: "
+                    f"choose returns {name} for {amount(nbytes)}. Return one of: "
                     f"{', '.join(ALGORITHMS)}."
                 )
         return ""
 
 
 @dataclass(frozen=True)
-class OnTheWire:
-    """What `choose` answers is run for real: when each run began and ended on a rank."""
+class OnTheWire(Case):
+    """What `choose` has answered is run for real: when each run began and ended on a rank."""
 
     cluster: Cluster
     nbytes: int
+    name: str
 
     def __str__(self) -> str:
-        return f"{amount(self.nbytes)} on {self.cluster}"
+        network = f"{nodes_of(self.cluster)} ({links_of(self.cluster)})"
+        return f"{amount(self.nbytes)} on {network}"
 
-    def on_rank(self, fn: Callable[..., Any]) -> Any:
-        """See `Case`. Raises: ValueError for an algorithm that is not known."""
+    def given(self, rank: int, world_size: int) -> tuple[str, int, int]:
+        """See `Case`."""
+        return self.name, self.nbytes, self.cluster.gpus_per_node
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[str, int, int]) -> Any:
+        """See `Case`."""
         import torch
         import torch.distributed as dist
 
-        name = _name(fn(float(self.nbytes), self.cluster))
-        if name not in ALGORITHMS:
-            raise ValueError(f"choose returns {name!r}.")
-        all_reduce = getattr(importlib.import_module("dtlab.collectives"), f"{name}_all_reduce")
-        nodes = {"ranks_per_node": self.cluster.gpus_per_node} if name == "hierarchical" else {}
-        tensor, times = torch.ones(self.nbytes // 4), []
+        name, nbytes, ranks_per_node = given
+        tensor, times = torch.ones(nbytes // 4), []
         for _ in range(_TIMES):
             dist.barrier()
             begun = time.perf_counter()
-            all_reduce(tensor, **nodes)
+            fn(name, tensor, ranks_per_node)
             times.append((begun, time.perf_counter()))
-        return name, times
+        return times
 
     def mistake(self, results: Sequence[Any]) -> str:
         """See `Case`."""
@@ -110,13 +119,24 @@ class OnTheWire:
 
     def measured(self, results: Sequence[Any]) -> float:
         """Seconds of the faster run, from when all have begun until all have ended."""
-        runs = zip(*(times for _, times in results), strict=True)
+        runs = zip(*results, strict=True)
         lasted = [max(end for _, end in run) - max(begun for begun, _ in run) for run in runs]
         return float(min(lasted))
 
 
+class Asked(Trial):
+    """A trial that says on which network `choose` was asked; how many ranks ask it is no news."""
+
+    def words(self, case: int | None = None) -> str:
+        """See `Trial`."""
+        if case is None and len(self.cases) > 1:
+            return "while choose is asked"
+        return f"{self.cases[case or 0]}"
+
+
 def _name(answer: Any) -> str:
-    return answer if isinstance(answer, str) else repr(answer)
+    """The algorithm, or what was returned for it as one would type it."""
+    return answer if isinstance(answer, str) and answer in ALGORITHMS else repr(answer)
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -132,11 +152,24 @@ def _trials(seed: int) -> list[Trial]:
     ]
     asked = [Questions(cluster, _drawn_sizes(draw)) for cluster in networks]
     table = Questions(NETWORK, tuple(nbytes for nbytes, _ in TABLE))
-    wire = [
-        Trial(cluster.size, [OnTheWire(cluster, nbytes)], cluster)
-        for nbytes, cluster in _WIRE.items()
+    wire = [Questions(cluster, (float(nbytes),)) for nbytes, cluster in _WIRE.items()]
+    return [Asked(1, [table, *asked, *wire])]
+
+
+def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+    """What was answered for the wire, to be run there."""
+    if seen[0].mistakes:
+        return []
+    names = [results[0][0] for results in seen[0].results[-len(_WIRE) :]]
+    return [
+        (Asked(cluster.size, [OnTheWire(cluster, nbytes, name)], cluster), _all_reduce)
+        for (nbytes, cluster), name in zip(_WIRE.items(), names, strict=True)
     ]
-    return [Trial(1, [table, *asked]), *wire]
+
+
+def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
+    fn = getattr(importlib.import_module("dtlab.collectives"), f"{name}_all_reduce")
+    fn(tensor, **({"ranks_per_node": ranks_per_node} if name == "hierarchical" else {}))
 
 
 def _drawn_sizes(draw: random.Random) -> tuple[float, ...]:
@@ -171,7 +204,8 @@ def _judge_elsewhere(seen: Seen) -> Verdict:
     """Other sizes on other networks: within a few per cent of the best, on each."""
     if seen[0].mistakes:
         return blocked("judged once choose answers everywhere")
-    for case, results in list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1:]:
+    asked = list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1 : -len(_WIRE)]
+    for case, results in asked:
         assert isinstance(case, Questions)
         ratios = [
             (case.ratio(nbytes, name), nbytes, name)
@@ -180,20 +214,18 @@ def _judge_elsewhere(seen: Seen) -> Verdict:
         mean, worst = sum(ratio for ratio, _, _ in ratios) / len(ratios), max(ratios)
         if mean > _ENOUGH:
             return lost(
-                f"{case.cluster}: over {len(ratios)} sizes, what you choose takes "
-                f"{mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. Most "
-                f"is lost at {amount(worst[1])}, where you choose {worst[2]}."
+                f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, what you choose "
+                f"takes {mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
+                f"Most is lost at {amount(worst[1])}, where you choose {worst[2]}."
             )
-    networks = len(seen[0].results) - 1
-    return ok(f"at most {_ENOUGH:g} times as long as the best choice, on {networks} networks")
+    return ok(f"at most {_ENOUGH:g} times as long as the best choice, on {len(asked)} networks")
 
 
 def _judge_wire(seen: Seen) -> Verdict:
     """Real ranks on the emulated wire, a small tensor and a large one."""
-    runs = [one for one in seen if isinstance(one.trial.cases[0], OnTheWire)]
-    if seen[0].mistakes or len(runs) < len(_WIRE):
+    if seen[0].mistakes:
         return blocked("judged once choose answers everywhere")
-    return next(filter(None, map(_too_slow, runs)), ok("as fast as predicted on the wire too"))
+    return next(filter(None, map(_too_slow, seen[1:])), ok("as fast as predicted on the wire too"))
 
 
 def _too_slow(one: Observation) -> Verdict | None:
@@ -201,12 +233,13 @@ def _too_slow(one: Observation) -> Verdict | None:
     assert isinstance(case, OnTheWire)
     if one.error is not None:
         return lost(one.trouble)
-    name, seconds = one.results[0][0][0], case.measured(one.results[0])
+    seconds = case.measured(one.results[0])
     best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
     if seconds <= _TOO_SLOW * best:
         return None
     return lost(
-        f"{case}: {name} took {seconds:.2f} s on the emulated wire; the best needs {best:.2f} s."
+        f"{case}: {case.name} took {seconds:.2f} s on the emulated wire; the best needs "
+        f"{best:.2f} s."
     )
 
 
@@ -220,6 +253,7 @@ CHOOSE = Part(
     difficulty=3,
     check=Check(
         trials=_trials,
+        then=_on_the_wire,
         rules=(
             Rule("budget", 4, _judge_budget),
             Rule("elsewhere", 4, _judge_elsewhere),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.sums import labelled, wrong_sum
+from dtlab.grading.trials import Case
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ def are_tensors(value: Any, count: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(Case):
     """`gather_blocks(block)`: the blocks of all ranks, in order."""
 
     seed: int
@@ -48,11 +49,14 @@ class Blocks:
     def __str__(self) -> str:
         return f"blocks of {self.size}"
 
-    def on_rank(self, fn: Program) -> Any:
+    def given(self, rank: int, world_size: int) -> torch.Tensor:
         """See `Case`."""
-        import torch.distributed as dist
+        return labelled(self.seed, self.size, rank)
 
-        return plain(fn(labelled(self.seed, self.size, dist.get_rank())))
+    @staticmethod
+    def on_rank(fn: Program, given: torch.Tensor) -> Any:
+        """See `Case`."""
+        return plain(fn(given))
 
     def mistake(self, results: Sequence[Any]) -> str:
         """See `Case`."""
@@ -67,7 +71,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Batches:
+class Batches(Case):
     """`train(batches)`; the batches in `bad`, each a (rank, step), are not finite."""
 
     seed: int
@@ -86,11 +90,14 @@ class Batches:
             batches[step, (step + rank) % self.size] = float("nan" if step % 2 else "inf")
         return batches
 
-    def on_rank(self, fn: Program) -> Any:
+    def given(self, rank: int, world_size: int) -> torch.Tensor:
         """See `Case`."""
-        import torch.distributed as dist
+        return self.inputs(rank)
 
-        return plain(fn(self.inputs(dist.get_rank())))
+    @staticmethod
+    def on_rank(fn: Program, given: torch.Tensor) -> Any:
+        """See `Case`."""
+        return plain(fn(given))
 
     def mistake(self, results: Sequence[Any]) -> str:
         """See `Case`."""
@@ -144,7 +151,7 @@ _RULES: tuple[tuple[Callable[..., Any], str], ...] = (
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Case):
     """`sum_grid(outputs, gradients, per_row)`, in place; `size` elements, and twice as many."""
 
     seed: int
@@ -158,12 +165,15 @@ class Grid:
         """Outputs and gradients of a rank."""
         return labelled(self.seed, self.size, rank), labelled(self.seed + 1, 2 * self.size, rank)
 
-    def on_rank(self, fn: Program) -> Any:
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         """See `Case`."""
-        import torch.distributed as dist
+        return *self.inputs(rank), self.per_row
 
-        outputs, gradients = self.inputs(dist.get_rank())
-        fn(outputs, gradients, self.per_row)
+    @staticmethod
+    def on_rank(fn: Program, given: tuple[torch.Tensor, torch.Tensor, int]) -> Any:
+        """See `Case`."""
+        outputs, gradients, per_row = given
+        fn(outputs, gradients, per_row)
         return [outputs, gradients]
 
     def mistake(self, results: Sequence[Any]) -> str:

@@ -2,6 +2,7 @@
 
 What a learner says of that is compared with what the ranks of the broken program hold.
 """
+
 from __future__ import annotations
 
 import random
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.questions.quantities import short, whole
 from dtlab.grading.sums import labelled, total, wrong_sum
-from dtlab.grading.trials import Observation
+from dtlab.grading.trials import Case, Observation
 from dtlab.grading.unit01.diagnose_cases import Program, are_tensors, plain, same, whose
 from dtlab.grading.words import amount
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "Rows", "judge_columns", "judge_rows"]
 
 _ROWS_FORM = 'Write {"operation": "...", "rows": {rank: row of images, ...}}.'
-_COLUMNS_FORM = 'Write {"bytes": ..., "summed": {(row, column), ...}}.'
+_COLUMNS_FORM = 'Write {"bytes": number, "summed": {(row, column), ...}}.'
 _INNOCENT = {
     "recv": "A recv hands over what came: look at what was sent.",
     "broadcast": "The scale arrives as it should.",
@@ -30,7 +32,7 @@ _INNOCENT = {
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Case):
     """`share_out(images, scale)`, which only rank 0 knows: (row times scale, sum of them)."""
 
     seed: int
@@ -50,11 +52,14 @@ class Rows:
             images[row] = labelled(self.seed, self.size, row)
         return images, torch.tensor([float(random.Random(self.seed).randint(2, 9))])
 
-    def on_rank(self, fn: Program) -> Any:
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Case`."""
-        import torch.distributed as dist
+        return self.inputs(rank, world_size)
 
-        return plain(fn(*self.inputs(dist.get_rank(), dist.get_world_size())))
+    @staticmethod
+    def on_rank(fn: Program, given: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        """See `Case`."""
+        return plain(fn(*given))
 
     def mistake(self, results: Sequence[Any]) -> str:
         """See `Case`."""
@@ -86,7 +91,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Case):
     """`sum_columns(table)`, in place, of a table with so many classes and three columns."""
 
     seed: int
@@ -99,13 +104,15 @@ class Columns:
         """The table of a rank."""
         return labelled(self.seed, 3 * self.classes, rank).abs().view(self.classes, 3)
 
-    def on_rank(self, fn: Program) -> Any:
+    def given(self, rank: int, world_size: int) -> torch.Tensor:
         """See `Case`."""
-        import torch.distributed as dist
+        return self.inputs(rank)
 
-        table = self.inputs(dist.get_rank())
-        samples = fn(table)
-        return [table, plain(samples)]
+    @staticmethod
+    def on_rank(fn: Program, given: torch.Tensor) -> Any:
+        """See `Case`."""
+        samples = fn(given)
+        return [given, plain(samples)]
 
     def mistake(self, results: Sequence[Any]) -> str:
         """See `Case`."""
@@ -151,10 +158,13 @@ def judge_rows(one: Observation, diagnosis: Any) -> Verdict:
         said = diagnosis["rows"].get(rank)
         if said is None:
             return lost(f"{one.trial.words()}: what does rank {rank} get? {_ROWS_FORM}")
-        if not isinstance(said, int) or said != row:
+        number = whole(said)
+        if number is None:
+            return lost(f"{short(said)} is no row, for rank {rank}. {_ROWS_FORM}")
+        if number != row:
             return lost(
-                f"{one.trial.words()}: rank {rank} does not get row {said}. What is in the buffer "
-                "when its message leaves?"
+                f"{one.trial.words()}: rank {rank} does not get row {number}. What is in the "
+                "buffer when its message leaves?"
             )
     return ok(f"{one.trial.words()}: these are the rows that come")
 
@@ -168,10 +178,12 @@ def judge_columns(one: Observation, diagnosis: Any) -> Verdict:
     assert isinstance(case, Columns)
     assert one.trace is not None
     sizes = sorted({event.bytes for event in one.trace.events if event.name == "all_reduce"})
-    size = diagnosis["bytes"]
-    if not isinstance(size, int) or size not in sizes:
+    size = whole(diagnosis["bytes"])
+    if size is None:
+        return lost(f"{short(diagnosis['bytes'])} is no number of bytes. {_COLUMNS_FORM}")
+    if size not in sizes:
         return lost(
-            f"{one.trial.words()}: the trace has no all_reduce of {size!r} bytes. How many "
+            f"{one.trial.words()}: the trace has no all_reduce of {size} bytes. How many "
             "elements does each of them have, and how many bytes has one?"
         )
     if size != sizes[-1]:
@@ -183,9 +195,7 @@ def judge_columns(one: Observation, diagnosis: Any) -> Verdict:
     return _compare(one, said, case.summed(one.results[0]))
 
 
-def _compare(
-    one: Observation, said: set[tuple[int, int]], found: set[tuple[int, int]]
-) -> Verdict:
+def _compare(one: Observation, said: set[tuple[int, int]], found: set[tuple[int, int]]) -> Verdict:
     if said == found:
         return ok(f"{one.trial.words()}: these elements hold the sum")
     words = f"{one.trial.words()}: you name {len(said)} elements, and {len(found)} hold the sum."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from dtlab.grading.answers import Choice, Mistake, Number, Question, Questions, Values
+from dtlab.grading.questions.answers import Choice, Mistake, Number, Question, Questions, Values
 
 __all__ = ["AVERAGES", "STEP"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
 from dtlab.grading.trials import Observation
 from dtlab.grading.unit01.calls import Call
+from dtlab.grading.unseen import unseen_messages
 from dtlab.grading.words import amount, count_ranks
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ __all__ = [
 Seen = Sequence[Observation]
 
 _POINT_TO_POINT = {"send", "recv", "barrier"}
-_DISAGREEMENT = 0.02  # of the operating system's count
-_PER_OPERATION = 128  # bytes of gloo's own for a send or a receive: 72 were measured
-_CONNECTIONS = 4096  # bytes that greetings of new groups may take
 
 
 class Message(NamedTuple):
@@ -94,31 +92,14 @@ def _not_your_own(seen: Seen) -> str:
                 f"{name} does the work for you, and a finished collective does not count: build "
                 "it from dist.isend and dist.recv."
             )
-    return next(filter(None, (_unseen_traffic(one) or _unseen_source(one) for one in seen)), "")
+    return next(filter(None, (unseen_messages(one) or _unseen_source(one) for one in seen)), "")
 
 
 def _finished(one: Observation) -> str:
     """The first finished collective that was called."""
     ours = {name for answers in one.results for answer in answers for name in answer.finished}
     torchs = set(one.trace.ops() if one.trace is not None else ()) - _POINT_TO_POINT
-    return next(iter([*sorted(ours), *(f"dist.{name}" for name in sorted(torchs))]), "")
-
-
-def _unseen_traffic(one: Observation) -> str:
-    """The operating system counted other bytes than the trace."""
-    trace = one.trace
-    if trace is None:
-        return ""
-    for rank in range(one.trial.world_size):
-        sent, wire = trace.bytes_sent(rank), trace.bytes_wire(rank)
-        own = _CONNECTIONS + _PER_OPERATION * sum(trace.ops(rank).values())
-        if wire is not None and abs(wire - sent) > own + _DISAGREEMENT * wire:
-            return (
-                f"{one.trial.words()}: rank {rank} handed {amount(sent)} to dist.send or "
-                f"dist.isend, but {amount(wire)} left it as the operating system counts. Send "
-                "everything with these two, where the check can see it."
-            )
-    return ""
+    return next(iter([*sorted(ours), *(f"dist.{name}" for name in sorted(torchs))]), "")[:100]
 
 
 def _unseen_source(one: Observation) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.answers import Questions
 from dtlab.grading.parts import Part
+from dtlab.grading.questions.answers import Questions
 from dtlab.grading.unit01.gradients import AVERAGES, STEP
 from dtlab.grading.unit01.results import RESULTS
 from dtlab.grading.unit01.traffic import BYTES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from dtlab.grading.answers import Mistake, Number, Question, Questions, Values
+from dtlab.grading.questions.answers import Mistake, Number, Question, Questions, Values
 
 __all__ = ["RESULTS"]
 
@@ -28,6 +28,7 @@ _HINT = (
     "Follow one element: on which rank does it begin, and where does it end? The lesson shows "
     "every collective on labelled data."
 )
+_FIRST_ONLY = "these are whole tensors. Here each rank brings only the first element of its own."
 
 
 def _draw(draw: Random) -> Values:
@@ -84,6 +85,11 @@ def _broadcast(given: Values) -> Table:
 
 def _gather(given: Values) -> Table:
     return _on(given["root"], _firsts(given))
+
+
+def _elements(given: Values) -> list[float]:
+    """All elements of all tensors, one tensor after another."""
+    return [element for tensor in given["tensors"] for element in tensor]
 
 
 def _reduce(given: Values) -> Table:
@@ -163,6 +169,7 @@ RESULTS = Questions(
                 lambda given: _on(given["root"], [sum(_firsts(given))]),
                 "this adds them up. A gather puts them one after another.",
             ),
+            (lambda given: _on(given["root"], _elements(given)), _FIRST_ONLY),
         ),
         _question(
             "reduce",
@@ -192,6 +199,7 @@ RESULTS = Questions(
                 lambda given: [[sum(_firsts(given))]] * 3,
                 "this adds them up. An all-gather puts them one after another.",
             ),
+            (lambda given: [_elements(given)] * 3, _FIRST_ONLY),
         ),
         _question(
             "reduce_scatter",

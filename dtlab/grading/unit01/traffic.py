@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import log2
 from random import Random
 
-from dtlab.grading.answers import Choices, Mistake, Number, Question, Questions, Values
+from dtlab.grading.questions.answers import Choices, Mistake, Number, Question, Questions, Values
 
 __all__ = ["BYTES"]
 

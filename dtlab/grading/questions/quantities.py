@@ -8,13 +8,28 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
-__all__ = ["Nested", "Unreadable", "binary_twin", "close", "read", "written"]
+__all__ = [
+    "Nested",
+    "Unreadable",
+    "binary_twin",
+    "close",
+    "numbers_in",
+    "plain",
+    "read",
+    "short",
+    "whole",
+    "written",
+]
 
 Nested: TypeAlias = "float | list[Nested]"
 
 
 class Unreadable(ValueError):
-    """A value that is no number; the message says what can be written instead."""
+    """A value that cannot be read: `what` is wrong, and how to write it instead."""
+
+    def __init__(self, what: str, how: str = "") -> None:
+        super().__init__(f"{what} {how}".rstrip())
+        self.what = what
 
 
 _BYTES = {
@@ -38,7 +53,7 @@ _KINDS: dict[str, dict[str, float]] = {
     },
     "share": {"%": 0.01},
 }  # fmt: skip
-_PLAIN = r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_PLAIN = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _WRITTEN = re.compile(rf"({_PLAIN})(?:\s*/\s*({_PLAIN}))?\s*([^\W\d_].*|%)?")
 _CLOSE = 1e-9  # what rounding of floats may do
 
@@ -82,31 +97,67 @@ def written(value: Nested, unit: str) -> str:
     return f"{value:.6g} {unit}".rstrip()
 
 
+def whole(value: Any) -> int | None:
+    """The whole number that is meant, None where it is none: 4, 4.0, "4" and a tensor of 4."""
+    try:
+        (number,) = read(value, "")
+    except Unreadable:
+        return None
+    return int(number) if isinstance(number, float) and number.is_integer() else None
+
+
+def plain(value: Any) -> Any:
+    """A number or nested lists in place of a tensor or an array; other values as they are."""
+    if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
+        return value.tolist()
+    return value
+
+
+def numbers_in(value: Any) -> list[float]:
+    """The numbers that stand in a text or in (nested) lists, as typed, whatever else is there."""
+    value = plain(value)
+    if isinstance(value, str):
+        found = map(float, re.findall(_PLAIN, value))
+        return [number for number in found if math.isfinite(number)]
+    if isinstance(value, Sequence | set | frozenset):
+        return [number for one in value for number in numbers_in(one)]
+    try:
+        number = _read(value, "", 1.0)
+    except Unreadable:
+        return []
+    return [number] if isinstance(number, float) else []
+
+
+def short(value: Any) -> str:
+    """The value as it is typed, cut where it is long."""
+    text = repr(plain(value))
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _read(value: Any, unit: str, bare: float) -> Nested:
     """One reading, in which a number without unit counts `bare` of `unit`."""
-    if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
-        value = value.tolist()
+    value = plain(value)
     if value is None:
         return []
     if isinstance(value, str):
         return _read_text(value, unit, bare)
     if isinstance(value, Real) and not isinstance(value, bool):
-        return _finite(float(value), value) * bare
-    if isinstance(value, Sequence):
+        return _finite(value, value, unit) * bare
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [_read(one, unit, bare) for one in value]
-    raise Unreadable(f"{_short(value)} is no number. {_how(unit)}")
+    raise Unreadable(f"{short(value)} is no number.", _how(unit))
 
 
 def _read_text(text: str, unit: str, bare: float) -> float:
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:
         comma = " Write a point for decimals, and no commas." if "," in text else ""
-        raise Unreadable(f"{_short(text)} cannot be read.{comma} {_how(unit)}")
+        raise Unreadable(f"{short(text)} cannot be read.{comma}", _how(unit))
     top, bottom, its_unit = match.groups()
     divisor = float(bottom) if bottom else 1.0
     if divisor == 0:
-        raise Unreadable(f"{_short(text)} divides by zero.")
-    number = _finite(float(top) / divisor, text)
+        raise Unreadable(f"{short(text)} divides by zero.", _how(unit))
+    number = _finite(float(top) / divisor, text, unit)
     return number * (_factor(its_unit.strip(), unit) / _factor(unit, unit) if its_unit else bare)
 
 
@@ -120,21 +171,20 @@ def _factor(name: str, asked: str) -> float:
     alike = {kind[known] for known in kind if known.casefold() == name.casefold()}
     if len(alike) == 1 and (name.islower() or name.isupper()):  # "Mb" would be megabits
         return alike.pop()
-    raise Unreadable(f"{name!r} is no unit of what is asked for. {_how(asked)}")
+    raise Unreadable(f"{name!r} is no unit of what is asked for.", _how(asked))
 
 
-def _finite(number: float, value: Any) -> float:
-    if not math.isfinite(number):
-        raise Unreadable(f"{_short(value)} is no finite number.")
-    return number
+def _finite(number: Real | float, value: Any, unit: str) -> float:
+    try:
+        found = float(number)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise Unreadable(f"{short(value)} is no finite number.", _how(unit))
+    return found
 
 
 def _how(unit: str) -> str:
     known = any(unit in kind for kind in _KINDS.values())
     example = f', or with its unit, as "2.5 {unit}"' if known else ""
     return f"Write a number, as 2.5, 2.5e6 or 3/4{example}."
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

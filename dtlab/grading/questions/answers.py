@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from html import escape
 from random import Random
 from typing import Any
 
 from dtlab.errors import DtlabError
-from dtlab.grading.checks import Verdict, blocked
-from dtlab.grading.kinds import Choice, Choices, Kind, Mistake, Number, Values
-from dtlab.grading.learners import graded_student, normalised, random_for
-from dtlab.grading.report import Criterion
+from dtlab.grading.bench import HERE, Bench
+from dtlab.grading.checks import Verdict, blocked, lost
+from dtlab.grading.learners import normalised, random_for
+from dtlab.grading.questions.kinds import Choice, Choices, Kind, Mistake, Number, Values
+from dtlab.grading.questions.shapes import kind_in_words
+from dtlab.grading.report import Criterion, as_html, as_text
 
 __all__ = ["Choice", "Choices", "Given", "Mistake", "Number", "Question", "Questions", "Values"]
 
@@ -35,8 +36,8 @@ class Question:
     answer: Kind
 
     def settle(self, answer: Any, given: Values) -> Criterion:
-        """The criterion for an answer; None, as handed out, is no answer yet."""
-        if answer is None:
+        """The criterion for an answer."""
+        if _unanswered(answer):
             return self.closed(blocked("not answered yet"))
         return self.closed(self.answer.judge(answer, given))
 
@@ -69,23 +70,24 @@ class Given(Mapping[str, Any]):
     def __repr__(self) -> str:
         width = max(len(label) for label, _ in self._rows)
         lines = [f"  {label:<{width}}   {value}" for label, value in self._rows]
-        return "\n".join([self._title, *lines, "asked for", *(f"  {one}" for one in self._asked)])
+        asked = (f"  {as_text(one)}" for one in self._asked)
+        return "\n".join([self._title, *lines, "asked for", *asked])
 
     def _repr_html_(self) -> str:
         cell = "padding:.2em 1em .2em 0;vertical-align:top;text-align:left"
         rows = "".join(
-            f'<tr style="background:none"><th scope="row" style="{cell}">{escape(label)}</th>'
-            f'<td style="{cell}">{escape(value)}</td></tr>'
+            f'<tr style="background:none"><th scope="row" style="{cell}">{as_html(label)}</th>'
+            f'<td style="{cell}">{as_html(value)}</td></tr>'
             for label, value in self._rows
         )
         asked = "".join(
-            f"<li><b>{escape(name)}</b>: {escape(question)}</li>"
+            f"<li><b>{as_html(name)}</b>: {as_html(question)}</li>"
             for name, _, question in (one.partition(": ") for one in self._asked)
         )
         return (
             '<table style="color:inherit;border-collapse:collapse;margin:0">'
             '<caption style="color:inherit;text-align:left;white-space:nowrap;padding:.3em 0">'
-            f"<b>{escape(self._title)}</b></caption><tbody>{rows}</tbody></table>"
+            f"<b>{as_html(self._title)}</b></caption><tbody>{rows}</tbody></table>"
             f'<ul style="margin:.5em 0 0 1.2em;padding:0">{asked}</ul>'
         )
 
@@ -122,16 +124,52 @@ class Questions:
         )
 
     def run(
-        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
     ) -> list[Criterion]:
         """Judges the answers, a value for each question, against this learner's own values."""
         try:
             given = self.given(symbol, learner)
-            _refuse_others(normalised(learner), learner)
+            _refuse_others(normalised(learner), learner, bench.student)
             answers = self._by_name(symbol, answer)
         except DtlabError as error:
             return self._nothing_to_judge(str(error))
-        return [question.settle(answers.get(question.name), given) for question in self.questions]
+        return self._settled(symbol, answers, given)
+
+    def _settled(self, symbol: str, answers: Mapping[str, Any], given: Values) -> list[Criterion]:
+        """A criterion for each question; entries that nobody asked for take no other one down."""
+        misspelt, others = self._unasked(answers)
+        criteria = [
+            question.closed(lost(misspelt[question.name]))
+            if question.name in misspelt
+            else question.settle(answers.get(question.name), given)
+            for question in self.questions
+        ]
+        if others:
+            names = ", ".join(question.name for question in self.questions)
+            words = f"unknown answer{'s' * (len(others) > 1)} {', '.join(map(repr, others))}"
+            message = f"{words}, which nobody asked for. Asked for: {names}."
+            criteria.append(Criterion(symbol, 0, 0, "blocked", message))
+        return criteria
+
+    def _unasked(self, answers: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]]:
+        """What to say of misspelt names, by the open question that is meant; the other names."""
+        names = [question.name for question in self.questions]
+        still_open = [name for name in names if _unanswered(answers.get(name))]
+        misspelt, others = {}, []
+        for unknown in (name for name in answers if name not in names):
+            close_ones = get_close_matches(str(unknown).casefold(), still_open, n=1)
+            if close_ones:
+                still_open.remove(close_ones[0])
+                words = f"unknown answer {unknown!r}: did you mean {close_ones[0]!r}?"
+                misspelt[close_ones[0]] = words
+            else:
+                others.append(unknown)
+        return misspelt, others
 
     def _asked(self, question: Question, values: Values) -> str:
         points = "1 point" if question.points == 1 else f"{question.points:g} points"
@@ -141,14 +179,6 @@ class Questions:
     def _by_name(self, symbol: str, answer: Any) -> dict[str, Any]:
         names = [question.name for question in self.questions]
         if isinstance(answer, Mapping):
-            unknown = [name for name in answer if name not in names]
-            if unknown:
-                close_ones = get_close_matches(str(unknown[0]), names, n=1)
-                guess = f" Did you mean {close_ones[0]!r}?" if close_ones else ""
-                raise DtlabError(
-                    f"{symbol} has an entry {unknown[0]!r}, which nobody asked for.{guess} "
-                    f"Asked for: {', '.join(names)}."
-                )
             return dict(answer)
         if len(names) == 1:
             return {names[0]: answer}
@@ -156,9 +186,10 @@ class Questions:
             return dict(zip(names, answer, strict=True))
         if answer is None:
             return {}
+        entries = ", ".join(f'"{name}": ...' for name in names)
         raise DtlabError(
-            f"{symbol} is {type(answer).__name__} here. Write a dict with an entry for each of: "
-            f"{', '.join(names)}."
+            f"{symbol} is {kind_in_words(answer)} here. Write a dict with an entry for each "
+            f"question: {symbol} = {{{entries}}}."
         )
 
     def _nothing_to_judge(self, why: str) -> list[Criterion]:
@@ -168,9 +199,13 @@ class Questions:
         return [head, *(question.closed(waiting) for question in others)]
 
 
-def _refuse_others(name: str, typed: object) -> None:
-    """Raises `DtlabError` where nbgrader grades the work of somebody else than `name`."""
-    student = graded_student()
+def _unanswered(answer: Any) -> bool:
+    """Whether it is as handed out, or as an example has it."""
+    return answer is None or answer is ...
+
+
+def _refuse_others(name: str, typed: object, student: str | None) -> None:
+    """Raises `DtlabError` where the work of `student` is graded, and that is not `name`."""
     if student is not None and "".join(student.casefold().split()) != name:
         raise DtlabError(
             f"these are the questions of {str(typed).strip()!r}, and {student!r} handed them in. "

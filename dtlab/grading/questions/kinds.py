@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dtlab.grading.checks import Verdict, blocked, lost, ok
-from dtlab.grading.quantities import Unreadable, binary_twin, close, read, written
+from dtlab.grading.questions.quantities import (
+    Nested,
+    Unreadable,
+    binary_twin,
+    close,
+    plain,
+    read,
+    short,
+    written,
+)
+from dtlab.grading.questions.shapes import depth, kind_in_words, misfit, rewrite
 
 __all__ = ["Choice", "Choices", "Kind", "Mistake", "Number", "Values"]
 
@@ -57,10 +67,12 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class Number:
-    """A number, or a list of numbers, computed from the given values by `expected`.
+    """A number, a list of numbers or a list of lists, from the given values by `expected`.
 
     `expected` and the mistakes are in `unit`; `tolerance` is a share of what is expected, 0 for
     whole numbers. `hint` says where to look, for a wrong answer that is not a known mistake.
+    The shape of what is expected is no secret: an answer that has another one is told so. In a
+    list of lists, `each` is what has one of its own; how much each of them holds stays secret.
     """
 
     expected: Callable[[Values], Any]
@@ -68,27 +80,33 @@ class Number:
     hint: str
     unit: str = ""
     tolerance: float = 0.01
+    each: str = "rank"
 
     def form(self) -> str:
         return f"in {self.unit}" if self.unit else ""
 
     def judge(self, answer: Any, given: Values) -> Verdict:
+        wanted = self.expected(given)
         try:
             readings = read(answer, self.unit)
         except Unreadable as error:
-            return lost(str(error))
+            return lost(rewrite(error, answer, wanted, self.each))
         if _empty(readings[0]):
             return blocked("not answered yet")
-        wanted = self.expected(given)
         for got in readings:
             if close(got, wanted, self.tolerance):
                 return ok(written(got, self.unit))
+        trouble = misfit(answer, readings[0], wanted, self.each)
         for mistake in self._mistakes():
+            value = _value(mistake.value, given)
+            if trouble and depth(readings[0]) != depth(value):
+                continue  # numbers that happen to be the same, in another shape
             for got in readings:
-                if close(got, _value(mistake.value, given), self.tolerance):
+                if close(got, value, self.tolerance):
                     return lost(f"{written(got, self.unit)}: {mistake.why}")
         shown = written(readings[0], self.unit if len(readings) == 1 else "")
-        return lost(f"{shown} is not it. {self.hint}")
+        hint = self._in_twin(readings[0], wanted) or self.hint
+        return lost(trouble or f"{shown} is not it. {hint}")
 
     def distinct(self, given: Values) -> bool:
         values = [self.expected(given), *(_value(one.value, given) for one in self._mistakes())]
@@ -97,6 +115,16 @@ class Number:
             close(one, other, apart)
             for number, one in enumerate(values)
             for other in values[number + 1 :]
+        )
+
+    def _in_twin(self, got: Nested, wanted: Nested) -> str:
+        """What to say of the right number with a binary unit: 448 MiB where it is 448 MB."""
+        twin = binary_twin(self.unit)
+        if twin is None or not close(got, _times(wanted, twin[1]), self.tolerance):
+            return ""
+        return (
+            f"{twin[0]} go by 1024 at each step, {self.unit} by 1000: one {twin[0]} is "
+            f"{twin[1]:.7g} {self.unit}. Which of the two did you count in?"
         )
 
     def _mistakes(self) -> Iterator[Mistake]:
@@ -191,18 +219,24 @@ def _listed(options: Mapping[str, str]) -> str:
 
 
 def _members(answer: Any) -> Iterable[Any]:
+    answer = plain(answer)
     if isinstance(answer, str):
         return [one for one in answer.strip("{}[]() ").split(",") if one.strip()]
     if isinstance(answer, set | frozenset | list | tuple):
         return answer
-    raise Unreadable(f'{answer!r} is no set. Write the names in braces, as {{"one", "other"}}.')
+    raise Unreadable(
+        f"{short(answer)} is no set.", 'Write the names in braces, as {"one", "other"}.'
+    )
 
 
 def _option(answer: Any, options: Mapping[str, str]) -> str:
     """The option that is meant; case and blanks do not count."""
+    answer = plain(answer)
     wanted = " ".join(str(answer).strip("'\" ").casefold().split())
     for name, text in options.items():
         if wanted in (name.casefold(), text.casefold() or name.casefold()):
             return name
-    names = ", ".join(f'"{name}"' for name in options)
-    raise Unreadable(f"{answer!r} is none of the options. Write one of: {names}.")
+    how = "Write one of: " + ", ".join(f'"{name}"' for name in options) + "."
+    if isinstance(answer, str | int | float):
+        raise Unreadable(f"{short(answer)} is none of the options.", how)
+    raise Unreadable(f"{short(answer)} is {kind_in_words(answer)}; one name is asked for.", how)

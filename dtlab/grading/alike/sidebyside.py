@@ -1,0 +1,80 @@
+"""What `dtlab alike` prints: answers that are much alike, side by side, for somebody to read."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from dtlab.errors import DtlabError
+from dtlab.grading.alike.pairs import Pair, alike, compared
+from dtlab.grading.classroom.submissions import Assignment, handed_in
+from dtlab.grading.settings import course_directory, course_folder
+
+__all__ = ["compare_answers", "rendered"]
+
+_WHAT_IT_MEANS = (
+    "Alike is not copied: the text, the hints, a book or work in pairs lead to the same lines.",
+    "Names, comments and layout were not looked at, nor what was handed out and what many have.",
+)
+
+
+def compare_answers(
+    assignment: str, *, course: Path | None = None, threshold: float = 0.8, width: int = 100
+) -> Iterator[str]:
+    """Compares what learners handed in for an assignment, and shows what is much alike.
+
+    Raises `DtlabError` where there is no such assignment, or a threshold that makes no sense.
+    """
+    if not 0 < threshold <= 1:
+        raise DtlabError(f"--threshold {threshold:g}: write a number above 0 and up to 1, as 0.8.")
+    directory = course_directory(course_folder(course))
+    wanted = Assignment.of(directory, assignment)
+    notebooks: dict[str, dict[str, NotebookNode]] = {name: {} for name in wanted.notebooks}
+    for submission in handed_in(directory, assignment, "*"):
+        for handed in submission.read(wanted)[1]:
+            notebooks[handed.name][submission.student] = handed.notebook
+    for name, released in wanted.notebooks.items():
+        if not compared(released):
+            yield f"{name}: not compared. Its values are drawn for each learner."
+            continue
+        pairs = alike(notebooks[name], released, threshold)
+        yield from rendered(name, pairs, len(notebooks[name]), threshold, width)
+
+
+def rendered(
+    notebook: str, pairs: Sequence[Pair], count: int, threshold: float, width: int = 100
+) -> Iterator[str]:
+    """The lines of a report on the pairs among `count` notebooks."""
+    much = f"much alike (a score of {threshold:g} or more)"
+    if not pairs:
+        yield f"{notebook}: among {count} notebooks, no two answers are {much}."
+        return
+    noun = "pair of answers is" if len(pairs) == 1 else "pairs of answers are"
+    yield f"{notebook}: among {count} notebooks, {len(pairs)} {noun} {much}."
+    yield from _WHAT_IT_MEANS
+    half = max(20, (width - 3) // 2)
+    for pair in pairs:
+        yield ""
+        yield f"{pair.part}   {pair.score:.2f}   {_clean(pair.first)} and {_clean(pair.second)}"
+        yield "-" * (2 * half + 3)
+        left, right = (_column(source, half) for source in pair.sources)
+        for one, other in zip_longest(left, right, fillvalue=""):
+            yield f"{one:<{half}} | {other}".rstrip()
+
+
+def _column(source: str, width: int) -> list[str]:
+    """The lines of a source, broken where they are too long."""
+    lines = []
+    for line in source.expandtabs(4).split("\n"):
+        line = _clean(line)
+        lines += [line[at : at + width] for at in range(0, max(len(line), 1), width)]
+    return lines
+
+
+def _clean(line: str) -> str:
+    """The line without what steers a terminal or turns the direction of writing."""
+    return "".join("?" if unicodedata.category(one) in ("Cc", "Cf", "Cs") else one for one in line)

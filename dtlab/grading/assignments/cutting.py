@@ -1,0 +1,176 @@
+"""A level's notebook with some of its parts, and with other weights.
+
+A part is what lies between the text with its line of points and its check:
+
+    title, imports, rules      for all parts: stay
+    part 1: text with *8 points · 25 minutes · difficulty ●○○*, hints, blank, ..., check
+    part 2: ...
+    what is next               stays where the level is whole
+
+In the title the table loses the rows of parts that are not there. What is said above the table
+is about the level as a whole, and gives way to one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+
+from nbformat import NotebookNode
+
+from dtlab.errors import DtlabError
+from dtlab.grading.parts import Part
+
+__all__ = ["cut"]
+
+Weights = Mapping[str, float]
+
+_PARTS_BY_NUMBER = re.compile(r"\b[Pp]arts? (\d+(?:(?:, | and |, and | to )\d+)*)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+\.ipynb)(?:#[^)\s]*)?\)")
+
+
+def cut(
+    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, there: Collection[str]
+) -> NotebookNode:
+    """A copy of a level's notebook that asks for the parts in `weights`, for so many points each.
+
+    `parts` are all parts of the level, in order. `there` has the names of the assignment's files:
+    links to other notebooks become plain text. Raises `DtlabError` where no part can be told.
+    """
+    new = deepcopy(notebook)
+    cells, spans = new.cells, _spans(new.cells, parts)
+    first, end = min(span.start for span in spans.values()), max(s.stop for s in spans.values())
+    whole = all(part.name in weights for part in parts)
+    if not whole or any(weights[part.name] != part.points for part in parts):
+        _retitle(cells[:first], parts, weights)
+    for part in parts:
+        if weights.get(part.name, part.points) != part.points:
+            _reweigh([cells[place] for place in spans[part.name]], part, weights[part.name])
+    gone = {place for part in parts if part.name not in weights for place in spans[part.name]}
+    if not whole or any(_links_elsewhere(cell, there) for cell in cells[end:]):
+        gone |= {place for place in range(end, len(cells)) if _is_prose(cells[place])}
+    new.cells = [cell for place, cell in enumerate(cells) if place not in gone]
+    for cell in filter(_is_prose, new.cells):
+        cell.source = _LINK.sub(lambda link: link[0] if link[2] in there else link[1], cell.source)
+    return new
+
+
+def _spans(cells: Sequence[NotebookNode], parts: Sequence[Part]) -> dict[str, range]:
+    """The places of each part's cells."""
+    places = {cell.id: place for place, cell in enumerate(cells)}
+    spans, free = {}, 0
+    for part in sorted(parts, key=lambda part: places[part.grade_id]):
+        before = range(free, places[part.answer_id])
+        line = _line(part)
+        start = [place for place in before if _is_prose(cells[place], line)]
+        if not start:
+            raise DtlabError(
+                f"where part {part.name} begins is not to be found: between the check before it "
+                f"and its cell {part.answer_id!r} no text has the line *{line}*."
+            )
+        free = places[part.grade_id] + 1
+        spans[part.name] = range(start[0], free)
+    return spans
+
+
+def _line(part: Part) -> str:
+    """The line at the top of a part, as tests/test_units.py demands it."""
+    return f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
+
+
+def _is_prose(cell: NotebookNode, about: str = "") -> bool:
+    """Whether this is a text that nbgrader has no part in, and about this."""
+    return (
+        cell.cell_type == "markdown" and not cell.metadata.get("nbgrader") and about in cell.source
+    )
+
+
+def _links_elsewhere(cell: NotebookNode, there: Collection[str]) -> bool:
+    return any(link[2] not in there for link in _LINK.finditer(cell.source))
+
+
+def _reweigh(cells: Sequence[NotebookNode], part: Part, points: float) -> None:
+    """Says in a part's text, and in the call and metadata of its check, what it is worth."""
+    text = next(cell for cell in cells if _is_prose(cell, _line(part)))
+    before, line, after = text.source.partition(_line(part))
+    rest, gap, below = after.partition("\n\n")
+    worth = f"they give {_count(points)} in this assignment, in proportion"
+    said = f"The check counts {_count(part.points)}; {worth if points else 'here none count'}."
+    line = line.replace(f"{part.points:g} points", _count(points), 1)
+    text.source = f"{before}{line}{rest}\n\n{said}{gap}{below}"
+    check = next(cell for cell in cells if cell.id == part.grade_id)
+    points = int(points) if points == int(points) else points
+    check.metadata.nbgrader.points = points
+    check.source = check.source.replace(part.call, f"{part.call[:-1]}, points={points})")
+
+
+def _retitle(cells: Sequence[NotebookNode], parts: Sequence[Part], weights: Weights) -> None:
+    """Makes the title speak of the parts that are there."""
+    title = next((cell for cell in cells if _is_prose(cell, "# ")), None)
+    if title is None:
+        return
+    heading, *blocks = _blocks(title.source)
+    at = next((place for place, block in enumerate(blocks) if block.startswith("|")), 0)
+    absent = {str(n) for n, part in enumerate(parts, 1) if part.name not in weights}
+    above = [] if absent else [block for block in blocks[:at] if "points" not in block]
+    shown = [heading, *above, _summary(parts, weights)]
+    for block in blocks[at:]:
+        named = {number for found in _PARTS_BY_NUMBER.findall(block) for number in _numbers(found)}
+        if block.startswith("|"):
+            shown.append(_table(block, parts, weights))
+        elif not named & absent:
+            shown.append(block)
+    title.source = "\n\n".join(shown)
+
+
+def _summary(parts: Sequence[Part], weights: Weights) -> str:
+    asked = [part for part in parts if part.name in weights]
+    points = _count(sum(weights[part.name] for part in asked))
+    effort = f"{points}, about {sum(part.minutes for part in asked)} minutes"
+    if len(asked) == len(parts):
+        return f"In this assignment the level has {effort}."
+    verb = "is" if len(asked) == 1 else "are"
+    return (
+        f"Of the {len(parts)} parts of this level, {len(asked)} {verb} asked for here: {effort}.\n"
+        "They keep their numbers; where a text names another part, it is that of the whole level."
+    )
+
+
+def _table(block: str, parts: Sequence[Part], weights: Weights) -> str:
+    """The table of parts without those that are not there; points are the third last column."""
+    lines = []
+    for line in block.split("\n"):
+        part = next((part for part in parts if f"`{part.symbol}`" in line), None)
+        if part is None:
+            lines.append(line)
+        elif part.name in weights:
+            columns = line.split("|")
+            columns[-4] = f" {weights[part.name]:g} "
+            lines.append("|".join(columns))
+    return "\n".join(lines)
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """The paragraphs, tables and fenced pieces of a text."""
+    block: list[str] = []
+    fenced = False
+    for line in [*text.split("\n"), ""]:
+        fenced ^= line.startswith("```")
+        if line.strip() or fenced:
+            block.append(line)
+        elif block:
+            yield "\n".join(block)
+            block = []
+
+
+def _numbers(words: str) -> set[str]:
+    """The numbers in "1, 2 and 4" or "2 to 4"."""
+    numbers = re.findall(r"\d+", words)
+    if " to " in words:
+        return {str(number) for number in range(int(numbers[0]), int(numbers[-1]) + 1)}
+    return set(numbers)
+
+
+def _count(points: float) -> str:
+    return "1 point" if points == 1 else f"{points:g} points"

@@ -1,0 +1,53 @@
+"""One notebook on its own, as `nbgrader autograde` and formgrader come with them.
+
+The warm server of this process judges it, and stays for the next one. It ends with the process, or
+after ten idle minutes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from dtlab.grading.classroom import verdicts
+from dtlab.grading.classroom.verdicts import Record
+from dtlab.grading.judging.judge import WARM, judge
+from dtlab.ranks.client import SERVER
+
+__all__ = ["judge_alone"]
+
+
+def judge_alone(
+    notebook: NotebookNode, folder: Path, assignment: str, student: str, name: str
+) -> None:
+    """Judges a notebook of a submission, in place, and keeps the verdict.
+
+    Parts that were judged before keep their seeds. What is kept has no key: nobody has looked at
+    the submission as a whole, so `dtlab grade` will.
+    """
+    before = verdicts.read(folder, assignment, student)
+    record = before or Record(
+        assignment, student, "", secrets.randbelow(2**31), version("dtlab"), 0.0, 0.0, {}
+    )
+    seeds = {part: one.seed for part, one in record.parts.items()}
+    SERVER.include(*WARM)
+    begun = time.monotonic()
+    judged = judge(notebook, SERVER, student=student, seed=record.seed, seeds=seeds)
+    verdicts.write(
+        folder,
+        replace(
+            record,
+            key="",
+            version=version("dtlab"),
+            seconds=time.monotonic() - begun,
+            cell_seconds=judged.cell_seconds,
+            notebooks={**record.notebooks, name: tuple(judged.verdicts)},
+            notes={**record.notes, name: tuple(judged.notes)},
+            missing=tuple(judged.missing),
+        ),
+    )

@@ -1,0 +1,249 @@
+"""`dtlab grade`: judges all submissions of an assignment, several at a time, and books them.
+
+    submissions ──► plan ──► engine: judges ──► verdicts/, gradebook.db, autograded/
+                     └── nothing has changed: as before       └──► an outcome each
+
+It may be stopped at any time, also by SIGKILL, and started again: what has been booked stays, and
+is not judged again while nothing that it depends on has changed. What is to be judged again is
+written down before the first is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from queue import SimpleQueue
+
+from filelock import FileLock, Timeout
+from nbgrader.coursedir import CourseDirectory
+
+from dtlab.errors import DtlabError
+from dtlab.grading.classroom import verdicts
+from dtlab.grading.classroom.booking import Books
+from dtlab.grading.classroom.engines import Engine, engine_named
+from dtlab.grading.classroom.submissions import Assignment, Files, Submission
+from dtlab.grading.classroom.tasks import Done, Task
+from dtlab.grading.classroom.verdicts import ALL, Record
+from dtlab.grading.judging.cells import Limits
+from dtlab.grading.late import Lateness
+
+__all__ = ["Grading", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one submission: its verdict and the one before, or why there is none.
+
+    `trouble` says what could not be judged: all of it where there is no record. `late` has how
+    late it came, and the points that this takes off. `by_hand` are parts that have points which
+    somebody gave.
+    """
+
+    student: str
+    record: Record | None
+    before: Record | None = None
+    skipped: bool = False
+    trouble: str = ""
+    late: tuple[Lateness, float] | None = None
+    by_hand: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done about a submission."""
+
+    submission: Submission
+    files: Files
+    before: Record | None
+    key: str
+    task: Task
+
+
+class Grading:
+    """One run over an assignment.
+
+    `seed`: of the hidden inputs, drawn where it is None. A part that was judged before keeps the
+    seed that it had, so that only what has changed makes a difference, unless one is given.
+    `again`: judge those too of which nothing has changed. `parts`: judge these again, in all
+    submissions, and no others that were judged before.
+    """
+
+    def __init__(
+        self,
+        directory: CourseDirectory,
+        assignment: Assignment,
+        *,
+        jobs: int | None = None,
+        seed: int | None = None,
+        again: bool = False,
+        parts: Collection[str] = (),
+        limits: Limits | None = None,
+        engine: str = "local",
+    ) -> None:
+        self.directory, self.assignment = directory, assignment
+        self.jobs, self.engine, self.limits = jobs, engine, limits or Limits()
+        self.parts = tuple(map(assignment.part, parts)) or (ALL if again else ())
+        self.folder = Path(directory.root)
+        self.stopped = False
+        self._seed, self._drawn = seed, secrets.randbelow(2**31)
+        self._version = version("dtlab")
+        self._news: SimpleQueue[Future[Done] | None] = SimpleQueue()
+
+    def stop(self) -> None:
+        """End the run soon: what is being booked is booked. A signal handler may call this."""
+        self.stopped = True
+        self._news.put(None)
+
+    def run(
+        self, submissions: list[Submission], told: Callable[[str, str], None] = lambda *_: None
+    ) -> Generator[Outcome, None, None]:
+        """Judges and books them; yields each as it is done. `told(student, what)` as it goes.
+
+        Whoever stops it finds booked what was yielded. Raises `DtlabError` where the course is no
+        such thing, or somebody else is grading the assignment.
+        """
+        engine: Engine | None = None  # there may be nothing to judge
+        running: dict[Future[Done], _Plan] = {}
+        with self._alone(), closing(Books(self.directory, self.assignment)) as books:
+            self._write_down(submissions)
+            try:
+                for submission in [*submissions, None]:
+                    if submission is not None and not self.stopped:
+                        plan = self._planned(submission, books)
+                        if isinstance(plan, Outcome):
+                            yield plan
+                            continue
+                        engine = engine or engine_named(self.engine, self.jobs, told)
+                        future = engine.submit(plan.task)
+                        running[future] = plan
+                        future.add_done_callback(self._news.put)
+                    # One more than are judged, so that no judge waits while one is booked.
+                    most = engine.room if engine and submission else 0
+                    while len(running) > most and not self.stopped:
+                        done = self._news.get()
+                        if done is not None:
+                            yield self._outcome(running.pop(done), done, books)
+            finally:
+                if engine is not None:
+                    engine.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process grades the assignment; a lock ends with its process."""
+        path = self.folder / verdicts.FOLDER / self.assignment.name / ".lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path, timeout=0):
+                path.write_text(f" (process {os.getpid()} on {socket.gethostname()})")
+                yield
+        except Timeout:
+            raise DtlabError(
+                f"{self.assignment.name} is being graded already{path.read_text()}. Wait until "
+                "that is done, or stop it with Ctrl-C: nothing of it is lost."
+            ) from None
+
+    # ------------------------------------------------------------------ what is to be done
+
+    def _write_down(self, submissions: list[Submission]) -> None:
+        """Notes what is to be judged again, so that it is, however often the run is stopped."""
+        for submission in submissions if self.parts else ():
+            before = verdicts.read(self.folder, self.assignment.name, submission.student)
+            if before is not None:
+                due = tuple(dict.fromkeys([*before.due, *self.parts]))
+                seed = before.due_seed if self._seed is None else self._seed
+                due = ALL if ALL[0] in due else due
+                verdicts.write(self.folder, replace(before, due=due, due_seed=seed))
+
+    def _planned(self, submission: Submission, books: Books) -> _Plan | Outcome:
+        """What is to be done, or what came of it where that is nothing."""
+        student = submission.student
+        before = verdicts.read(self.folder, self.assignment.name, student)
+        try:
+            files = submission.files(self.assignment)
+            key = verdicts.digest(files.key, self.assignment.key)
+            due = self._due(before, key, books)
+            if before is not None and not due:
+                late = books.settle_late(student)
+                return Outcome(student, before, before, skipped=True, late=late)
+        except Exception as error:  # noqa: BLE001  one submission must not stop the others
+            return Outcome(student, None, before, trouble=_told(error))
+        return _Plan(submission, files, before, key, self._task(submission, files, before, due))
+
+    def _due(self, before: Record | None, key: str, books: Books) -> tuple[str, ...]:
+        """The parts that are to be judged; none where all is as it was."""
+        if before is None or before.key != key:
+            return ALL
+        if before.due or (before.version == self._version and books.has(before)):
+            return before.due
+        return ALL
+
+    def _task(
+        self, submission: Submission, files: Files, before: Record | None, due: tuple[str, ...]
+    ) -> Task:
+        """The notebooks in which there is something to judge, with the seeds that they had."""
+        old = before.parts if before else {}
+        given = before.due_seed if before and before.due_seed is not None else self._seed
+        seed = given if given is not None else before.seed if before else self._drawn
+        known = {} if due == ALL else {name: p for name, p in old.items() if name not in due}
+        return Task(
+            submission.student,
+            {
+                name: files.notebooks[name]
+                for name, parts in self.assignment.parts.items()
+                if due == ALL or {*parts} - known.keys()
+            },
+            self.assignment.notebooks,
+            files.notes,
+            seed,
+            {name: part.seed for name, part in old.items()} if given is None else {},
+            known,
+            self.limits,
+        )
+
+    # ------------------------------------------------------------------ what came of it
+
+    def _outcome(self, plan: _Plan, future: Future[Done], books: Books) -> Outcome:
+        student, before = plan.submission.student, plan.before
+        try:
+            done = future.result()
+            trouble = "\n".join(f"{name}: {why}" for name, why in done.troubles.items())
+            if not done.notebooks:
+                return Outcome(student, None, before, trouble=trouble)
+            record = self._booked(plan, done, books)
+            late, by_hand = books.settle_late(student), tuple(books.by_hand(student))
+        except Exception as error:  # noqa: BLE001  one submission must not stop the others
+            return Outcome(student, None, before, trouble=_told(error))
+        return Outcome(student, record, before, trouble=trouble, late=late, by_hand=by_hand)
+
+    def _booked(self, plan: _Plan, done: Done, books: Books) -> Record:
+        """Books it; until that is done, what was kept says that it is to be judged again."""
+        student, before = plan.submission.student, plan.before
+        if before is not None and not before.due:
+            verdicts.write(self.folder, replace(before, due=ALL))
+        books.book(plan.submission, plan.files.handed_at, done.notebooks, keep=[*plan.task.known])
+        old = before if before is not None and before.key == plan.key else None
+        parts = {**(old.notebooks if old else {}), **done.parts}
+        notes = {**(old.notes if old else {}), **done.notes}
+        order = [name for name in self.assignment.notebooks if name in parts]
+        record = Record(
+            self.assignment.name, student, plan.key, plan.task.seed, self._version, done.seconds,
+            done.cell_seconds, {name: parts[name] for name in order},
+            {name: notes[name] for name in order}, done.missing, ALL if done.troubles else (),
+        )  # fmt: skip
+        verdicts.write(self.folder, record)
+        return record
+
+
+def _told(error: Exception) -> str:
+    """What went wrong: in full where that is nobody's doing but ours."""
+    if isinstance(error, DtlabError):
+        return str(error)
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,110 @@
+"""One submission on its way to the judge and back: plain data, wherever the judge is.
+
+Task(bytes, released notebooks, seeds) ──► mend ──► judge ──► Done(notebooks, verdicts)
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nbformat import NotebookNode
+
+from dtlab.errors import LaunchError
+from dtlab.grading.judging.cells import Limits
+from dtlab.grading.judging.judge import Judged, PartVerdict, judge
+from dtlab.grading.mending.mend import mend
+from dtlab.ranks.client import Server
+
+__all__ = ["Done", "Task", "carry_out"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a judge needs of a submission.
+
+    `handed` has the bytes of each notebook that is to be judged, None for one that is not there,
+    and `released` what was handed out. Parts in `known` keep their verdicts; `seeds` are those of
+    parts that were judged before, and other parts draw theirs from `seed`.
+    """
+
+    student: str
+    handed: Mapping[str, bytes | None]
+    released: Mapping[str, NotebookNode]
+    notes: Mapping[str, tuple[str, ...]]
+    seed: int
+    seeds: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, PartVerdict] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
+class Done:
+    """What came of it, notebook by notebook; `troubles` of those that could not be judged."""
+
+    notebooks: dict[str, NotebookNode] = field(default_factory=dict)
+    parts: dict[str, tuple[PartVerdict, ...]] = field(default_factory=dict)
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cell_seconds: float = 0.0
+
+
+def carry_out(
+    task: Task,
+    server: Server,
+    slot: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+    waits: Callable[[bool], None] = lambda _: None,
+) -> Done:
+    """Mends and judges the notebooks of a task; one that fails takes none of the others along.
+
+    `slot` tells apart what is judged in this process at the same time; `told` hears what is being
+    done, and `waits` when others may go on meanwhile.
+    """
+    done, begun = Done(), time.monotonic()
+    for name in task.handed:
+        try:
+            _take_in(done, task, name, _judged(task, name, server, slot, told, waits))
+        except LaunchError as error:
+            done.troubles[name] = str(error)
+        except Exception:  # noqa: BLE001  whatever it is, the others must not suffer
+            done.troubles[name] = traceback.format_exc()
+    done.seconds = time.monotonic() - begun
+    return done
+
+
+def _judged(
+    task: Task,
+    name: str,
+    server: Server,
+    slot: int,
+    told: Callable[[str], None],
+    waits: Callable[[bool], None],
+) -> Judged:
+    told("mending")
+    mended = mend(task.handed[name], task.released[name])
+    return judge(
+        mended.notebook,
+        server,
+        student=task.student,
+        seed=task.seed,
+        slot=slot,
+        limits=task.limits,
+        known=task.known,
+        seeds=task.seeds,
+        notes=[*task.notes.get(name, ()), *mended.notes],
+        progress=told,
+        waits=waits,
+    )
+
+
+def _take_in(done: Done, task: Task, name: str, judged: Judged) -> None:
+    done.notebooks[name] = judged.notebook
+    done.parts[name] = tuple(task.known.get(one.part, one) for one in judged.verdicts)
+    done.notes[name] = tuple(judged.notes)
+    done.missing = tuple(dict.fromkeys([*done.missing, *judged.missing]))
+    done.cell_seconds += judged.cell_seconds

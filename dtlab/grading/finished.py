@@ -1,0 +1,47 @@
+"""Notices that a rank calls finished code of a library, where the answer is to be its own.
+
+What torch.distributed does is in the trace by its names. Other code sends messages and registers
+hooks as a learner's does, so the calls themselves have to be seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+__all__ = ["finished_calls"]
+
+_WHY = "finished code does not count, write it yourself"
+
+
+@contextmanager
+def finished_calls(*modules: str, refuse: bool = False) -> Iterator[set[str]]:
+    """Collects what of these modules' public names is called meanwhile, in any thread.
+
+    A method counts as its class. With `refuse` such a call raises RuntimeError, before it does
+    anything. Whoever takes the profiler away that looks for the calls is named in their place.
+    """
+    names: set[str] = set()
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        home = frame.f_globals.get("__name__")
+        if event == "call" and home in modules:
+            name = frame.f_code.co_qualname.partition(".")[0]
+            if name not in frame.f_globals.get("__all__", (name,)):
+                return
+            names.add(f"{home}.{name}")
+            if refuse:
+                raise RuntimeError(f"{home}.{name} does the work for you: {_WHY}")
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        yield names
+    finally:
+        if sys.getprofile() is not look:
+            names.add("what you do after sys.setprofile")
+        threading.setprofile(None)
+        sys.setprofile(None)

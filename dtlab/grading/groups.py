@@ -1,0 +1,19 @@
+"""Groups of some of the ranks, on which a function is called at the same time."""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["Groups", "draw_groups"]
+
+Groups = tuple[tuple[int, ...], ...]  # global ranks, in disjoint groups
+
+
+def draw_groups(draw: random.Random, world_size: int, size: int) -> Groups:
+    """`size` ranks and the others: two groups, neither of which is the first ranks there are."""
+    ranks = range(world_size)
+    while True:
+        one = tuple(sorted(draw.sample(ranks, size)))
+        groups = (one, tuple(rank for rank in ranks if rank not in one))
+        if all(group != tuple(range(len(group))) for group in groups):
+            return groups

@@ -1,0 +1,236 @@
+"""The official verdict on one notebook: its cells run behind walls, its answers judged outside.
+
+    notebook ──cell by cell──►  room (behind walls, ranks/room.py)     outputs
+    graded cell:  the answer  ◄── sealed or plain ── room
+                  part.check.run(answer, hidden seed, WalledBench)     criteria
+                  the same with the seed that learners have            what may be said of it
+
+Graded cells never run: what they ask is asked here. The others are run by `cells.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+
+from dtlab.errors import DtlabError, LaunchError
+from dtlab.grading.judging.cells import MISSING, Cells, Limits, NotTaken
+from dtlab.grading.judging.walled import WalledBench
+from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
+from dtlab.grading.questions.answers import Questions
+from dtlab.grading.report import Criterion, Report, as_html, as_text
+from dtlab.ranks.client import Server
+from dtlab.ranks.enclosure import first_user
+from dtlab.ranks.plain import Opaque, is_modest
+from dtlab.ranks.walls import Walls
+
+__all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
+
+# What a server has to import, so that rooms and ranks need not.
+WARM = (
+    "IPython.core.interactiveshell",
+    "matplotlib_inline.backend_inline",
+    "matplotlib.pyplot",
+    "dtlab.grading.judging.walled",
+    *unit_packages(),
+    "dtlab.show",
+    "torch._dynamo",  # behind an optimizer
+)
+_CALL = re.compile(r'^\s*dtlab\.check\("(?P<part>[^"]+)",\s*(?P<symbol>\w+)', re.MULTILINE)
+_ELSEWHERE = (
+    "right with the inputs of the check that you can run yourself, and not with others: think of "
+    "sizes, values and numbers of ranks that it does not try."
+)
+
+
+@dataclass(frozen=True)
+class PartVerdict:
+    """What one part earned, in the points of the assignment.
+
+    `seed` repeats it; `seconds` is what its checks took.
+    """
+
+    part: str
+    grade_id: str
+    score: float
+    max_score: float
+    seed: int
+    criteria: tuple[Criterion, ...]
+    seconds: float = 0.0
+
+
+@dataclass
+class Judged:
+    """What came of a notebook: the outputs are in it, with a report below each graded cell."""
+
+    notebook: NotebookNode
+    verdicts: list[PartVerdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for learner and instructor
+    missing: list[str] = field(default_factory=list)  # walls that the system refused
+    cell_seconds: float = 0.0  # that the learner's cells took
+
+
+def part_of(cell: NotebookNode) -> Part | None:
+    """The part that a graded cell asks for, None for any other cell."""
+    if not cell.metadata.get("nbgrader", {}).get("grade") or cell.cell_type != "code":
+        return None
+    found = _CALL.search(cell.source)
+    try:
+        return find_part(found["part"]) if found else None
+    except DtlabError:
+        return None
+
+
+def judge(
+    notebook: NotebookNode,
+    server: Server,
+    *,
+    student: str | None,
+    seed: int,
+    slot: int = 0,
+    limits: Limits | None = None,
+    known: Mapping[str, PartVerdict] | None = None,
+    seeds: Mapping[str, int] | None = None,
+    notes: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+    waits: Callable[[bool], None] = lambda _: None,
+) -> Judged:
+    """Runs and judges a notebook, whose graded cells are as they were released.
+
+    `server` has imported `WARM`; `slot` tells apart submissions that are judged at the same time.
+    Parts in `known` have been judged before, and are not again; those in `seeds` get the seed of a
+    verdict from before. `notes` were made on the notebook before. `progress` is told what is being
+    done, and `waits` that a cell takes long, so that something else may be done, and that it is
+    over. Raises `LaunchError` where nothing can run here.
+    """
+    walls = Walls(user=first_user(slot))
+    bench = WalledBench(server, replace(walls, user=walls.user + 256), student)
+    drawn = {part.name: _seed_of(seed, part) for part in known_parts()} | dict(seeds or {})
+    cells = Cells(server, walls, limits or Limits(), waits)
+    run = _Run(notebook, cells, bench, drawn, known or {})
+    try:
+        run.all_cells(progress)
+    finally:
+        cells.close()
+        bench.close()
+    judged = run.judged
+    judged.notes = [*notes, *cells.notes]
+    judged.missing, judged.cell_seconds = cells.missing, cells.seconds
+    _show_notes(judged)
+    return judged
+
+
+class _Run:
+    """One notebook on its way."""
+
+    def __init__(
+        self,
+        notebook: NotebookNode,
+        cells: Cells,
+        bench: WalledBench,
+        seeds: Mapping[str, int],
+        known: Mapping[str, PartVerdict],
+    ) -> None:
+        self.judged = Judged(notebook)
+        self._cells, self._bench = cells, bench
+        self._seeds, self._known = seeds, known
+
+    def all_cells(self, progress: Callable[[str], None]) -> None:
+        """From top to bottom."""
+        number = 0
+        for cell in self.judged.notebook.cells:
+            if cell.cell_type != "code":
+                continue
+            number += 1
+            part = part_of(cell)
+            progress(part.name if part else f"cell {number}")
+            cell.execution_count = number
+            cell.outputs = (
+                self._judge(cell, part) if part else self._cells.run(number, cell.source)
+            )
+
+    def _judge(self, cell: NotebookNode, part: Part) -> list[NotebookNode]:
+        seed, begun = self._seeds[part.name], time.monotonic()
+        if part.name in self._known:
+            seed, criteria = self._known[part.name].seed, self._known[part.name].criteria
+        else:
+            criteria = self._criteria(cell, part, seed)
+        role = cell.metadata.nbgrader
+        report = Report(part.symbol, criteria, cell_points=role.points)
+        seconds = time.monotonic() - begun
+        verdict = PartVerdict(
+            part.name, role.grade_id, report.credit, role.points, seed, criteria, seconds
+        )
+        self.judged.verdicts.append(verdict)
+        shown = {"text/plain": report.number, "text/html": report._repr_html_()}
+        return [new_output("execute_result", data=shown, execution_count=cell.execution_count)]
+
+    def _criteria(self, cell: NotebookNode, part: Part, seed: int) -> tuple[Criterion, ...]:
+        take, number = self._cells.take, cell.execution_count
+        try:
+            answer = take(part.symbol, number)
+            learner = take("learner", number) if isinstance(part.check, Questions) else None
+        except NotTaken as why:
+            return _nothing(part, f"{part.symbol} could not be taken from the notebook: {why}")
+        if answer is MISSING:
+            return _nothing(part, f"{part.symbol} is not defined when this cell is reached.")
+        if isinstance(answer, Opaque):
+            return _nothing(part, f"{part.symbol} is {answer.type_name} here.")
+        if not (is_modest(answer) and is_modest(learner)):
+            return _nothing(part, f"{part.symbol} is too large, or too deep, to be an answer.")
+        typed = learner if isinstance(learner, str) else ""
+        return self._settled(part, answer, seed, typed)
+
+    def _settled(self, part: Part, answer: Any, seed: int, learner: str) -> tuple[Criterion, ...]:
+        """The criteria with the points of the hidden inputs, in words about those that are not."""
+        self._bench.forget()
+        try:
+            hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
+        except LaunchError as error:
+            raise LaunchError(f"{part.name} could not be judged here: {error}") from error
+        if isinstance(part.check, Questions) or all(one.status == "ok" for one in hidden):
+            return tuple(hidden)
+        if self._bench.unwritten:
+            return tuple(hidden)
+        if self._bench.timed_out:  # a second run would take the limit again
+            return tuple(map(self._bench.without_troubles, hidden))
+        known = part.check.run(part.symbol, answer, 0, learner, self._bench)
+        return tuple(map(_public, hidden, known))
+
+
+
+def _public(hidden: Criterion, known: Criterion) -> Criterion:
+    """What the hidden inputs say, told by the inputs that the learner has too."""
+    if hidden.status == "ok":
+        return hidden
+    if known.status == "ok":
+        return replace(hidden, message=_ELSEWHERE)
+    return replace(hidden, message=known.message)
+
+
+def _nothing(part: Part, why: str) -> tuple[Criterion, ...]:
+    return (Criterion("answer", part.points, 0, "lost", why),)
+
+
+def _seed_of(seed: int, part: Part) -> int:
+    """A seed for one part, which is not 0: that one learners have."""
+    digest = hashlib.sha256(f"{seed}\n{part.name}".encode()).digest()
+    return 1 + int.from_bytes(digest[:4]) % (2**31 - 2)
+
+
+def _show_notes(judged: Judged) -> None:
+    """Above the first report, so that the learner's feedback has them."""
+    graded = [cell for cell in judged.notebook.cells if part_of(cell)]
+    if judged.notes and graded:
+        lines = "".join(f"<li>{as_html(note)}</li>" for note in judged.notes)
+        html = f"<p>About what you handed in:</p><ul>{lines}</ul>"
+        text = "About what you handed in:\n" + "\n".join(map(as_text, judged.notes))
+        shown = new_output("display_data", data={"text/plain": text, "text/html": html})
+        graded[0].outputs.insert(0, shown)

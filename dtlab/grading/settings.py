@@ -1,0 +1,160 @@
+"""All that nbgrader has to know of a course, so that its `nbgrader_config.py` is three lines.
+
+    from pathlib import Path
+    from dtlab.grading.settings import configure
+    configure(get_config(), Path(__file__).parent)
+
+A course folder has nbgrader's own names in it, so that its commands and formgrader find their way:
+
+    source/    the instructor's notebooks      submitted/   autograded/   feedback/
+    release/   what learners get of them       gradebook.db
+
+What an instructor sets below the call of `configure` has the last word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.paths import jupyter_config_path
+from nbgrader.converters import Autograde, GenerateAssignment
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.preprocessors import ClearSolutions, Execute
+from traitlets.config import Config, PyFileConfigLoader
+
+from dtlab.errors import DtlabError
+from dtlab.grading import late, plugins
+
+__all__ = ["CONFIG", "begin_course", "configure", "course_directory", "course_folder"]
+
+CONFIG = "nbgrader_config.py"
+
+_CONFIG_TEXT = '''\
+"""nbgrader's settings for this course; `dtlab release 01 --levels 1,2` makes its assignments."""
+
+from pathlib import Path
+
+from dtlab.grading.settings import configure
+
+configure(get_config(), Path(__file__).parent, course_id={course_id!r})
+'''
+
+_IGNORED = """\
+# What learners hand in and what they earn is nobody else's business.
+/gradebook.db*
+/submitted/
+/autograded/
+/feedback/
+/verdicts/
+/*.csv
+.ipynb_checkpoints/
+__pycache__/
+"""
+
+
+def configure(c: Config, root: Path | str, course_id: str = "") -> None:
+    """Sets up nbgrader for the course in the folder `root`; `c` is what `get_config()` returns.
+
+    `course_id` names the course in the exchange and in the gradebook: by default as its folder.
+    """
+    _put_commands_on_path()
+    folder = os.path.abspath(root)  # not resolved: JupyterLab has to find it below its own folder
+    c.CourseDirectory.root = folder
+    c.CourseDirectory.course_id = course_id or _course_id(Path(folder))
+    # Ours leaves the form of an answer standing, and clears away what is filled in below it.
+    ours = {ClearSolutions: plugins.ClearSolutions}
+    steps = _with(ours, GenerateAssignment.preprocessors.default())
+    c.GenerateAssignment.preprocessors = [*steps, plugins.Stamp]
+    # What learners wrote runs behind walls, and is judged from outside.
+    judged = {Execute: plugins.Execute}
+    c.Autograde.autograde_preprocessors = _with(
+        judged, Autograde.autograde_preprocessors.default()
+    )
+    c.AssignLatePenalties.plugin_class = late.LateRules  # it takes nothing off, unless told to
+    # For nbgrader validate, which runs a notebook in a kernel: the first launch loads torch.
+    c.Execute.timeout = 120
+
+
+def course_folder(named: Path | None) -> Path:
+    """The course folder that an instructor names, or else the one that we are in.
+
+    Raises `DtlabError` where we are in none. One that is named need not be there yet.
+    """
+    folder = (named or Path.cwd()).expanduser().absolute()
+    if named is None and not (folder / CONFIG).is_file():
+        raise DtlabError(
+            f"{folder} is no course folder: it has no {CONFIG}. Go to yours, or name it: "
+            "--course FOLDER."
+        )
+    return folder
+
+
+def begin_course(folder: Path) -> list[str]:
+    """Makes a course folder with its settings, where there is none yet; says what it made.
+
+    Raises `DtlabError` for a folder that is already used for something else.
+    """
+    if (folder / CONFIG).is_file():
+        return []
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DtlabError(
+            f"{folder} is there already, and is no course: it has no {CONFIG}. Name a folder that "
+            f"is new or empty, or write into {folder / CONFIG} what dtlab/grading/settings.py "
+            "begins with."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".gitignore").write_text(_IGNORED, encoding="utf-8")
+    text = _CONFIG_TEXT.format(course_id=_course_id(folder.absolute()))
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+    return [f"{folder / CONFIG}   new", f"{folder / '.gitignore'}   new"]
+
+
+def course_directory(folder: Path) -> CourseDirectory:
+    """The course in `folder` with its settings, as nbgrader's commands see it from there.
+
+    Raises `DtlabError` where the settings cannot be read, or are not those of dtlab.
+    """
+    config = Config()
+    for place in [*reversed(jupyter_config_path()), str(folder)]:
+        if (Path(place) / CONFIG).is_file():
+            config.merge(_loaded(Path(place)))
+    steps = config.GenerateAssignment.get("preprocessors", [])
+    if plugins.ClearSolutions not in steps:
+        raise DtlabError(
+            f"{folder / CONFIG} does not set up dtlab, so learners would not get the forms of "
+            "answers. Write into it: from dtlab.grading.settings import configure, and below it "
+            "configure(get_config(), Path(__file__).parent)"
+        )
+    return CourseDirectory(config=config)
+
+
+def _loaded(folder: Path) -> Config:
+    try:
+        return PyFileConfigLoader(CONFIG, path=str(folder)).load_config()
+    except Exception as error:  # it is a program: anything may go wrong in it
+        raise DtlabError(
+            f"{folder / CONFIG} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _course_id(folder: Path) -> str:
+    """The folder's name, as a name of a folder in the exchange."""
+    return re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "dtlab"
+
+
+def _put_commands_on_path() -> None:
+    """nbgrader runs `alembic` as a command, which is found only where the environment's are."""
+    commands = str(Path(sys.executable).parent)
+    known = os.environ.get("PATH", os.defpath)
+    if commands not in known.split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([commands, known])
+
+
+def _with(ours: Mapping[Any, Any], steps: list[Any]) -> list[Any]:
+    """Steps of nbgrader, with ours in the places of its own."""
+    return [ours.get(step, step) for step in steps]

@@ -1,0 +1,136 @@
+"""02/average_gradients: after backward, one all-reduce for each gradient."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.groups import draw_groups
+from dtlab.grading.parts import Part
+from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.unit02.judges import (
+    Seen,
+    advise_on_groups,
+    cannot_count,
+    judge_gradients,
+    judge_topic,
+    steps_in,
+)
+from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+
+__all__ = ["AVERAGE_GRADIENTS", "draw_nets", "judge_all_reduces"]
+
+
+class Afterwards(Training):
+    """`fn(module)` is called when `.grad` is there."""
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        """See `Case`."""
+        module, group = begin(given)
+        return train(module, given, lambda: None, lambda: fn(module, **group))
+
+
+def draw_nets(draw: random.Random) -> tuple[Net, Net]:
+    """A chain of three layers, and one in which two share their weights."""
+    sizes = draw.sample(range(4, 13), 4)
+    width = draw.randint(4, 9)
+    return (
+        Net("chain", tuple(sizes), "three layers"),
+        Net("tied", (sizes[0], width, width, width), "two layers with the same weights"),
+    )
+
+
+def _trials(seed: int) -> list[Trial]:
+    """1 to 4 ranks; then parameters without a gradient, and groups."""
+    draw = random.Random(seed)
+    nets = draw_nets(draw)
+    trials = [Trial(ranks, [Afterwards(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)]
+    skipping = Net("skipping", (*nets[0].sizes, 5), "a frozen and an unused layer")
+    groups = draw_groups(draw, world_size=5, size=3)
+    return [
+        *trials,
+        Trial(3, [Afterwards(seed, skipping, topic="frozen")]),
+        Trial(5, [Afterwards(seed, nets[0], topic="subgroups", groups=groups)]),
+    ]
+
+
+def judge_all_reduces(seen: Seen) -> Verdict:
+    """No more of them than there are gradients, and nothing else."""
+    waiting = cannot_count(seen, "gradients")
+    if waiting:
+        return waiting
+    for one, step in steps_in(seen, "gradients"):
+        if one.trial.world_size == 1:
+            continue
+        most, count = len(step.case.sizes_of_gradients), len(step.all_reduces)
+        if step.others:
+            names = " and ".join(f"dist.{name}" for name in step.others)
+            return lost(
+                f"{step.words(one)}: {names} took part. One dist.all_reduce for each gradient is "
+                "all that it takes."
+            )
+        if count > most:
+            return lost(
+                f"{step.words(one)}: {count} all-reduces for {most} gradients. Look for a loop "
+                "that comes to the same parameter twice, or for what all ranks know anyway."
+            )
+        if count == 0:
+            return lost(f"{step.words(one)}: no all-reduce at all. dist.all_reduce sums in place.")
+    return ok("one all-reduce for each gradient, and nothing else")
+
+
+def _advise_on_frozen(one: Observation) -> str:
+    return (
+        "A frozen parameter has no gradient, nor has one that the model did not use: `.grad` is "
+        "None there, and stays so."
+    )
+
+
+def _pattern(seen: Seen) -> str:
+    """What numbers of ranks have in common on which it is right, where some are."""
+    right = {one.trial.world_size for one in seen if not one.mistakes}
+    if not right or right == {one.trial.world_size for one in seen}:
+        return ""
+    ranks = " and ".join(map(str, sorted(right)))
+    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on how many there are?"
+
+
+AVERAGE_GRADIENTS = Part(
+    name="02/average_gradients",
+    level=2,
+    title="Average the gradients",
+    symbol="average_gradients",
+    grade_id="average_gradients-check",
+    minutes=10,
+    difficulty=1,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule(
+                "gradients",
+                2,
+                judge_gradients(
+                    "every gradient is the mean, on 1 to 4 ranks, in every step", _pattern
+                ),
+            ),
+            Rule(
+                "frozen",
+                1,
+                judge_topic(
+                    "frozen", "parameters without a gradient are left alone", _advise_on_frozen
+                ),
+            ),
+            Rule("all_reduces", 1, judge_all_reduces),
+            Rule(
+                "subgroups",
+                1,
+                judge_topic(
+                    "subgroups", "right on groups of some of the ranks too", advise_on_groups
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,149 @@
+"""02/average_by_hooks: gradients are averaged as they come, and all ranks begin the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dtlab.grading.checks import Check, Rule
+from dtlab.grading.groups import draw_groups
+from dtlab.grading.parts import Part
+from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.unit02.average import draw_nets, judge_all_reduces
+from dtlab.grading.unit02.judges import advise_on_groups, judge_gradients, judge_topic
+from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AVERAGE_BY_HOOKS"]
+
+
+class FromTheStart(Training):
+    """`fn(module)` is called once, before the first step."""
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        """See `Case`."""
+        module, group = begin(given)
+        return train(module, given, lambda: fn(module, **group))
+
+
+@dataclass(frozen=True)
+class Beginning(Training):
+    """What ranks have after `fn(module)`, where each one began with something else."""
+
+    topic: str = "start"
+
+    def given(self, rank: int, world_size: int) -> Arguments:
+        """See `Case`."""
+        return Training.given(self.on(seed=self.seed + 1 + rank), rank, world_size)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        """See `Case`."""
+        from dtlab.grading.unit02.nets import tensors_of
+
+        module, group = begin(given)
+        fn(module, **group)
+        return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
+
+    def opened(self, result: Any) -> Any:
+        """See `Case`."""
+        return dict(result)
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        """The first tensor that is not that of the first member of its group: see `Case`."""
+        from dtlab.grading.unit02.nets import tensors_of
+
+        states = [self.on(seed=self.seed + 1 + rank).module() for rank in range(len(results))]
+        every = [tensors_of(state) for state in states]
+        for rank, got in enumerate(results):
+            first = self.members(rank, len(results))[0]
+            for name, wanted in every[first].items():
+                if not got[name].equal(wanted):
+                    whose = self._whose(got[name], every, name, rank)
+                    return f"rank {rank}, {name}: {whose}, not what rank {first} began with."
+        return ""
+
+    def _whose(
+        self, got: Tensor, every: Sequence[dict[str, Tensor]], name: str, rank: int
+    ) -> str:
+        for other in (rank, *range(len(every))):
+            if got.shape == every[other][name].shape and got.equal(every[other][name]):
+                return f"what {'this rank' if other == rank else f'rank {other}'} began with"
+        return "something else"
+
+
+def _trials(seed: int) -> list[Trial]:
+    """1 to 4 ranks; then frozen layers, different beginnings, and groups."""
+    draw = random.Random(seed)
+    nets = draw_nets(draw)
+    trials = [Trial(ranks, [FromTheStart(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)]
+    frozen = Net("frozen", (*nets[0].sizes, 5), "a frozen layer")
+    buffered = Net("buffered", nets[0].sizes, "a frozen layer and buffers")
+    groups = draw_groups(draw, world_size=5, size=3)
+    return [
+        *trials,
+        Trial(3, [FromTheStart(seed, frozen, topic="frozen")]),
+        Trial(3, [Beginning(seed, buffered)]),
+        Trial(
+            5,
+            [
+                FromTheStart(seed, nets[0], topic="subgroups", groups=groups),
+                Beginning(seed, buffered, topic="subgroups", groups=groups),
+            ],
+        ),
+    ]
+
+
+def _advise_on_frozen(one: Observation) -> str:
+    return "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
+
+
+def _advise_on_start(one: Observation) -> str:
+    return (
+        "Before the first step every parameter, frozen ones too, and every buffer has to be the "
+        "first rank's: dist.broadcast writes into the tensor of all others."
+    )
+
+
+AVERAGE_BY_HOOKS = Part(
+    name="02/average_by_hooks",
+    level=2,
+    title="Average by hooks",
+    symbol="average_by_hooks",
+    grade_id="average_by_hooks-check",
+    minutes=15,
+    difficulty=2,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule(
+                "gradients",
+                2,
+                judge_gradients("after backward every gradient is the mean, in every step"),
+            ),
+            Rule("start", 2, judge_topic("start", "all ranks begin the same", _advise_on_start)),
+            Rule(
+                "frozen",
+                1,
+                judge_topic("frozen", "frozen parameters are left alone", _advise_on_frozen),
+            ),
+            Rule("all_reduces", 1, judge_all_reduces),
+            Rule(
+                "subgroups",
+                1,
+                judge_topic(
+                    "subgroups",
+                    "right on groups of some of the ranks too",
+                    advise_on_groups,
+                    after="start",
+                ),
+            ),
+        ),
+    ),
+    reference="dtlab.parallel.data.NaiveDataParallel",
+)

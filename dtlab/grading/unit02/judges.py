@@ -1,0 +1,173 @@
+"""What the judges of Level II share: whose work it was, the gradients, topics, all-reduces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.trials import Observation
+from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
+from dtlab.grading.unit02.training import Trained
+from dtlab.grading.unseen import unseen_collectives
+from dtlab.grading.words import amount
+
+__all__ = [
+    "Seen",
+    "advise_on_groups",
+    "cannot_count",
+    "judge_gradients",
+    "judge_topic",
+    "of_topic",
+    "steps_in",
+]
+
+Seen = Sequence[Observation]
+
+_ALL_REDUCED = 0.95  # of the bytes that ranks send each other at least for all of them to have all
+
+
+def of_topic(seen: Seen, topic: str) -> list[Observation]:
+    """The trials that are there to show this."""
+    return [one for one in seen if any(case.topic == topic for case in trainings_of(one))]
+
+
+def steps_in(seen: Seen, topic: str) -> list[tuple[Observation, Step]]:
+    """The steps of these trials, on every rank."""
+    return [(one, step) for one in of_topic(seen, topic) for step in steps_of(one)]
+
+
+# Whose work it was ------------------------------------------------------------------------------
+
+
+def foreign(seen: Seen) -> str:
+    """How gradients moved where the check cannot see it; empty where it can."""
+    return next(filter(None, map(_foreign, seen)), "")
+
+
+def _foreign(one: Observation) -> str:
+    found = {
+        name
+        for results in one.results
+        for result in results
+        if isinstance(result, Trained)
+        for name in result.finished
+    }
+    if found:
+        return (
+            f"{min(found)[:100]} does the work for you, and finished code does not count: use "
+            "dist.all_reduce and what PyTorch has for hooks."
+        )
+    return unseen_collectives(one) or ("" if one.mistakes else _unseen_source(one))
+
+
+def _unseen_source(one: Observation) -> str:
+    """The gradients are right, but too little travelled for that."""
+    trace = one.trace
+    if trace is None or not any(isinstance(r, Trained) for each in one.results for r in each):
+        return ""
+    needed = 0.0
+    for case in trainings_of(one):
+        size = case.steps * sum(count for count, _ in case.sizes_of_gradients)
+        groups = case.groups or (tuple(range(one.trial.world_size)),)
+        needed += sum(2 * (len(group) - 1) * size for group in groups)
+    wire = [trace.bytes_wire(rank) for rank in range(one.trial.world_size)]
+    sent = sum(count for count in wire if count is not None)
+    if None in wire or sent >= _ALL_REDUCED * needed:
+        return ""
+    return (
+        f"{one.trial.words()}: the gradients are right, but of the {amount(needed)} that ranks "
+        f"have to send each other for that, {amount(sent)} were sent: the data came another way. "
+        "Use dist.all_reduce."
+    )
+
+
+# Criteria that several parts have ---------------------------------------------------------------
+
+
+def judge_gradients(right: str, pattern: Callable[[Seen], str] = lambda _: "") -> Judge:
+    """Judges gradients over all ranks: `right` is said where they are so.
+
+    `pattern` tells what right and wrong trials have in common, where that says where to look.
+    """
+
+    def judge(seen: Seen) -> Verdict:
+        trials = of_topic(seen, "gradients")
+        luck = next(filter(None, map(_not_waited_for, trials)), "")
+        if luck or foreign(seen):
+            return lost(luck or foreign(seen))
+        wrong = [sentence for one in trials for sentence in one.mistakes]
+        if wrong:
+            return lost("\n".join(filter(None, (wrong[0], pattern(trials)))))
+        return ok(right)
+
+    return judge
+
+
+def _not_waited_for(one: Observation) -> str:
+    """Says that nobody waits for an all-reduce, whatever has come of it; empty if none."""
+    for step in steps_of(one):
+        if len(step.waits) < len(step.all_reduces):
+            return (
+                f"{step.words(one)}: nobody waits for a dist.all_reduce with async_op=True, so "
+                "its result may be there or not. Keep what it returns, and call wait() on it."
+            )
+    return ""
+
+
+def judge_topic(
+    topic: str, right: str, advice: Callable[[Observation], str], after: str = ""
+) -> Judge:
+    """Judges the trials that are there to show one thing, once plain gradients are right.
+
+    And those of the topic `after`, where there is one.
+    """
+
+    def judge(seen: Seen) -> Verdict:
+        waiting = _waits(seen)
+        if waiting:
+            return waiting
+        if any(one.mistakes for one in of_topic(seen, after)):
+            return blocked(f"judged once the criterion {after} is met")
+        trials = of_topic(seen, topic)
+        if not trials:
+            return blocked("judged once the ranks come back from what is tried before it")
+        for one in trials:
+            if one.mistakes:
+                return lost(f"{one.mistakes[0]}\n{advice(one)}".rstrip())
+        return ok(right)
+
+    return judge
+
+
+def _waits(seen: Seen) -> Verdict | None:
+    if foreign(seen):
+        return blocked("judged once your own calls average the gradients")
+    if any(one.mistakes for one in of_topic(seen, "gradients")):
+        return blocked("judged once the gradients over all ranks are right")
+    return None
+
+
+def cannot_count(seen: Seen, topic: str) -> Verdict | None:
+    """Why the all-reduces of these trials say nothing, None where they do."""
+    if foreign(seen):
+        return blocked("judged once your own calls average the gradients")
+    trials = of_topic(seen, topic)
+    if not trials or any(one.trace is None for one in trials):
+        return blocked("judged once the ranks come back")
+    return None
+
+
+def advise_on_groups(one: Observation) -> str:
+    """What to look at where it goes wrong on groups alone."""
+    message = one.failure.message if one.failure is not None else one.mistakes[0]
+    if "'group'" in message:
+        return "Your function takes no `group`: write group=None as its last argument."
+    give = "Hand `group` to every call of torch.distributed: without it, all ranks take part."
+    if "not part of group" in message or "src" in message:
+        return (
+            "In a group, src= is a global rank: dist.get_process_group_ranks(group) lists the "
+            "members, and group_src= counts within the group."
+        )
+    if "began with" in message:
+        return f"{give} The first member's parameters are wanted: group_src=0 counts in the group."
+    return f"{give} And divide by dist.get_world_size(group)."

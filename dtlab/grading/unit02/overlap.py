@@ -1,0 +1,178 @@
+"""02/overlap: a bucket leaves while backward goes on, and nobody waits before it is over.
+
+What decides is the order of events on each rank, not how long they took. The model marks in its
+own backward pass when gradients go on to the layer before (`nets.Marked`):
+
+    backward   layer 5 │ layer 4 │ layer 3 │ layer 2 │ layer 1 │ layer 0
+    marks              ^         ^         ^         ^         ^ the last one
+    bucket 0                     leaves before it ┘            │
+    waiting                                 for no bucket before it
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.groups import draw_groups
+from dtlab.grading.parts import Part
+from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.unit02.average import draw_nets
+from dtlab.grading.unit02.in_buckets import (
+    draw_plan,
+    judge_number_of_buckets,
+    packed,
+)
+from dtlab.grading.unit02.judges import (
+    Seen,
+    advise_on_groups,
+    cannot_count,
+    judge_gradients,
+    judge_topic,
+    steps_in,
+)
+from dtlab.grading.unit02.steps import Step
+from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+
+__all__ = ["OVERLAP"]
+
+_LAYERS = 6  # of the model whose backward pass is watched
+
+
+class Overlapping(Training):
+    """`finish = fn(module, bucket_bytes)` before the first step, `finish()` after backward."""
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        """See `Case`."""
+        module, group = begin(given)
+        made: list[Callable[[], Any]] = []
+
+        def before() -> None:
+            made.append(fn(module, given.bucket_bytes, **group))
+            if not callable(made[0]):
+                kind = type(made[0]).__name__
+                raise TypeError(f"overlap returns {kind}, not a function to call after backward")
+
+        return train(module, given, before, lambda: made[0]())
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Counted on four ranks; watched on two; 1 and 3 ranks; another order; groups."""
+    draw = random.Random(seed)
+    counted, cap, exact = draw_plan(draw)
+    chain, tied = draw_nets(draw)
+    width = draw.randint(9, 16)
+    layer = 4 * (width * width + width)  # bytes
+    marked = Net("marked", (width,) * (_LAYERS + 1), "six layers of one size")
+    branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
+    groups = draw_groups(draw, world_size=5, size=3)
+    return [
+        Trial(4, [Overlapping(seed, counted, bucket_bytes=n) for n in (cap, exact[0])]),
+        Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
+        Trial(1, [Overlapping(seed, chain, bucket_bytes=draw.randint(40, 400))]),
+        Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
+        Trial(3, [Overlapping(seed, branches, "order", bucket_bytes=4)]),
+        Trial(5, [Overlapping(seed, chain, "subgroups", groups=groups, bucket_bytes=100)]),
+    ]
+
+
+def _later(step: Step) -> bool:
+    """Whether the order of this step counts: in the first one, buckets may still be made."""
+    return step.number > 0
+
+
+def _judge_overlap(seen: Seen) -> Verdict:
+    """The first bucket leaves before the gradients of the last layers are there."""
+    waiting = cannot_count(seen, "watched")
+    if waiting:
+        return waiting
+    for one, step in steps_in(seen, "watched"):
+        if not _later(step):
+            continue
+        if not step.layers:
+            return lost(f"{step.words(one)}: backward was not seen. Leave it as it is.")
+        end = step.layers[-1].start
+        sizes = [size for size, _ in step.case.sizes_of_gradients][::-1]
+        first = packed(sizes, step.case.bucket_bytes)[0]
+        sent = sum(event.bytes for event in step.all_reduces if event.start < end)
+        whole = sum(event.bytes for event in step.all_reduces)
+        if whole != sum(sizes):
+            return blocked("judged once each gradient travels in one all-reduce, and nothing else")
+        if sent < first:
+            what = "less than a bucket leaves" if sent else "nothing leaves"
+            return lost(
+                f"{step.words(one)}: {what} before backward comes to the first layer, where the "
+                "first bucket has long been full. Start its all-reduce in the hook of the "
+                "gradient that fills it."
+            )
+    return ok("the first bucket leaves while backward goes on")
+
+
+def _judge_waits(seen: Seen) -> Verdict:
+    """No rank waits for a bucket before its own gradients are all there."""
+    waiting = cannot_count(seen, "watched")
+    if waiting:
+        return waiting
+    if _judge_overlap(seen).status != "ok":
+        return blocked("judged once a bucket leaves while backward goes on")
+    for one, step in steps_in(seen, "watched"):
+        if not _later(step):
+            continue
+        end = step.layers[-1].start
+        if any(wait.start < end for wait in step.waits):
+            return lost(
+                f"{step.words(one)}: the rank waits for a bucket while backward still has layers "
+                "to go, so the two take turns. Start it with async_op=True, keep what that "
+                "returns, and wait for it in `finish`."
+            )
+    return ok("nobody waits for a bucket before backward is through")
+
+
+def _advise_on_order(one: Observation) -> str:
+    return (
+        "Here gradients come in another order on some ranks than on others, so another bucket is "
+        "full first. All ranks have to start the same all-reduce first: a bucket that is full "
+        "waits until those before it have left."
+    )
+
+
+OVERLAP = Part(
+    name="02/overlap",
+    level=2,
+    title="Overlap with backward",
+    symbol="overlap",
+    grade_id="overlap-check",
+    minutes=30,
+    difficulty=3,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule(
+                "gradients",
+                2,
+                judge_gradients("after finish() every gradient is the mean, in every step"),
+            ),
+            Rule("all_reduces", 1, judge_number_of_buckets),
+            Rule("overlap", 3, _judge_overlap),
+            Rule("waits", 2, _judge_waits),
+            Rule(
+                "order",
+                1,
+                judge_topic(
+                    "order", "all ranks send their buckets in the same order", _advise_on_order
+                ),
+            ),
+            Rule(
+                "subgroups",
+                1,
+                judge_topic(
+                    "subgroups", "right on groups of some of the ranks too", advise_on_groups
+                ),
+            ),
+        ),
+    ),
+    reference="dtlab.parallel.data.DataParallel",
+)
