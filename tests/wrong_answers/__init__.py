@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from dtlab.grading import Part, Report, known_parts
-from dtlab.grading.answers import Questions
 from dtlab.grading.mends import Mend
+from dtlab.grading.questions.answers import Questions
 
 __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
 

@@ -49,6 +49,18 @@ def another_word(given):
     return by_hand(given) | {"divide": "the server"}
 
 
+def vector_as_text(given):
+    return by_hand(given) | {"sum": "{}, {}".format(*by_hand(given)["sum"])}
+
+
+def one_number_for_two(given):
+    return by_hand(given) | {"sum": by_hand(given)["sum"][0]}
+
+
+def a_list_for_a_name(given):
+    return by_hand(given) | {"divide": ["both"]}
+
+
 RIGHT = [by_hand, as_fractions]
 
 WRONG = {
@@ -59,5 +71,8 @@ WRONG = {
     own_gradient_only: {"average": "worker 1 does not count"},
     divided_by_the_root: {"divide": "no longer equal"},
     divided_by_nobody: {"divide": "SUM adds, and does nothing else"},
+    vector_as_text: {"sum": "write a list of 2 numbers, as in ["},
+    one_number_for_two: {"sum": "write a list of 2 numbers, as in [2.5, 1], not a number"},
+    a_list_for_a_name: {"divide": "['both'] is a list; one name is asked for. Write one of"},
     another_word: {"divide": "is none of the options"},
 }

@@ -39,6 +39,11 @@ def with_units(given):
     return right | words | bytes_ | {"unbounded": "doubling, server"}
 
 
+def with_a_note(given):
+    """An entry that nobody asked for costs nothing."""
+    return in_megabytes(given) | {"as I counted": "2(N-1)/N, twelve chunks"}
+
+
 def rounded(given):
     """To the nearest tenth of a megabyte."""
     right = in_megabytes(given)
@@ -116,7 +121,29 @@ def only_the_server_grows(given):
     return changed(given, unbounded={"server"})
 
 
-RIGHT = [in_megabytes, in_bytes, with_units, rounded]
+def a_list_for_a_number(given):
+    return changed(given, ring=[in_megabytes(given)["ring"]])
+
+
+def a_truth_for_a_number(given):
+    return in_megabytes(given) | {"server_other": True}
+
+
+def nothing_computed(given):
+    return in_megabytes(given) | {"doubling": float("nan")}
+
+
+def a_dict_for_a_set(given):
+    return in_megabytes(given) | {"unbounded": {"server": True, "doubling": True}}
+
+
+def two_names_misspelt(given):
+    """The others are graded all the same."""
+    right = in_megabytes(given)
+    return {"rings": right.pop("ring"), "dubling": right.pop("doubling")} | right
+
+
+RIGHT = [in_megabytes, in_bytes, with_units, with_a_note, rounded]
 
 WRONG = {
     root_sends_to_itself: {"server_root": "rank 0 need not send the sum to itself"},
@@ -138,5 +165,13 @@ WRONG = {
     doubling_counted_both_ways: {"doubling": "counts what the rank receives as well"},
     doubling_with_every_rank: {"doubling": "one round for each other rank"},
     ring_grows_too: {"unbounded": "can it ever exceed 2S?"},
+    a_list_for_a_number: {"ring": ", not a list."},
+    a_truth_for_a_number: {"server_other": "True is no number. Write a number, as 2.5"},
+    nothing_computed: {"doubling": "nan is no finite number. Write a number"},
+    a_dict_for_a_set: {"unbounded": "Write the names in braces"},
+    two_names_misspelt: {
+        "ring": "unknown answer 'rings': did you mean 'ring'?",
+        "doubling": "unknown answer 'dubling': did you mean 'doubling'?",
+    },
     only_the_server_grows: {"unbounded": "what happens from N to 2N?"},
 }

@@ -284,15 +284,15 @@ RIGHT = [
 ]
 
 WRONG = {
-    all_other_members_named: {"diagnosis": "those who wait in the same call have"},
+    all_other_members_named: {"diagnosis": "who waits in the same call has called it"},
     as_on_two_rows_of_two: {"diagnosis": "rank 1 waits in all_reduce, but not for rank 3"},
-    everybody_begins_with_the_row: {"diagnosis": "rank 0 waits in all_reduce, but not for ranks"},
+    everybody_begins_with_the_row: {"diagnosis": "who waits in the same call has called it"},
     everybody_begins_with_the_column: {"diagnosis": "rank 0 waits in all_reduce, but not for"},
     colours_exchanged: {"diagnosis": "rank 0 waits in all_reduce, but not for rank 3"},
     half_of_them_come_back: {"diagnosis": "rank 1 does not come back either"},
     waits_in_new_group: {"diagnosis": "rank 0 does not wait in new_group"},
-    still_broken: {"result": "equally often and in order"},
-    the_other_half_begins: {"result": "equally often and in order"},
+    still_broken: {"result": "in several groups all in the same order"},
+    the_other_half_begins: {"result": "in several groups all in the same order"},
     a_barrier_between: {"result": "the ranks do not come back"},
     asynchronous_but_waited_for_at_once: {"result": "the ranks do not come back"},
     only_members_make_a_group: {"result": ""},

@@ -95,6 +95,10 @@ def all_get_the_first():
     return said({"operation": "send", "rows": dict.fromkeys(range(1, 5), 1)})
 
 
+def a_row_in_a_list():
+    return said({"operation": "send", "rows": {rank: [4] for rank in range(1, 5)}})
+
+
 def as_it_was_on_three_ranks():
     return said({"operation": "send", "rows": {1: 2, 2: 2}})
 
@@ -306,6 +310,12 @@ def said_with_another_name():
     return said({"operation": "dist.isend", "rows": ROWS | {0: 0}})
 
 
+def said_with_tensors():
+    """As they are read off what the ranks return."""
+    rows = torch.full((5,), 4.0)
+    return said({"operation": "send", "rows": {rank: rows[rank] for rank in range(1, 5)}})
+
+
 @mended
 def one_buffer_after_the_broadcast(images, scale):
     def send(images):
@@ -343,6 +353,7 @@ def bytes_that_become_floats_where_they_arrive(images, scale):
 RIGHT = [
     rows_of_their_own,
     said_with_another_name,
+    said_with_tensors,
     one_buffer_after_the_broadcast,
     rows_before_the_broadcast,
     bytes_that_become_floats_where_they_arrive,
@@ -355,6 +366,7 @@ WRONG = {
     an_operation_that_is_not_there: {"diagnosis": "the trace has no operation 'scatter'"},
     each_gets_its_own: {"diagnosis": "rank 1 does not get row 1"},
     each_gets_the_next_one: {"diagnosis": "rank 1 does not get row 2"},
+    a_row_in_a_list: {"diagnosis": "[4] is no row, for rank 1. Write {"},
     all_get_the_first: {"diagnosis": "rank 1 does not get row 1"},
     as_it_was_on_three_ranks: {"diagnosis": "rank 1 does not get row 2"},
     rows_alone: {"diagnosis": 'Write {"operation"'},

@@ -51,8 +51,8 @@ def elements_for_bytes():
     return said({"bytes": 10, "summed": SUMMED})
 
 
-def bytes_as_text():
-    return said({"bytes": "40", "summed": SUMMED})
+def bytes_in_a_list():
+    return said({"bytes": [40], "summed": SUMMED})
 
 
 def what_was_meant_to_be_summed():
@@ -230,6 +230,10 @@ def a_copy_and_back():
     return said(FOUND)
 
 
+def bytes_as_text():
+    return said({"bytes": "40", "summed": SUMMED})
+
+
 def said_with_lists():
     return said({"bytes": 5 * 2 * 4, "summed": [list(pair) for pair in SUMMED]})
 
@@ -266,6 +270,7 @@ def by_the_ring_of_this_library(table):
 RIGHT = [
     a_copy_and_back,
     said_with_lists,
+    bytes_as_text,
     two_columns_one_after_the_other,
     samples_out_of_the_table,
     all_in_one,
@@ -276,7 +281,7 @@ WRONG = {
     the_other_all_reduce: {"diagnosis": "the all_reduce of 4 bytes sums the samples"},
     bytes_of_the_whole_table: {"diagnosis": "no all_reduce of 60 bytes"},
     elements_for_bytes: {"diagnosis": "how many bytes has one?"},
-    bytes_as_text: {"diagnosis": "no all_reduce of '40' bytes"},
+    bytes_in_a_list: {"diagnosis": "[40] is no number of bytes. Write {"},
     what_was_meant_to_be_summed: {"diagnosis": "it is so many elements, but others"},
     as_with_four_classes: {"diagnosis": "you name 8 elements, and 10 hold the sum"},
     the_first_column_only: {"diagnosis": "you name 5 elements"},

@@ -107,6 +107,20 @@ def words_for_numbers(given):
     return by_hand(given) | {"broadcast": "everyone has it"}
 
 
+def one_list_for_all_ranks(given):
+    """Every rank has it, so it is written once."""
+    return by_hand(given) | {"all_reduce": by_hand(given)["all_reduce"][0]}
+
+
+def two_of_three_ranks(given):
+    return by_hand(given) | {"all_gather": by_hand(given)["all_gather"][:2]}
+
+
+def numbers_as_text(given):
+    first, *_ = by_hand(given)["broadcast"]
+    return by_hand(given) | {"broadcast": [", ".join(map(str, first))] * 3}
+
+
 def a_name_misspelt(given):
     right = by_hand(given)
     return {"brodcast": right.pop("broadcast")} | right
@@ -132,6 +146,9 @@ WRONG = {
     },
     all_to_all_added_up: {"all_to_all": "that is a reduce-scatter"},
     all_to_all_that_moves_nothing: {"all_to_all": "as if nobody had sent anything"},
-    words_for_numbers: {"broadcast": "cannot be read"},
-    a_name_misspelt: {"broadcast": "Did you mean 'broadcast'?"},
+    words_for_numbers: {"broadcast": "write one list for each rank, 3 in all"},
+    one_list_for_all_ranks: {"all_reduce": "[[4], [5, 6], []], not a list of 3 numbers"},
+    two_of_three_ranks: {"all_gather": "not a list of 2 lists"},
+    numbers_as_text: {"broadcast": "cannot be read. Write a point for decimals, and no commas."},
+    a_name_misspelt: {"broadcast": "unknown answer 'brodcast': did you mean 'broadcast'?"},
 }

@@ -84,6 +84,10 @@ def same_only_where_gradients_are(given):
     return by_hand(given) | {"after": "the same if the gradients are"}
 
 
+def weights_in_two_lists(given):
+    return by_hand(given) | {"weights": [[one] for one in by_hand(given)["weights"]]}
+
+
 RIGHT = [by_hand, weights_averaged_after_the_step]
 
 WRONG = {
@@ -92,6 +96,7 @@ WRONG = {
     stepped_with_the_sum: {"weights": "three times as far"},
     uphill: {"weights": "this goes uphill"},
     without_the_rate: {"weights": "leaves the learning rate out"},
+    weights_in_two_lists: {"weights": "not a list with lists in it"},
     stepped_with_the_average_alone: {"alone": "this is the step with the average"},
     worker_0_asked_for_another: {"alone": "this is worker 0"},
     larger_rate_for_the_sum: {"rate": "this makes it longer still"},

@@ -1,0 +1,473 @@
+"""Answers to 02/overlap: mistakes people make, and right answers written differently."""
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from dtlab.parallel.data import DataParallel
+
+
+class Bucket:
+    def __init__(self, parameters, group):
+        self.parameters, self.group, self.arrived, self.work = parameters, group, 0, None
+
+    @property
+    def full(self):
+        return self.arrived == len(self.parameters)
+
+    def start(self, async_op=True):
+        self.flat = torch.cat([one.grad.flatten() for one in self.parameters])
+        self.work = dist.all_reduce(self.flat, group=self.group, async_op=async_op)
+
+    def finish(self, wait=True, size=None):
+        if wait and self.work is not None:
+            self.work.wait()
+        self.flat /= size or dist.get_world_size(self.group)
+        pieces = self.flat.split([one.numel() for one in self.parameters])
+        for one, piece in zip(self.parameters, pieces, strict=True):
+            one.grad.copy_(piece.view_as(one))
+        self.arrived, self.work = 0, None
+
+
+def trained(module):
+    return [one for one in module.parameters() if one.requires_grad][::-1]
+
+
+def in_lists(parameters, full):
+    """`parameters` in lists, each closed when `full(list)` says so."""
+    lists = [[]]
+    for parameter in parameters:
+        lists[-1].append(parameter)
+        if full(lists[-1]):
+            lists.append([])
+    return [one for one in lists if one]
+
+
+def buckets_of(parameters, bucket_bytes, group):
+    def full(parameters):
+        return sum(one.nbytes for one in parameters) >= bucket_bytes
+
+    return [Bucket(one, group) for one in in_lists(parameters, full)]
+
+
+def in_order(buckets):
+    """Hooks that start every bucket as soon as it is full and those before it have left."""
+    waiting = list(buckets)
+
+    def hook_for(bucket):
+        def hook(_):
+            bucket.arrived += 1
+            while waiting and waiting[0].full:
+                waiting.pop(0).start()
+
+        return hook
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return waiting
+
+
+def overlapping(buckets, finish_one=Bucket.finish):
+    waiting = in_order(buckets)
+
+    def finish():
+        for bucket in buckets:
+            finish_one(bucket)
+        waiting.extend(buckets)
+
+    return finish
+
+
+# Wrong ------------------------------------------------------------------------------
+
+
+def all_of_it_in_finish(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+
+    def finish():
+        for bucket in buckets:
+            bucket.start()
+        for bucket in buckets:
+            bucket.finish()
+
+    return finish
+
+
+def from_the_first_parameter_on(module, bucket_bytes, group=None):
+    return overlapping(buckets_of(trained(module)[::-1], bucket_bytes, group))
+
+
+def when_the_last_gradient_is_there(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+
+    def hook_for(bucket):
+        def hook(_):
+            bucket.arrived += 1
+            if all(one.full for one in buckets):
+                for one in buckets:
+                    one.start()
+
+        return hook
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return lambda: [bucket.finish() for bucket in buckets]
+
+
+def all_reduce_that_blocks(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    for bucket in buckets:
+        bucket.start = lambda bucket=bucket: Bucket.start(bucket, async_op=False)
+    return overlapping(buckets)
+
+
+def one_bucket_under_way_at_a_time(module, bucket_bytes, group=None):
+    """Waits for a bucket before it starts the next one."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+
+    def start(number):
+        if number:
+            buckets[number - 1].work.wait()
+        Bucket.start(buckets[number])
+
+    for number, bucket in enumerate(buckets):
+        bucket.start = lambda number=number: start(number)
+    return overlapping(buckets)
+
+
+def as_soon_as_it_is_full(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+
+    def hook_for(bucket):
+        def hook(_):
+            bucket.arrived += 1
+            if bucket.full:
+                bucket.start()
+
+        return hook
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return lambda: [bucket.finish() for bucket in buckets]
+
+
+def one_for_each_gradient(module, bucket_bytes, group=None):
+    return overlapping([Bucket([one], group) for one in trained(module)])
+
+
+def closed_before_it_is_full(module, bucket_bytes, group=None):
+    lists = [[]]
+    for one in trained(module):
+        if lists[-1] and sum(each.nbytes for each in lists[-1]) + one.nbytes > bucket_bytes:
+            lists.append([])
+        lists[-1].append(one)
+    return overlapping([Bucket(each, group) for each in lists])
+
+
+def one_bucket(module, bucket_bytes, group=None):
+    return overlapping([Bucket(trained(module), group)])
+
+
+def rest_left_out(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    if sum(one.nbytes for one in buckets[-1].parameters) < bucket_bytes:
+        buckets.pop()
+    return overlapping(buckets)
+
+
+def right_in_the_first_step_only(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    in_order(buckets)
+    return lambda: [bucket.finish() for bucket in buckets]
+
+
+def arrived_is_never_reset(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = in_order(buckets)
+
+    def finish():
+        for bucket in buckets:
+            arrived = bucket.arrived
+            bucket.finish()
+            bucket.arrived = arrived
+        waiting.extend(buckets)
+
+    return finish
+
+
+def nobody_waits(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    return overlapping(buckets, lambda bucket: bucket.finish(wait=False))
+
+
+def sum_in_place_of_the_mean(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    return overlapping(buckets, lambda bucket: bucket.finish(size=1))
+
+
+def never_copied_back(module, bucket_bytes, group=None):
+    def finish(bucket):
+        bucket.work.wait()
+        bucket.arrived = 0
+
+    return overlapping(buckets_of(trained(module), bucket_bytes, group), finish)
+
+
+def hooks_before_the_gradient_is_there(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+
+    def hook_for(bucket):
+        def hook(_):
+            bucket.arrived += 1
+            while waiting and waiting[0].full:
+                waiting.pop(0).start()
+
+        return hook
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_hook(hook_for(bucket))
+    return lambda: [bucket.finish() for bucket in buckets]
+
+
+def hooks_on_frozen_parameters(module, bucket_bytes, group=None):
+    parameters = list(module.parameters())[::-1]
+    return overlapping(buckets_of(parameters, bucket_bytes, group))
+
+
+def returns_nothing(module, bucket_bytes, group=None):
+    overlapping(buckets_of(trained(module), bucket_bytes, group))
+
+
+def a_small_one_for_show(module, bucket_bytes, group=None):
+    """Something travels in backward, and all gradients travel after it."""
+    afterwards, sent = all_of_it_in_finish(module, bucket_bytes, group), []
+
+    def hook(parameter):
+        sent.append(dist.all_reduce(torch.zeros(1), group=group, async_op=True))
+
+    def finish():
+        while sent:
+            sent.pop().wait()
+        afterwards()
+
+    trained(module)[0].register_post_accumulate_grad_hook(hook)
+    return finish
+
+
+def ignores_the_group(module, bucket_bytes, group=None):
+    return overlapping(buckets_of(trained(module), bucket_bytes, None))
+
+
+def divided_by_the_world(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    return overlapping(buckets, lambda bucket: bucket.finish(size=dist.get_world_size()))
+
+
+def without_a_group(module, bucket_bytes):
+    return overlapping(buckets_of(trained(module), bucket_bytes, None))
+
+
+def untouched(module, bucket_bytes, group=None):
+    raise NotImplementedError()
+
+
+def does_nothing(module, bucket_bytes, group=None):
+    return lambda: None
+
+
+def the_librarys_own(module, bucket_bytes, group=None):
+    DataParallel(module, bucket_bytes / 2**20, group)
+    return lambda: None
+
+
+def pytorchs_own(module, bucket_bytes, group=None):
+    DistributedDataParallel(module, bucket_cap_mb=bucket_bytes / 2**20, process_group=group)
+    return lambda: None
+
+
+# Right, written differently --------------------------------------------------------------------
+
+
+def with_a_number_for_the_next(module, bucket_bytes, group=None):
+    """No class: dictionaries, counters, and gradients that are views of the buckets."""
+    size, next_one, missing, works = len(dist.get_process_group_ranks(group)), [0], {}, []
+    lists = in_lists(trained(module), lambda own: sum(one.nbytes for one in own) >= bucket_bytes)
+    number_of = {one: number for number, each in enumerate(lists) for one in each}
+
+    def begin():
+        next_one[0] = 0
+        missing.update({number: len(each) for number, each in enumerate(lists)})
+        works.clear()
+
+    def hook(parameter):
+        missing[number_of[parameter]] -= 1
+        while next_one[0] < len(lists) and missing[next_one[0]] == 0:
+            flat = torch.cat([one.grad.reshape(-1) for one in lists[next_one[0]]]) / size
+            works.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+            next_one[0] += 1
+
+    def finish():
+        for own, (flat, work) in zip(lists, works, strict=True):
+            work.wait()
+            for one, piece in zip(own, flat.split([one.numel() for one in own]), strict=True):
+                one.grad = piece.view(one.shape)
+        begin()
+
+    begin()
+    for parameter in number_of:
+        parameter.register_post_accumulate_grad_hook(hook)
+    return finish
+
+
+def finished_within_backward(module, bucket_bytes, group=None):
+    """As PyTorch's own: backward waits at its very end, and nothing is left for `finish`."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = in_order(buckets)
+    begun = []
+
+    def at_the_end():
+        for bucket in buckets:
+            bucket.finish()
+        waiting.extend(buckets)
+        begun.clear()
+
+    def hook(_):
+        if not begun:
+            begun.append(True)
+            Variable._execution_engine.queue_callback(at_the_end)
+
+    for parameter in trained(module):
+        parameter.register_post_accumulate_grad_hook(hook)
+    return lambda: None
+
+
+class MyOverlap:
+    """A class whose instances are called; flat tensors are made once, and waits are futures'."""
+
+    def __init__(self, module, bucket_bytes, group=None):
+        self.group, self.lists = group, []
+        left = trained(module)
+        while left:
+            taken = [left.pop(0)]
+            while left and sum(one.nbytes for one in taken) < bucket_bytes:
+                taken.append(left.pop(0))
+            self.lists.append(taken)
+        self.flats = [torch.zeros(sum(one.numel() for one in own)) for own in self.lists]
+        self.there, self.futures = set(), []
+        for own in self.lists:
+            for one in own:
+                one.register_post_accumulate_grad_hook(self.arrived)
+
+    def arrived(self, parameter):
+        self.there.add(parameter)
+        for own, flat in list(zip(self.lists, self.flats, strict=True))[len(self.futures) :]:
+            if not self.there.issuperset(own):
+                return
+            torch.cat([one.grad.flatten() for one in own], out=flat)
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+            self.futures.append(work.get_future())
+
+    def __call__(self):
+        for own, flat, future in zip(self.lists, self.flats, self.futures, strict=True):
+            future.wait()
+            flat.div_(dist.get_world_size(self.group))
+            for one, piece in zip(own, flat.split([one.numel() for one in own]), strict=True):
+                one.grad.copy_(piece.view_as(one))
+        self.there, self.futures = set(), []
+
+
+def in_a_class(module, bucket_bytes, group=None):
+    return MyOverlap(module, bucket_bytes, group)
+
+
+RIGHT = [with_a_number_for_the_next, finished_within_backward, in_a_class]
+
+WRONG = {
+    all_of_it_in_finish: {"overlap": "nothing leaves before backward comes to the first layer"},
+    from_the_first_parameter_on: {"overlap": "nothing leaves before backward comes to the first"},
+    when_the_last_gradient_is_there: {"overlap": "nothing leaves before backward comes to the"},
+    all_reduce_that_blocks: {"waits": "Start it with async_op=True"},
+    one_bucket_under_way_at_a_time: {"waits": "so the two take turns"},
+    as_soon_as_it_is_full: {"order": "waits until those before it have left"},
+    one_for_each_gradient: {"all_reduces": "all-reduces, for "},
+    closed_before_it_is_full: {"all_reduces": "closed by the one with which it has"},
+    one_bucket: {
+        "all_reduces": "1 all-reduce, for ",
+        "overlap": "nothing leaves before backward comes to the first layer",
+    },
+    rest_left_out: {
+        "gradients": "this is the rank's own gradient",
+        "all_reduces": "what is left at the end is a bucket too",
+    },
+    right_in_the_first_step_only: {
+        "gradients": "step 2, ",
+        "all_reduces": "step 2, rank 0: 0 all-reduces, for ",
+    },
+    arrived_is_never_reset: {
+        "gradients": "step 2, ",
+        "all_reduces": "step 2, rank 0: 0 all-reduces, for ",
+    },
+    nobody_waits: {"gradients": "nobody waits for a dist.all_reduce"},
+    sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
+    never_copied_back: {"gradients": "this is the rank's own gradient"},
+    hooks_before_the_gradient_is_there: {"gradients": "4 ranks, "},
+    hooks_on_frozen_parameters: {"gradients": "cannot register a hook"},
+    returns_nothing: {"gradients": "overlap returns NoneType, not a function to call after"},
+    a_small_one_for_show: {"all_reduces": "all-reduces, for "},
+    ignores_the_group: {"subgroups": "this is the mean over all ranks"},
+    divided_by_the_world: {"subgroups": "divide by dist.get_world_size(group)"},
+    without_a_group: {"subgroups": "takes no `group`"},
+    untouched: {"gradients": "overlap is not written yet"},
+    does_nothing: {
+        "gradients": "this is the rank's own gradient",
+        "all_reduces": "0 all-reduces, for ",
+    },
+    the_librarys_own: {"gradients": "does the work for you"},
+    pytorchs_own: {"gradients": "DistributedDataParallel does the work for you"},
+}
+
+_ANY_ORDER = "hooks are registered, and buckets that are under way waited for, in any order"
+_MEAN = "self.flat /= dist.get_world_size(self.group)"
+_PIECES = "pieces = self.flat.split([one.numel() for one in self.parameters])"
+_COPY = "one.grad.copy_(piece.view_as(one))"
+_LOOP = "for one, piece in zip(self.parameters, pieces, strict=True):"
+
+EQUIVALENT = {
+    "filling.append(parameter); if sum((one.nbytes for one in filling)) >= bucket_bytes:; ... -> "
+    "if sum((one.nbytes for one in filling)) >= bucket_bytes:; "
+    "buckets.append(Bucket(filling, group)); ...": (
+        "a full bucket is closed when the next parameter comes, or as the rest"
+    ),
+    "if sum((one.nbytes for one in filling)) >= bucket_bytes: -> "
+    "if sum((one.nbytes for one in reversed(filling))) >= bucket_bytes:": (
+        "a sum of whole numbers has no order"
+    ),
+    "line 26: for bucket in buckets: -> for bucket in reversed(buckets):": _ANY_ORDER,
+    "for bucket in buckets:; for parameter in bucket.parameters:; ... -> ; def finish():; ...": (
+        "`finish` is called after the first step, wherever it is defined"
+    ),
+    "for parameter in bucket.parameters: -> for parameter in reversed(bucket.parameters):": (
+        _ANY_ORDER
+    ),
+    "line 31: for bucket in buckets: -> for bucket in reversed(buckets):": _ANY_ORDER,
+    "for bucket in buckets:; bucket.finish(); waiting.extend(buckets) -> "
+    "waiting.extend(buckets); for bucket in buckets:; bucket.finish()": (
+        "no gradient comes while `finish` runs"
+    ),
+    "self.work.wait() -> self.work.wait(); self.work.wait()": "an operation that is done is done",
+    f"{_MEAN}; {_PIECES} -> {_PIECES}; {_MEAN}": "pieces are views, which see the division",
+    f"{_MEAN} -> self.flat = self.flat / dist.get_world_size(self.group)": (
+        "the name is bound to the mean either way"
+    ),
+    f"{_LOOP}; {_COPY}; self.arrived = 0 -> self.arrived = 0; {_LOOP}; {_COPY}": (
+        "no gradient comes while `finish` runs"
+    ),
+    f"{_COPY} -> one.grad = piece.view_as(one)": "`.grad` may be a view of the bucket",
+    f"{_COPY} -> {_COPY}; {_LOOP}; {_COPY}": "the same copied twice",
+}

@@ -1,0 +1,313 @@
+"""Answers to 02/script_1: the model is called, and not the wrapper that averages its gradients.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import copy
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from dtlab.parallel.data import DataParallel, NaiveDataParallel
+from tests.wrong_answers.shown_losses import changes_of_losses
+
+SAID = {"symptom": "drift", "line": 13}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": in_the_wrapper}
+
+
+def trained(model, data, epochs, gradient, *, sampler=None, after_step=None):
+    """Adam with `gradient(images, labels)`, which leaves gradients in `.grad`."""
+    sampler = sampler or DistributedSampler(data, seed=1)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, eps=1e-3)
+    for epoch in range(epochs):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            gradient(images, labels)
+            optimizer.step()
+            if after_step is not None:
+                after_step()
+
+
+def backward(net):
+    """Forward and backward of a model or of a wrapper."""
+    return lambda images, labels: F.cross_entropy(net(images), labels).backward()
+
+
+def by_hand(model, change):
+    """Backward of the model alone, and then `change(gradient)` for every parameter."""
+
+    def gradient(images, labels):
+        F.cross_entropy(model(images), labels).backward()
+        for parameter in model.parameters():
+            change(parameter.grad)
+
+    return gradient
+
+
+def averaged(tensor):
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
+def in_the_wrapper(model, data, epochs):
+    trained(model, data, epochs, backward(DDP(model)))
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_one_step_apart():
+    return said(symptom="one step apart")
+
+
+def says_same_samples():
+    return said(symptom="same samples")
+
+
+def says_no_symptom():
+    return said(symptom="the loss is too high")
+
+
+def the_line_of_the_wrapper():
+    return said(line="replica = DDP(model)")
+
+
+def the_line_of_the_step():
+    return said(line=15)
+
+
+def a_line_that_is_not_there():
+    return said(line=40)
+
+
+def a_text_of_several_lines():
+    return said(line="loss")
+
+
+def a_function_alone():
+    return in_the_wrapper
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs):
+    DDP(model)
+    trained(model, data, epochs, backward(model))
+
+
+@mended
+def inside_no_sync(model, data, epochs):
+    replica = DDP(model)
+
+    def gradient(images, labels):
+        with replica.no_sync():
+            backward(replica)(images, labels)
+
+    trained(model, data, epochs, gradient)
+
+
+@mended
+def gradients_averaged_after_the_step(model, data, epochs):
+    DDP(model)
+
+    def after():
+        for parameter in model.parameters():
+            averaged(parameter.grad)
+
+    trained(model, data, epochs, backward(model), after_step=after)
+
+
+@mended
+def another_copy_is_trained(model, data, epochs):
+    other = copy.deepcopy(model)
+    trained(other, data, epochs, backward(DDP(other)))
+
+
+@mended
+def each_adds_up_from_itself_on(model, data, epochs):
+    DDP(model)
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def change(gradient):
+        parts = [torch.empty_like(gradient) for _ in range(size)]
+        dist.all_gather(parts, gradient)
+        mean = sum((parts[(rank + k) % size] for k in range(1, size)), parts[rank]) / size
+        gradient.copy_(mean)
+
+    trained(model, data, epochs, by_hand(model, change))
+
+
+@mended
+def not_shared_in_the_beginning(model, data, epochs):
+    trained(model, data, epochs, by_hand(model, averaged))
+
+
+@mended
+def not_written(model, data, epochs):
+    raise NotImplementedError()
+
+
+@mended
+def parameters_of_rank_0_after_each_step(model, data, epochs):
+    DDP(model)
+
+    def after():
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    trained(model, data, epochs, backward(model), after_step=after)
+
+
+@mended
+def parameters_averaged_after_each_step(model, data, epochs):
+    DDP(model)
+
+    def after():
+        for parameter in model.parameters():
+            averaged(parameter.data)
+
+    trained(model, data, epochs, backward(model), after_step=after)
+
+
+@mended
+def parameters_averaged_in_the_end(model, data, epochs):
+    DDP(model)
+    trained(model, data, epochs, backward(model))
+    for parameter in model.parameters():
+        averaged(parameter.data)
+
+
+@mended
+def summed_by_hand(model, data, epochs):
+    DDP(model)
+    trained(model, data, epochs, by_hand(model, dist.all_reduce))
+
+
+@mended
+def gradients_of_rank_0(model, data, epochs):
+    DDP(model)
+    trained(model, data, epochs, by_hand(model, lambda one: dist.broadcast(one, src=0)))
+
+
+@mended
+def all_samples_on_every_rank(model, data, epochs):
+    DDP(model)
+    order = torch.Generator().manual_seed(1)
+    sampler = torch.utils.data.RandomSampler(data, generator=order)
+    trained(model, data, epochs, backward(model), sampler=sampler)
+
+
+@mended
+def only_rank_0_trains(model, data, epochs):
+    if dist.get_rank() == 0:
+        trained(model, data, epochs, backward(model), sampler=DistributedSampler(data, 1, 0))
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+
+
+@mended
+def another_rate(model, data, epochs):
+    replica = DDP(model)
+    sampler = DistributedSampler(data, seed=1)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3, eps=1e-3)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            backward(replica)(images, labels)
+            optimizer.step()
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def the_wrapper_is_called(model, data, epochs):
+    in_the_wrapper(model, data, epochs)
+
+
+def said_by_text():
+    return said(symptom=" Drift", line="loss=F.cross_entropy(model(images), labels)  # here")
+
+
+def said_with_the_word_line():
+    return said(line="line 13")
+
+
+@mended
+def dtlabs_wrapper(model, data, epochs):
+    trained(model, data, epochs, backward(DataParallel(model, bucket_cap_mb=0.001)))
+
+
+@mended
+def one_all_reduce_for_each_parameter(model, data, epochs):
+    trained(model, data, epochs, backward(NaiveDataParallel(model)))
+
+
+@mended
+def averaged_by_hand(model, data, epochs):
+    DDP(model)
+    trained(model, data, epochs, by_hand(model, averaged))
+
+
+RIGHT = [
+    the_wrapper_is_called,
+    said_by_text,
+    said_with_the_word_line,
+    dtlabs_wrapper,
+    one_all_reduce_for_each_parameter,
+    averaged_by_hand,
+]
+
+WRONG = {
+    says_one_step_apart: {"symptom": "the distance grows"},
+    says_same_samples: {"symptom": "each rank took 64 of the 128 samples"},
+    says_no_symptom: {"symptom": "is no symptom. There are"},
+    the_line_of_the_wrapper: {"line": "does what it should here. Who is called here"},
+    the_line_of_the_step: {"line": "`optimizer.step()`, does what it should"},
+    a_line_that_is_not_there: {"line": "train_1 has no line 40"},
+    a_text_of_several_lines: {"line": "lines have that text"},
+    a_function_alone: {"symptom": "script_1 has to be a dict"},
+    still_broken: {"copies": "Which gradient does each rank step with?"},
+    inside_no_sync: {"copies": "Which gradient does each rank step with?"},
+    gradients_averaged_after_the_step: {"copies": "Which gradient does each rank step with?"},
+    another_copy_is_trained: {"copies": "Who hands rank 0's to all?"},
+    each_adds_up_from_itself_on: {"copies": "by rounding only"},
+    not_shared_in_the_beginning: {"copies": "in their first forward pass"},
+    not_written: {"copies": "mended is not written yet"},
+    parameters_of_rank_0_after_each_step: {"training": "training on rank 0's samples alone"},
+    parameters_averaged_after_each_step: {"training": "averaged after each rank has made its own"},
+    parameters_averaged_in_the_end: {"training": "Is every step made with the mean of all"},
+    summed_by_hand: {"training": "They step with the sum of the ranks' gradients"},
+    gradients_of_rank_0: {"training": "training on rank 0's samples alone"},
+    all_samples_on_every_rank: {"training": "every rank goes through all 48 samples"},
+    only_rank_0_trains: {"training": "rank 1 makes 0 forward passes"},
+    another_rate: {"training": "the rate and the optimizer of the script"},
+}
+
+EQUIVALENT = changes_of_losses(
+    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
+    "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
+)

@@ -1,0 +1,266 @@
+"""Answers to 02/script_2: every rank goes through all the data.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+import itertools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from dtlab.parallel.data import DataParallel
+from dtlab.training.datasets import batches
+from tests.wrong_answers.shown_losses import changes_of_losses
+
+SAID = {"symptom": "same samples", "line": 4}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_a_sampler}
+
+
+def trained(model, epochs, batches_of, *, net=None, rate=0.1):
+    """SGD on the batches of each epoch."""
+    net = net or DataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for epoch in range(epochs):
+        for images, labels in batches_of(epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+
+
+def sampled(data, tell=True, **options):
+    """The batches of a DistributedSampler, which may be told the epoch."""
+    sampler = DistributedSampler(data, **options)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    def of(epoch):
+        if tell:
+            sampler.set_epoch(epoch)
+        return loader
+
+    return of
+
+
+def shuffled(data, seed=2, size=16):
+    """The batches of a loader that shuffles by itself."""
+    order = torch.Generator().manual_seed(seed)
+    loader = DataLoader(data, batch_size=size, shuffle=True, generator=order)
+    return lambda epoch: loader
+
+
+def with_a_sampler(model, data, epochs):
+    trained(model, epochs, sampled(data))
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_same_order():
+    return said(symptom="same order")
+
+
+def says_sum():
+    return said(symptom="sum")
+
+
+def the_line_of_the_generator():
+    return said(line=3)
+
+
+def a_text_that_is_not_there():
+    return said(line="sampler = DistributedSampler(data)")
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs):
+    trained(model, epochs, shuffled(data))
+
+
+@mended
+def another_order_on_each_rank(model, data, epochs):
+    trained(model, epochs, shuffled(data, seed=dist.get_rank()))
+
+
+@mended
+def smaller_batches(model, data, epochs):
+    trained(model, epochs, shuffled(data, size=16 // dist.get_world_size()))
+
+
+@mended
+def fewer_of_the_same_batches(model, data, epochs):
+    own, size = shuffled(data), dist.get_world_size()
+
+    def of(epoch):
+        loader = own(epoch)
+        return itertools.islice(loader, -(-len(loader) // size))
+
+    trained(model, epochs, of)
+
+
+@mended
+def a_share_drawn_by_each_rank_for_itself(model, data, epochs):
+    draw, share = torch.Generator().manual_seed(dist.get_rank()), len(data) // 2
+
+    def of(epoch):
+        order = torch.randperm(len(data), generator=draw)[:share]
+        return DataLoader(Subset(data, order.tolist()), batch_size=16)
+
+    trained(model, epochs, of)
+
+
+@mended
+def the_first_share_on_every_rank(model, data, epochs):
+    share = Subset(data, range(len(data) // dist.get_world_size()))
+    trained(model, epochs, shuffled(share))
+
+
+@mended
+def fewer_epochs(model, data, epochs):
+    trained(model, epochs // dist.get_world_size(), shuffled(data))
+
+
+@mended
+def blocks_in_their_order(model, data, epochs):
+    share = Subset(data, torch.arange(len(data)).tensor_split(size())[dist.get_rank()].tolist())
+    loader = DataLoader(share, batch_size=16)
+    trained(model, epochs, lambda epoch: loader)
+
+
+@mended
+def blocks_shuffled_in_themselves(model, data, epochs):
+    share = Subset(data, torch.arange(len(data)).tensor_split(size())[dist.get_rank()].tolist())
+    trained(model, epochs, shuffled(share))
+
+
+@mended
+def a_sampler_that_is_not_told_the_epoch(model, data, epochs):
+    trained(model, epochs, sampled(data, tell=False))
+
+
+@mended
+def a_sampler_for_two_ranks(model, data, epochs):
+    trained(model, epochs, sampled(data, num_replicas=2, rank=dist.get_rank() % 2))
+
+
+@mended
+def a_sampler_with_a_seed_of_its_own(model, data, epochs):
+    trained(model, epochs, sampled(data, seed=dist.get_rank()))
+
+
+@mended
+def a_sampler_that_drops_the_rest(model, data, epochs):
+    trained(model, epochs, sampled(data, drop_last=True))
+
+
+@mended
+def only_rank_0_trains(model, data, epochs):
+    if dist.get_rank() == 0:
+        trained(model, epochs, shuffled(data), net=model)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=0)
+
+
+@mended
+def not_written(model, data, epochs):
+    raise NotImplementedError()
+
+
+@mended
+def the_wrapper_is_lost_on_the_way(model, data, epochs):
+    DataParallel(model)
+    trained(model, epochs, sampled(data), net=model)
+
+
+@mended
+def a_rate_for_all_ranks(model, data, epochs):
+    trained(model, epochs, sampled(data), rate=0.1 * dist.get_world_size())
+
+
+def size():
+    return dist.get_world_size()
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def a_sampler_that_is_told_the_epoch(model, data, epochs):
+    with_a_sampler(model, data, epochs)
+
+
+def said_by_a_piece():
+    return said(line="shuffle=True, generator=order", symptom="Same_samples")
+
+
+@mended
+def one_order_dealt_out(model, data, epochs):
+    draw = torch.Generator().manual_seed(2)
+
+    def of(epoch):
+        order = torch.randperm(len(data), generator=draw)[dist.get_rank() :: size()]
+        return DataLoader(Subset(data, order.tolist()), batch_size=16)
+
+    trained(model, epochs, of)
+
+
+@mended
+def dtlabs_batches(model, data, epochs):
+    def of(epoch):
+        sampler = DistributedSampler(data, seed=epoch)
+        return batches(data, 8, sampler=sampler)
+
+    trained(model, epochs, of)
+
+
+RIGHT = [
+    a_sampler_that_is_told_the_epoch,
+    said_by_a_piece,
+    one_order_dealt_out,
+    dtlabs_batches,
+]
+
+WRONG = {
+    says_same_order: {"symptom": "other batches than the first"},
+    says_sum: {"symptom": "does not end there"},
+    the_line_of_the_generator: {"line": "Where is it settled which samples a rank takes?"},
+    a_text_that_is_not_there: {"line": "train_2 has no line"},
+    still_broken: {"samples": "every rank goes through all 48 samples"},
+    another_order_on_each_rank: {"samples": "every rank goes through all 48 samples"},
+    smaller_batches: {"samples": "every rank goes through all 48 samples"},
+    fewer_of_the_same_batches: {"samples": "are in no rank's batches"},
+    a_share_drawn_by_each_rank_for_itself: {"samples": "are in no rank's batches"},
+    the_first_share_on_every_rank: {"samples": "are in no rank's batches"},
+    fewer_epochs: {"samples": ""},
+    blocks_in_their_order: {"samples": "takes the samples in the order of epoch 0"},
+    blocks_shuffled_in_themselves: {"samples": "only their order is new"},
+    a_sampler_that_is_not_told_the_epoch: {"samples": "in the order of epoch 0"},
+    a_sampler_for_two_ranks: {"samples": "samples are taken more than once"},
+    a_sampler_with_a_seed_of_its_own: {"samples": "are in no rank's batches"},
+    a_sampler_that_drops_the_rest: {"samples": "are in no rank's batches"},
+    only_rank_0_trains: {"samples": ""},
+    not_written: {"samples": "mended is not written yet"},
+    the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
+    a_rate_for_all_ranks: {"training": ""},
+}
+
+EQUIVALENT = changes_of_losses(
+    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
+    "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
+)

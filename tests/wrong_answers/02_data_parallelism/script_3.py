@@ -1,0 +1,235 @@
+"""Answers to 02/script_3: nobody tells the sampler which epoch it is.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from tests.wrong_answers.shown_losses import changes_of_losses
+
+SAID = {"symptom": "same order", "line": 8}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_epochs}
+
+
+def momentum(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def trained(model, epochs, batches_of, *, net=None):
+    """Momentum on the batches of each epoch."""
+    net, optimizer = net or DDP(model), momentum(model)
+    for epoch in range(epochs):
+        for images, labels in batches_of(epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+
+
+def told(data, tell, **options):
+    """The batches of a DistributedSampler; `tell(sampler, epoch)` comes before each epoch."""
+    sampler = DistributedSampler(data, **{"seed": 3, **options})
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    def of(epoch):
+        tell(sampler, epoch)
+        return loader
+
+    return of
+
+
+def with_epochs(model, data, epochs):
+    trained(model, epochs, told(data, DistributedSampler.set_epoch))
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_same_samples():
+    return said(symptom="same samples")
+
+
+def says_drift():
+    return said(symptom="drift")
+
+
+def the_line_of_the_optimizer():
+    return said(line="optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)")
+
+
+def the_line_of_the_loader():
+    return said(line=4)
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: None))
+
+
+@mended
+def always_epoch_0(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(0)))
+
+
+@mended
+def the_rank_for_the_epoch(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(dist.get_rank())))
+
+
+@mended
+def another_epoch_on_each_rank(model, data, epochs):
+    def tell(sampler, epoch):
+        sampler.set_epoch(epoch * dist.get_world_size() + dist.get_rank())
+
+    trained(model, epochs, told(data, tell))
+
+
+@mended
+def told_when_the_epoch_is_over(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(max(0, epoch - 1))))
+
+
+@mended
+def told_among_the_batches(model, data, epochs):
+    sampler = DistributedSampler(data, seed=3)
+    loader, net, optimizer = DataLoader(data, 16, sampler=sampler), DDP(model), momentum(model)
+    for epoch in range(epochs):
+        for images, labels in loader:
+            sampler.set_epoch(epoch)
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+
+
+@mended
+def every_second_epoch(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch // 2)))
+
+
+@mended
+def torch_is_seeded_anew(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: torch.manual_seed(epoch)))
+
+
+@mended
+def the_same_sampler_made_anew(model, data, epochs):
+    trained(model, epochs, lambda epoch: told(data, lambda *_: None)(epoch))
+
+
+@mended
+def a_share_shuffled_in_itself(model, data, epochs):
+    share = Subset(data, list(DistributedSampler(data, seed=3)))
+    loader = DataLoader(share, 16, shuffle=True)
+    trained(model, epochs, lambda epoch: loader)
+
+
+@mended
+def shuffled_without_a_sampler(model, data, epochs):
+    loader = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    trained(model, epochs, lambda epoch: loader)
+
+
+@mended
+def batches_the_other_way_round(model, data, epochs):
+    own = told(data, lambda *_: None)
+    trained(model, epochs, lambda epoch: list(own(epoch))[:: 1 - 2 * (epoch % 2)])
+
+
+@mended
+def not_written(model, data, epochs):
+    raise NotImplementedError()
+
+
+@mended
+def everything_made_anew(model, data, epochs):
+    for epoch in range(epochs):
+        trained(model, 1, told(data, lambda *_: None, seed=epoch))
+
+
+@mended
+def the_wrapper_is_lost_on_the_way(model, data, epochs):
+    DDP(model)
+    trained(model, epochs, told(data, DistributedSampler.set_epoch), net=model)
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def told_before_the_batches(model, data, epochs):
+    with_epochs(model, data, epochs)
+
+
+def said_with_a_colon():
+    return said(line="for epoch in range(epochs):", symptom="SAME ORDER")
+
+
+@mended
+def told_through_the_loader(model, data, epochs):
+    loader = DataLoader(data, 16, sampler=DistributedSampler(data))
+
+    def of(epoch):
+        loader.sampler.set_epoch(100 + epoch)
+        return loader
+
+    trained(model, epochs, of)
+
+
+@mended
+def another_sampler_for_each_epoch(model, data, epochs):
+    trained(model, epochs, lambda epoch: told(data, lambda *_: None, seed=epoch)(epoch))
+
+
+RIGHT = [
+    told_before_the_batches,
+    said_with_a_colon,
+    told_through_the_loader,
+    another_sampler_for_each_epoch,
+]
+
+WRONG = {
+    says_same_samples: {"symptom": "each rank took 64 of the 128 samples"},
+    says_drift: {"symptom": "after the last step the copies were equal"},
+    the_line_of_the_optimizer: {"line": "Below which one does an epoch begin?"},
+    the_line_of_the_loader: {"line": "Below which one does an epoch begin?"},
+    still_broken: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    always_epoch_0: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    the_rank_for_the_epoch: {"order": "are in no rank's batches"},
+    another_epoch_on_each_rank: {"order": "are in no rank's batches"},
+    told_when_the_epoch_is_over: {"order": "before its batches are drawn"},
+    told_among_the_batches: {"order": "before its batches are drawn"},
+    every_second_epoch: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    torch_is_seeded_anew: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    the_same_sampler_made_anew: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    a_share_shuffled_in_itself: {"order": "only their order is new"},
+    shuffled_without_a_sampler: {"order": "every rank goes through all 48 samples"},
+    batches_the_other_way_round: {"order": "only their order is new"},
+    not_written: {"order": "mended is not written yet"},
+    everything_made_anew: {"training": "the rate and the optimizer of the script"},
+    the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
+}
+
+EQUIVALENT = changes_of_losses(
+    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
+    "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
+)

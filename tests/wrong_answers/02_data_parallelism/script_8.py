@@ -1,0 +1,204 @@
+"""Answers to 02/script_8: the global rank is taken for the number of the device.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tests.wrong_answers.shown_losses import changes_of_losses
+
+SAID = {"symptom": "wrong card", "line": 4}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": on_its_own_card}
+
+
+def of_launcher(name):
+    return int(os.environ[name])
+
+
+def trained(model, data, epochs, device, *, net=None, **share):
+    """SGD on a device."""
+    sampler = DistributedSampler(data, seed=8, **share)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    net = net or DDP(model.to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(net(images.to(device)), labels.to(device)).backward()
+            optimizer.step()
+
+
+def on_its_own_card(model, data, epochs, card):
+    trained(model, data, epochs, card(of_launcher("LOCAL_RANK")))
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_hang():
+    return said(symptom="hang")
+
+
+def says_same_samples():
+    return said(symptom="same samples")
+
+
+def the_line_of_the_rank():
+    return said(line=3)
+
+
+def the_line_of_the_sampler():
+    return said(line="sampler = DistributedSampler(data, num_replicas=size, rank=rank, seed=8)")
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs, card):
+    trained(model, data, epochs, card(dist.get_rank()))
+
+
+@mended
+def always_card_0(model, data, epochs, card):
+    trained(model, data, epochs, card(0))
+
+
+@mended
+def card_0_where_there_is_no_other(model, data, epochs, card):
+    try:
+        device = card(dist.get_rank())
+    except RuntimeError:
+        device = card(0)
+    trained(model, data, epochs, device)
+
+
+@mended
+def the_rest_of_a_division(model, data, epochs, card):
+    trained(model, data, epochs, card(dist.get_rank() % of_launcher("LOCAL_WORLD_SIZE")))
+
+
+@mended
+def the_rest_by_two(model, data, epochs, card):
+    trained(model, data, epochs, card(dist.get_rank() % 2))
+
+
+@mended
+def the_number_of_the_node(model, data, epochs, card):
+    trained(model, data, epochs, card(of_launcher("GROUP_RANK")))
+
+
+@mended
+def half_the_ranks_to_each_node(model, data, epochs, card):
+    trained(model, data, epochs, card(dist.get_rank() // 2))
+
+
+@mended
+def no_card_at_all(model, data, epochs, card):
+    trained(model, data, epochs, torch.device("cpu"))
+
+
+@mended
+def a_number_as_text(model, data, epochs, card):
+    trained(model, data, epochs, card(os.environ["LOCAL_RANK"]))
+
+
+@mended
+def not_written(model, data, epochs, card):
+    raise NotImplementedError()
+
+
+@mended
+def the_local_rank_for_samples_too(model, data, epochs, card):
+    rank, size = of_launcher("LOCAL_RANK"), dist.get_world_size()
+    trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
+
+
+@mended
+def samples_shared_out_in_a_node(model, data, epochs, card):
+    rank, size = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
+    trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
+
+
+@mended
+def the_wrapper_is_lost_on_the_way(model, data, epochs, card):
+    DDP(model)
+    trained(model, data, epochs, card(of_launcher("LOCAL_RANK")), net=model)
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def the_launchers_local_rank(model, data, epochs, card):
+    on_its_own_card(model, data, epochs, card)
+
+
+def said_by_a_piece():
+    return said(line="card(rank)", symptom="wrong_card")
+
+
+@mended
+def asked_of_torch(model, data, epochs, card):
+    trained(model, data, epochs, card(dist.get_node_local_rank()))
+
+
+@mended
+def samples_by_the_global_rank(model, data, epochs, card):
+    local = int(os.getenv("LOCAL_RANK", "0"))
+    rank, size = of_launcher("RANK"), of_launcher("WORLD_SIZE")
+    trained(model, data, epochs, card(local), num_replicas=size, rank=rank)
+
+
+RIGHT = [
+    the_launchers_local_rank,
+    said_by_a_piece,
+    asked_of_torch,
+    samples_by_the_global_rank,
+]
+
+WRONG = {
+    says_hang: {"symptom": "no rank waited in vain"},
+    says_same_samples: {"symptom": "stopped with an exception before it trained"},
+    the_line_of_the_rank: {"line": "Which number is counted over all nodes"},
+    the_line_of_the_sampler: {"line": "Which number is counted over all nodes"},
+    still_broken: {"devices": "asks for a card that its node does not have"},
+    always_card_0: {"devices": "on its node has too"},
+    card_0_where_there_is_no_other: {"devices": "rank 2 asks for card 2"},
+    the_rest_of_a_division: {"devices": "however the ranks are spread"},
+    the_rest_by_two: {"devices": "on its node has too"},
+    the_number_of_the_node: {"devices": "on its node has too"},
+    half_the_ranks_to_each_node: {"devices": "rank 1 asks for card 0"},
+    no_card_at_all: {"devices": "rank 0 asks for no card"},
+    a_number_as_text: {"devices": "TypeError"},
+    not_written: {"devices": "mended is not written yet"},
+    the_local_rank_for_samples_too: {"training": "are in no rank's batches"},
+    samples_shared_out_in_a_node: {"training": "samples are taken more than once"},
+    the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
+}
+
+EQUIVALENT = changes_of_losses(
+    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; images, labels = (images.to(device), "
+    "labels.to(device)); ... -> losses.append(total / len(loader)); for images, labels in"
+    " loader:; ...",
+    "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
+)
