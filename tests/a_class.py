@@ -1,0 +1,158 @@
+"""A class in a folder of its own: an assignment, what people hand in, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbgrader.api import Grade, Gradebook
+
+from dtlab.grading.assignments.release import release_assignment
+from dtlab.grading.classroom import verdicts
+from dtlab.grading.classroom.engines import LocalEngine
+from dtlab.grading.classroom.grade import Grading, Outcome
+from dtlab.grading.classroom.submissions import Assignment, handed_in
+from dtlab.grading.classroom.tasks import Done, Task
+from dtlab.grading.classroom.verdicts import Record
+from dtlab.grading.settings import course_directory
+
+ROOT = Path(__file__).parent.parent
+SOLUTIONS = ROOT / "solutions" / "01_ranks_and_collectives"
+NAME = "week-1"
+QUICK = "01/step,01/averages"  # of Level I: judged in a moment
+
+
+class Class:
+    """A course folder with one assignment."""
+
+    def __init__(self, folder: Path, parts: str = QUICK, due: str | None = None) -> None:
+        self.folder = folder
+        if not folder.exists():
+            list(release_assignment("01", parts=parts, name=NAME, due=due, course=folder))
+        self.directory = course_directory(folder)
+        self._processes: list[subprocess.Popen[str]] = []
+
+    @property
+    def assignment(self) -> Assignment:
+        return Assignment.of(self.directory, NAME)
+
+    def solved(self, student: str, level: str = "level-1", *but: str) -> NotebookNode:
+        """The instructor's answers, save for some parts, and the student's id."""
+        notebook = self.assignment.notebooks[level]
+        solution = nbformat.read(SOLUTIONS / f"{level}.ipynb", as_version=4)
+        answers = {cell.id: cell.source for cell in solution.cells}
+        for cell in notebook.cells:
+            if cell.metadata.get("nbgrader", {}).get("solution") and cell.id not in but:
+                cell.source = answers[cell.id]
+            if cell.id == "learner":
+                cell.source += f"\nlearner = {student!r}"
+        return notebook
+
+    def hand_in(self, student: str, *but: str, when: str = "") -> Path:
+        """Hands in all notebooks, solved save for some parts; returns the folder."""
+        folder = self.folder / "submitted" / student / NAME
+        folder.mkdir(parents=True, exist_ok=True)
+        for level in self.assignment.notebooks:
+            nbformat.write(self.solved(student, level, *but), folder / f"{level}.ipynb")
+        if when:
+            (folder / "timestamp.txt").write_text(when)
+        return folder
+
+    def grade(self, students: str = "*", **words: Any) -> dict[str, Outcome]:
+        """Grades in this process."""
+        grading = Grading(self.directory, self.assignment, **words)
+        done = grading.run(handed_in(self.directory, NAME, students))
+        return {outcome.student: outcome for outcome in done}
+
+    def command(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        """`dtlab grade` as a process of its own."""
+        told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dtlab", "grade", NAME, *words], cwd=self.folder,
+            start_new_session=True, **(told | options),
+        )  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def end_processes(self) -> None:
+        """Those that a failed test has left."""
+        for process in self._processes:
+            with process:
+                process.kill()
+
+    def book(self) -> Gradebook:
+        return Gradebook(self.directory.db_url, self.directory.course_id)
+
+    def grades(self, student: str) -> dict[str, Grade]:
+        """The rows of the gradebook, with what is read of them."""
+        with self.book() as book:
+            found = book.find_submission(NAME, student)
+            return {
+                grade.name.removesuffix("-check"): grade.to_dict()
+                | {"auto_score": grade.auto_score, "manual_score": grade.manual_score}
+                for notebook in found.notebooks
+                for grade in notebook.grades
+            }
+
+    def points(self, student: str) -> dict[str, float]:
+        return {name: grade["auto_score"] for name, grade in self.grades(student).items()}
+
+    def record(self, student: str) -> Record:
+        found = verdicts.read(self.folder, NAME, student)
+        assert found is not None
+        return found
+
+    def autograded(self, student: str, level: str = "level-1") -> Path:
+        return self.folder / "autograded" / student / NAME / f"{level}.ipynb"
+
+    def outputs(self, student: str, part: str, level: str = "level-1") -> str:
+        """What stands below a graded cell, as it is in the file."""
+        notebook = json.loads(self.autograded(student, level).read_text())
+        cells = {cell["id"]: cell for cell in notebook["cells"]}
+        return json.dumps(cells[f"{part}-check"]["outputs"])
+
+
+class Kept:
+    """An engine that outlives its runs, so that tests need not wait for a server each time."""
+
+    def __init__(self, jobs: int = 2) -> None:
+        self.engine = LocalEngine(jobs, lambda *_: None)
+        self.room = jobs
+        self.tasks: list[Task] = []
+
+    def __call__(self, *_: object) -> Kept:
+        return self
+
+    def submit(self, task: Task) -> Future[Done]:
+        self.tasks.append(task)
+        return self.engine.submit(task)
+
+    def close(self) -> None:
+        """It stays."""
+
+
+def judged(tasks: Sequence[Task]) -> list[str]:
+    """Whose work was judged, in order of names."""
+    return sorted(task.student for task in tasks)
+
+
+def without_seconds(record: Record) -> list[tuple[Any, ...]]:
+    """All of a verdict that has to be the same when it is repeated."""
+    return [
+        (name, part.part, part.grade_id, part.score, part.max_score, part.seed, part.criteria)
+        for name, parts in record.notebooks.items()
+        for part in parts
+    ]
+
+
+def keep_path(patch: Any) -> None:
+    """The settings of a course change PATH; a test puts it back."""
+    patch.setenv("PATH", os.environ["PATH"])

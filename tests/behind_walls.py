@@ -1,0 +1,75 @@
+"""What tests of code behind walls share: a server, walls, ranks, and a look from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from dtlab.ranks.client import Server
+from dtlab.ranks.enclosure import Enclosure, first_user
+from dtlab.ranks.launch import Run, launch_sealed
+from dtlab.ranks.walls import Walls
+
+needs_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="all walls take root, and Linux"
+)
+USERS = first_user(15)
+MEMORY = 3 * 2**30
+SLACK = 40.0  # seconds beside a limit, on a machine that others use as well
+Sealed = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server("IPython.core.interactiveshell", "matplotlib.pyplot")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def enclosure(server: Server) -> Iterator[Enclosure]:
+    with Enclosure(server, Walls(user=USERS, memory=MEMORY)) as one:
+        assert one.missing == []
+        yield one
+    assert processes() == []
+
+
+@pytest.fixture
+def sealed(enclosure: Enclosure) -> Sealed:
+    def run(fn: Callable[..., Any], ranks: int = 2, timeout: float = 20.0, **more: Any) -> Run:
+        inputs = list(range(ranks))
+        return launch_sealed(fn, inputs=inputs, door=enclosure, timeout=timeout, **more)
+
+    return run
+
+
+def rank_of(rank: int) -> int:
+    """For a launch that has to go well."""
+    return dist.get_rank()
+
+
+def processes() -> list[str]:
+    """Names of living processes of the users behind the walls."""
+    found = []
+    for process in psutil.process_iter(["uids", "name", "status"]):
+        uids, status = process.info["uids"], process.info["status"]
+        if uids and USERS <= uids.real < USERS + 512 and status != psutil.STATUS_ZOMBIE:
+            found.append(process.info["name"])
+    return found
+
+
+def spin() -> None:
+    """Go on for ever, whatever signals come."""
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_IGN)
+    while True:
+        pass

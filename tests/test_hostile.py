@@ -1,0 +1,112 @@
+"""No submission gets what it did not earn, loses what it did, reads a secret or stays behind.
+
+`make test` has a sample of the catalogue; `python -m tests.hostile` judges all of it and prints a
+table. The first tests here are of the eyes with which the others look.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dtlab.ranks.enclosure import first_user
+from tests.hostile import CATALOGUE, HONEST
+from tests.hostile.judging import Judging, Stuck, guard
+from tests.hostile.outside import Outside, left_behind
+from tests.hostile.submissions import Hostile
+
+FEWEST = 100  # entries of the catalogue
+NO_FILE = next(entry for entry in CATALOGUE if entry.name == "no file")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="walls are Linux's")
+
+
+@pytest.fixture(scope="module")
+def judging() -> Iterator[Judging]:
+    """One warm server for all, with secrets around it."""
+    with Judging() as judging:
+        yield judging
+
+
+def entries() -> Iterator[object]:
+    """All of them, the honest one last."""
+    for entry in [*CATALOGUE, HONEST]:
+        marks = () if entry.quick else pytest.mark.proof
+        yield pytest.param(entry, id=entry.name, marks=marks)
+
+
+def test_the_catalogue_is_large_and_says_what_each_entry_tries() -> None:
+    names = [entry.name for entry in [*CATALOGUE, HONEST]]
+    assert len(names) >= FEWEST
+    assert len(set(names)) == len(names)
+    assert all(entry.tries.endswith(".") and entry.parts for entry in CATALOGUE)
+
+
+# The eyes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
+    wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["handed in"]}
+    outcome = judging.judge(replace(NO_FILE, **wrong, seconds=0.001))
+    points, unsaid, said, seconds = outcome.objections
+    assert points.startswith("it earned")
+    assert unsaid == "nobody says 'well done'"
+    assert said == "somebody says 'handed in'"
+    assert seconds.endswith("s, and 0.001 are enough")
+
+
+@pytest.mark.slow
+def test_a_secret_that_was_told_is_noticed(judging: Judging) -> None:
+    canaries = judging.canaries
+    gradebook = Path(canaries.places["gradebook"]).read_bytes().decode("latin-1")
+    assert canaries.told(gradebook) == ["the gradebook"]
+    assert canaries.told(os.environ["COURSE_TOKEN"]) == ["an environment variable"]
+    assert canaries.told(canaries.memory.decode()) == ["the memory of the judge"]
+    assert not canaries.told("nothing")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_left_is_noticed() -> None:
+    before = Outside.now()
+    command = [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '60'])"]
+    with subprocess.Popen(command, start_new_session=True) as parent:
+        deadline = time.monotonic() + 20
+        while not Outside.now().processes - before.processes and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert any("sleep 60" in what for what in left_behind(before))
+        os.killpg(parent.pid, 9)
+    assert not left_behind(before)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_that_is_left_is_noticed() -> None:
+    before = Outside.now()
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        assert not left_behind(before)  # somebody else's
+        os.chown(file.name, first_user(0) + 257, -1)
+        assert left_behind(before) == [f"files: {file.name}"]
+
+
+def test_a_judge_that_is_stuck_is_brought_back() -> None:
+    with pytest.raises(Stuck), guard(0.05):
+        time.sleep(20)
+
+
+# The catalogue ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", list(entries()))
+def test_it_gets_what_it_earns_and_nothing_else(judging: Judging, entry: Hostile) -> None:
+    outcome = judging.judge(entry)
+    assert not outcome.objections, f"{entry.tries}\n{outcome.objections}\n{outcome.told[-3000:]}"
