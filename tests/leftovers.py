@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import tempfile
 from pathlib import Path
 
 import psutil
 
+from dtlab.ranks import counters
+
+_LISTEN = 1 << 10  # among the states of a TCP socket
+_LINUX = Path("/proc/self/task").exists()  # asked directly: this is done twice for each test
+
 
 def descendants() -> dict[int, str]:
     """Living processes below this one, the idle warm server left out."""
     found = {}
-    for process in psutil.Process().children(recursive=True):
+    for process in _below():
         try:
             title = " ".join(process.cmdline()) or process.name()
             if process.status() != psutil.STATUS_ZOMBIE and "dtlab-rank-server" not in title:
@@ -28,21 +34,52 @@ def descendants() -> dict[int, str]:
 
 
 def files() -> set[Path]:
-    """Files in shared memory and in the temporary folder, pytest's own left out."""
+    """Files in shared memory and in the temporary folder, pytest's own left out.
+
+    And those of another run of the tests that lives: its canaries have its process id.
+    """
     return {
         path
         for folder in (Path("/dev/shm"), Path(tempfile.gettempdir()))
         if folder.exists()
         for path in folder.iterdir()
         if not path.name.startswith(("pytest-", "ipykernel_"))
+        and not _of_others(path)
         and path.stat(follow_symlinks=False).st_uid == os.getuid()
     }
 
 
+def _of_others(path: Path) -> bool:
+    name, _, pid = path.name.rpartition("-")
+    return name == ".dtlab-hostile" and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
+
+
 def listening() -> set[int]:
     """Ports on which this process or one below it listens."""
-    ports = set()
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            ports |= {c.laddr.port for c in process.net_connections() if c.status == "LISTEN"}
-    return ports
+    processes = [psutil.Process(), *_below()]
+    if not _LINUX:
+        connections = [one for process in processes for one in process.net_connections("tcp")]
+        return {one.laddr.port for one in connections if one.status == "LISTEN"}
+    ports = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, counters._NETLINK_SOCK_DIAG) as netlink:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            counters._ask(netlink, family, states=_LISTEN)
+            for body in counters._replies(netlink):
+                ports[counters._inode(body)] = counters._PORTS.unpack_from(body, 4)[0]
+    inodes = {inode for process in processes for inode in counters._inodes(process.pid)}
+    return {port for inode, port in ports.items() if inode in inodes}
+
+
+def _below() -> list[psutil.Process]:
+    """All processes below this one."""
+    if not _LINUX:
+        return psutil.Process().children(recursive=True)
+    pids, found = [os.getpid()], []
+    while pids:
+        with contextlib.suppress(OSError):  # it has ended
+            for children in list(Path(f"/proc/{pids.pop()}/task").glob("*/children")):
+                for pid in map(int, children.read_text().split()):
+                    pids.append(pid)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        found.append(psutil.Process(pid))
+    return found

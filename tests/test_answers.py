@@ -16,9 +16,17 @@ import torch
 import dtlab
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
-from dtlab.grading.answers import Choice, Choices, Mistake, Number, Question, Questions
 from dtlab.grading.learners import graded_student, normalised
-from dtlab.grading.quantities import Unreadable, close, read
+from dtlab.grading.questions.answers import (
+    Choice,
+    Choices,
+    Given,
+    Mistake,
+    Number,
+    Question,
+    Questions,
+)
+from dtlab.grading.questions.quantities import Unreadable, close, read, whole
 
 PARTS = [part for part in known_parts() if isinstance(part.check, Questions)]
 LEARNERS = ["ada", "Bo", "42", "c@example.org", "é"]
@@ -64,10 +72,15 @@ def test_units_are_converted_and_lists_read(value: Any, unit: str, wanted: Any) 
         ("3 ms", "MB", "'ms' is no unit of what is asked for"),
         ("3 Mb", "MB", "'Mb' is no unit"),  # megabits
         ("3 MB", "", "'MB' is no unit"),
-        (True, "", "True is no number"),
+        (True, "", "True is no number. Write a number, as 2.5"),
+        (np.bool_(True), "", "True is no number"),
         (1j, "", "1j is no number"),
-        (float("nan"), "", "nan is no finite number"),
-        ("1/0", "", "divides by zero"),
+        (float("nan"), "", "nan is no finite number. Write a number, as 2.5"),
+        (torch.tensor(float("inf")), "", "inf is no finite number. Write a number"),
+        (10**400, "", "is no finite number"),
+        ("1_", "", "cannot be read"),
+        (b"12", "", "b'12' is no number"),
+        ("1/0", "", "divides by zero. Write a number"),
         ({"a": 1}, "", "{'a': 1} is no number"),
         ([1, "x"], "", "'x' cannot be read"),
     ],
@@ -101,7 +114,6 @@ S = {"S": 8}
         (12e6 / 2**20, "lost", "this would be right in MiB"),
         ("12 Mb", "lost", "'Mb' is no unit"),
         ([], "blocked", "not answered yet"),
-        ([12, 13], "lost", "[12, 13] is not it."),
     ],
 )
 def test_a_number_is_right_wrong_for_a_known_reason_or_told_where_to_look(
@@ -111,12 +123,153 @@ def test_a_number_is_right_wrong_for_a_known_reason_or_told_where_to_look(
     assert (verdict.status, words in verdict.message) == (status, True), verdict
 
 
+# Shapes: what is said of them comes before any hint ---------------------------------------------
+
+PAIR = Number(
+    lambda given: [8, 16],
+    (
+        Mistake(12, "this is one number for both."),
+        Mistake([16, 8], "the other way round."),
+        Mistake([8, 16, 16, 8], "this puts them one after another."),
+    ),
+    "HINT",
+)
+TABLE = Number(
+    lambda given: [[5, 7, 9]] * 3,
+    (Mistake([[5], [7], [9]], "that is a reduce-scatter."), Mistake([[1, 2, 3]] * 3, "KNOWN")),
+    "HINT",
+)
+A_NUMBER, A_PAIR = "write a number, as in", "write a list of 2 numbers, as in"
+A_TABLE = "write one list for each rank, 3 in all, as in [[4], [5, 6], []], not"
+FEW = Number(lambda given: [list(range(one)) for one in range(5)], (), "HINT", each="worker")
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "words"),
+    [
+        (RING, [336], f"[336]: {A_NUMBER} 336, not a list."),
+        (RING, [12], f"[12]: {A_NUMBER} 12, not a list."),  # not even where it is right
+        (RING, ("336 MB",), f"('336 MB',): {A_NUMBER} 336, not a list."),
+        (RING, [[0.5]], f"[[0.5]]: {A_NUMBER} 0.5, not a list."),
+        (RING, [12, 13], f"[12, 13]: {A_NUMBER} 2.5, not a list."),
+        (RING, torch.tensor([336.0]), f"[336.0]: {A_NUMBER} 336, not a list."),
+        (RING, {336}, "{336} is no number. Write a number, as 2.5"),
+        (RING, {"ring": 336}, "{'ring': 336} is no number. Write a number"),
+        (RING, "8,16", "'8,16' cannot be read. Write a point for decimals, and no commas."),
+        (PAIR, "8,16", f"'8,16': {A_PAIR} [8, 16], not text."),
+        (PAIR, "eight", f"'eight': {A_PAIR} [2.5, 1], not text."),
+        (PAIR, "8", f"'8': {A_PAIR} [2.5, 1], not text."),
+        (PAIR, 8, f"8: {A_PAIR} [2.5, 1], not a number."),
+        (PAIR, np.float32(8), f"8.0: {A_PAIR} [2.5, 1], not a number."),
+        (PAIR, True, f"True: {A_PAIR} [2.5, 1], not True."),
+        (PAIR, float("nan"), f"nan: {A_PAIR} [2.5, 1], not a number."),
+        (PAIR, {8}, f"{{8}}: {A_PAIR} [2.5, 1], not a set."),
+        (PAIR, {"a": 8}, f"{{'a': 8}}: {A_PAIR} [2.5, 1], not a dict."),
+        (PAIR, max, "not a function."),
+        (PAIR, 1j, f"1j: {A_PAIR} [2.5, 1], not a complex."),
+        (PAIR, [8], f"[8]: {A_PAIR} [2.5, 1], not a list of 1 number."),
+        (PAIR, [8, 16, 24], f"{A_PAIR} [2.5, 1], not a list of 3 numbers."),
+        (PAIR, [[8], [16]], f"{A_PAIR} [8, 16], not a list with lists in it."),
+        (PAIR, np.array([[8, 16]]), f"[[8, 16]]: {A_PAIR} [8, 16], not a list with lists in it."),
+        (PAIR, [None, 16], f"[None, 16]: {A_PAIR} [2.5, 1], not a list with None in it."),
+        (PAIR, [True, 16], f"True is no number. W{A_PAIR[1:]} [2.5, 1]."),
+        (PAIR, [8, float("nan")], f"nan is no finite number. W{A_PAIR[1:]} [2.5, 1]."),
+        (PAIR, ["8,16"], f"'8,16' cannot be read. Write a point for decimals, and no commas. W"
+                         f"{A_PAIR[1:]} [8, 16]."),
+        (TABLE, [5, 7, 9], f"[5, 7, 9]: {A_TABLE} a list of 3 numbers."),  # no reduce-scatter
+        (TABLE, [4], f"[4]: {A_TABLE} a list of 1 number."),
+        (TABLE, 5, f"5: {A_TABLE} a number."),
+        (TABLE, "everyone has it", f"'everyone has it': {A_TABLE} text."),
+        (TABLE, [[5, 7, 9]] * 2, f"{A_TABLE} a list of 2 lists."),
+        (TABLE, [[[5, 7, 9]], [], []], f"{A_TABLE} lists with lists in them."),
+        (TABLE, ["5, 7, 9"] * 3, "'5, 7, 9' cannot be read. Write a point for decimals, and no "
+                                 "commas. Write one list for each rank, 3 in all, as in"),
+        (TABLE, ["three of them", [], []], "'three of them' cannot be read. Write one list for"),
+        (FEW, 3, "write one list for each worker, 5 in all, as in [[4], [5, 6], [], ...], not"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_told_how_to_write_it(
+    kind: Number, answer: Any, words: str
+) -> None:
+    verdict = kind.judge(answer, S)
+    assert verdict.status == "lost"
+    assert words in verdict.message
+    for content in (kind.hint, "reduce-scatter"):
+        assert content not in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "words"),
+    [
+        (PAIR, 12, "12: this is one number for both."),  # known in that very shape
+        (PAIR, [16, 8, 8, 16], "not a list of 4 numbers."),
+        (PAIR, [8, 16, 16, 8], "[8, 16, 16, 8]: this puts them one after another."),
+        (PAIR, torch.tensor([16, 8]), "[16, 8]: the other way round."),
+        (PAIR, [8, 8], "[8, 8] is not it. HINT"),
+        (TABLE, [[5], 7, 9], "that is a reduce-scatter."),  # a number for a list of one
+        (TABLE, [[1, 2, 3]] * 3, "KNOWN"),
+        (TABLE, [[5, 7, 9], [], None], "[[5, 7, 9], [], []] is not it. HINT"),
+        (TABLE, [[1], [], [2, 3]], "is not it. HINT"),  # how much each holds is no shape
+        (RING, torch.tensor(13.0), "13 is not it. Count the rounds."),
+    ],
+)
+def test_an_answer_of_the_right_shape_is_judged_by_what_is_in_it(
+    kind: Number, answer: Any, words: str
+) -> None:
+    verdict = kind.judge(answer, S)
+    assert verdict.status == "lost"
+    assert words in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (RING, torch.tensor(12)),
+        (RING, np.int64(12)),
+        (RING, np.array(12.0)),
+        (PAIR, (np.int64(8), torch.tensor(16.0))),
+        (PAIR, np.array([8, 16])),
+        (TABLE, torch.tensor([[5, 7, 9]] * 3)),
+        (Number(lambda given: [[5], [7]], (), ""), [5, 7]),
+    ],
+)
+def test_tensors_and_arrays_are_numbers_and_lists(kind: Number, answer: Any) -> None:
+    assert kind.judge(answer, S).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [(4, 4), (4.0, 4), ("4", 4), (torch.tensor(4), 4), (np.int64(4), 4), (4.5, None), (True, None),
+     (None, None), ([4], None), ("four", None), (float("nan"), None)],
+)  # fmt: skip
+def test_a_whole_number_is_read_as_any_other_or_none(value: Any, wanted: int | None) -> None:
+    assert whole(value) == wanted
+
+
 @pytest.mark.parametrize("answer", ["both", " BOTH ", "on all ranks", "'both'"])
 def test_a_choice_is_its_name_or_its_text(answer: str) -> None:
     choice = Choice({"both": "on all ranks", "one": ""}, "both", (Mistake("one", "no."),), "Look.")
     assert choice.judge(answer, {}).status == "ok"
     assert choice.judge("one", {}).message == "one: no."
     assert choice.judge("neither", {}).message.endswith('Write one of: "both", "one".')
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (["both"], "['both'] is a list; one name is asked for."),
+        ({"both"}, "{'both'} is a set; one name is asked for."),
+        ({"both": 1}, "{'both': 1} is a dict; one name is asked for."),
+        (True, "True is none of the options."),
+        (float("nan"), "nan is none of the options."),
+        (print, "is a function; one name is asked for."),
+    ],
+)
+def test_what_is_no_name_is_told_the_names(answer: Any, words: str) -> None:
+    choice = Choice({"both": "on all ranks", "one": ""}, "both", (Mistake("one", "no."),), "Look.")
+    verdict = choice.judge(answer, {})
+    assert verdict.status == "lost"
+    assert verdict.message.endswith(f'{words} Write one of: "both", "one".')
 
 
 SETS = Choices(
@@ -138,7 +291,11 @@ SETS = Choices(
         ({"a", "d"}, "{a, d}: b is missing."),
         ({"a", "b", "d"}, "{a, b, d} is not it. Look."),
         ({"a", "z"}, "'z' is none of the options"),
-        (3, "3 is no set"),
+        (np.array(["a", "b"]), "{a, b}"),
+        (3, '3 is no set. Write the names in braces, as {"one", "other"}.'),
+        ({"a": True}, "{'a': True} is no set."),
+        (True, "True is no set."),
+        ([["a"], "b"], "['a'] is a list; one name is asked for."),
     ],
 )
 def test_a_set_is_right_as_a_whole(answer: Any, words: str) -> None:
@@ -258,14 +415,94 @@ def test_the_right_answer_passes_and_nothing_else_does(name: str, learner: str) 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"summ": [1, 2]}, "an entry 'summ', which nobody asked for. Did you mean 'sum'?"),
-        (3, "averages is int here. Write a dict with an entry for each of: sum, average, divide."),
-        ([1, 2], "averages is list here."),
+        (3, "averages is a number here. Write a dict with an entry for each question: "
+            'averages = {"sum": ..., "average": ..., "divide": ...}.'),
+        ([1, 2], "averages is a list here."),
+        ("both", "averages is text here."),
+        (print, "averages is a function here."),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_set_of_answers_is_told_what_to_write(answer: Any, words: str) -> None:
     report = dtlab.check("01/averages", answer, learner="ada")
     assert (report.score, words in report.criteria[0].message) == (0, True)
+
+
+def statuses(answer: Any, name: str = "01/averages") -> dict[str, str]:
+    report = dtlab.check(name, answer, learner="ada")
+    return {one.name: one.status for one in report.criteria}
+
+
+def test_a_misspelt_name_is_named_at_what_was_meant_and_takes_nothing_else_down() -> None:
+    answers = right("01/averages", "ada")
+    misspelt = {("Avrage" if name == "average" else name): one for name, one in answers.items()}
+    report = dtlab.check("01/averages", misspelt, learner="ada")
+    assert (report.score, report.passed) == (2, False)
+    assert [one.status for one in report.criteria] == ["ok", "lost", "ok"]
+    words = "unknown answer 'Avrage': did you mean 'average'?"
+    assert report.criteria[1].message == f"average: {words}"
+    for handed_out in (None, ...):  # the blank still stands beside it
+        assert words in str(dtlab.check("01/averages", {**misspelt, "average": handed_out},
+                                        learner="ada"))  # fmt: skip
+
+
+def test_a_name_that_nobody_asked_for_is_a_remark() -> None:
+    answers = right("01/averages", "ada")
+    for other in ({"speed": 3}, {"sums": 3}, {7: 3}):  # 'sum' is answered
+        report = dtlab.check("01/averages", {**answers, **other}, learner="ada")
+        assert (report.score, report.max_score, report.passed) == (4, 4, True)
+        (remark,) = report.criteria[3:]
+        assert (remark.points, remark.status) == (0, "blocked")
+        assert remark.message == (
+            f"unknown answer {next(iter(other))!r}, which nobody asked for. "
+            "Asked for: sum, average, divide."
+        )
+    both = dtlab.check("01/averages", {**answers, "sums": 3, "speed": 3}, learner="ada")
+    assert str(both).count("unknown answers 'sums', 'speed', which") == 1
+    assert len(both.criteria) == 4
+
+
+def test_each_unknown_name_is_named_once() -> None:
+    report = dtlab.check("01/averages", {"summ": 1, "suum": 2, "speed": 3}, learner="ada")
+    assert [str(report).count(name) for name in ("'summ'", "'suum'", "'speed'")] == [1, 1, 1]
+    assert statuses({"summ": 1}) == {"sum": "lost", "average": "blocked", "divide": "blocked"}
+    assert "did you mean 'sum'?" in report.criteria[0].message
+    assert report.criteria[3].message.startswith("unknown answers 'suum', 'speed', which")
+
+
+def test_an_ellipsis_is_no_answer_yet() -> None:
+    assert set(statuses(dict.fromkeys(("sum", "average", "divide"), ...)).values()) == {"blocked"}
+
+
+NUMBERS = [336, torch.tensor(98_765), np.float32(98_765)]  # nobody's right answers
+ODD = [
+    [336], "8,16", [[1], [2]], [1, None], True, float("nan"), 10**400, {3}, {"a": 1}, b"1", print,
+    1j, torch.ones(2, 2), torch.tensor(True), object(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@pytest.mark.parametrize(
+    "strange", [*NUMBERS, *ODD], ids=lambda one: repr(one).partition(" at 0x")[0]
+)
+def test_an_answer_of_any_shape_loses_its_own_points_alone(part: Any, strange: Any) -> None:
+    """In each question in turn, all others being right; another shape gets no hint on content."""
+    answers = right(part.name, "ada")
+    given = part.check.given(part.symbol, "ada")
+    for question in part.check.questions:
+        report = dtlab.check(part.name, {**answers, question.name: strange}, learner="ada")
+        assert [one.name for one in report.criteria if one.status != "ok"] == [question.name]
+        if isinstance(question.answer, Number):
+            a_list_is_asked = isinstance(question.answer.expected(given), list)
+            if a_list_is_asked or not any(strange is one for one in NUMBERS):
+                assert question.answer.hint not in str(report)
+
+
+def test_code_in_what_is_given_and_asked_is_shown_as_code() -> None:
+    given = Given("part", {}, [("`S`", "8 < 9")], ["ring: what `send` < `recv` sends (1 point)"])
+    assert "ring: what send < recv sends (1 point)" in repr(given)
+    html = given._repr_html_()
+    assert "`" not in html
+    assert ">send</code> &lt; <code" in html
 
 
 def test_ids_are_compared_without_case_and_blanks() -> None:

@@ -92,6 +92,9 @@ def test_children_that_ranks_forked_are_ended(
 
 
 def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Path) -> None:
+    # A shell's background job starts with the signal ignored; a kernel never does.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def wait_for_ever() -> None:
         (tmp_path / f"rank-{os.getpid()}").touch()
         time.sleep(60)
@@ -104,8 +107,11 @@ def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Pa
 
     times: list[float] = []
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        dtlab.launch(wait_for_ever, world_size=3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dtlab.launch(wait_for_ever, world_size=3)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - times[0] < 1.0
     assert gone(children_in(tmp_path), within=0.1)
     assert dtlab.launch(dist.get_rank).values == [0, 1]
@@ -131,6 +137,7 @@ NOTEBOOK = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "then", ["dtlab.launch(wait_for_ever, 'FOLDER')", "time.sleep(60)"], ids=["running", "idle"]
 )

@@ -16,6 +16,7 @@ from torch.distributed import ReduceOp
 
 import dtlab
 from dtlab import collectives, messages
+from tests.marks import slow
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLE = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool]
@@ -85,7 +86,7 @@ def _wrong_all_reduces(sizes: list[int], kinds: list[tuple[torch.dtype, str]]) -
     return wrong
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_all_reduce_of_any_size_equals_torchs(n: int) -> None:
     sizes = [0, 1, 2, 3, 7, 8, 257, 100_003]
     run = dtlab.launch(_wrong_all_reduces, sizes, [(torch.float32, "SUM")], world_size=n)
@@ -209,7 +210,7 @@ def _wrong_others(shape: tuple[int, ...]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_the_others_equal_torchs(n: int) -> None:
     def ranks() -> list[str]:
         return [text for shape in ((0,), (1,), (7,), (5, 3)) for text in _wrong_others(shape)]

@@ -35,10 +35,11 @@ from dtlab.show import (
 from dtlab.show.cells import EMPTY
 from dtlab.show.cost_figure import fastest
 from dtlab.show.crossover_figure import ALL_REDUCES
+from dtlab.show.labels import Obstacles, Upright, places
 from dtlab.show.lanes import STRIP, lanes, merged, messages, without
 from dtlab.show.style import INK, MUTED, PALETTE, SHEET, edge, role_of
 from dtlab.show.table_figure import contributors
-from dtlab.show.words import byte_words, list_words, time_words
+from dtlab.show.words import byte_words, list_words, rank_words, time_words
 from dtlab.trace import Event, Trace
 
 
@@ -250,6 +251,53 @@ def test_a_timeline_says_on_itself_that_links_were_emulated() -> None:
     assert figure.alt_text.startswith("A step (emulated: 4 GPUs, 25 GB/s; batch 32): 1 lane")
 
 
+def in_group(rank: int, group: tuple[int, ...], start: float, end: float) -> Event:
+    """An all-reduce of a rank with those of its group."""
+    others = tuple(each for each in group if each != rank)
+    extra = {"group": group, "blocked": []}
+    return Event(rank, "comm", "all_reduce", others, 8, start, end, extra)
+
+
+def test_collectives_of_several_groups_say_whose_they_are() -> None:
+    events = [in_group(rank, (0, 2), 0, 5) for rank in (0, 2)]
+    events += [in_group(rank, (1, 3), 0, 5) for rank in (1, 3)]
+    events += [in_group(rank, (0, 1, 2, 3), 5.0, 5.2) for rank in range(4)]
+    figure = timeline(Trace(events))
+    assert {"all_reduce 0,2", "all_reduce 1,3", "collective, with its ranks"} <= texts(figure)
+    assert "0-3" in texts(figure)  # where there is little room the ranks alone
+    assert "Rank 3: issued 1 all_reduce among 0-3 and 1 all_reduce among 1,3" in figure.alt_text
+
+
+def test_collectives_of_one_group_do_not_repeat_its_ranks() -> None:
+    figure = timeline(Trace([in_group(rank, (0, 1), time, time + 1)
+                             for rank in (0, 1) for time in (0, 2)]))  # fmt: skip
+    assert {"all_reduce", "collective"} <= texts(figure)
+    assert "Rank 0: issued 2 all_reduce." in figure.alt_text
+
+
+def test_a_prediction_tells_groups_apart_by_their_peers() -> None:
+    pairs = ((0, 1), (1, 0), (2, 3), (3, 2))
+    events = [Event(rank, "comm", "all_gather", (peer,), 8, 0, 1) for rank, peer in pairs]
+    assert {"all_gather 0,1", "all_gather 2,3"} <= texts(timeline(Trace(events)))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((), ""),
+        ((3,), "3"),
+        ((2, 0), "0,2"),
+        ((0, 1), "0,1"),
+        (range(4), "0-3"),
+        ((0, 1, 2, 5), "0-2,5"),
+        (range(0, 8, 2), "0,2,4,6"),
+        (range(0, 16, 2), "0,2,…,14"),
+    ],
+)
+def test_ranks_are_named_in_few_letters(ranks: tuple[int, ...], words: str) -> None:
+    assert rank_words(ranks) == words
+
+
 def test_a_trace_without_events_says_so() -> None:
     figure = timeline(Trace())
     assert "Nothing was recorded." in texts(figure)
@@ -257,6 +305,7 @@ def test_a_trace_without_events_says_so() -> None:
     assert_not_blank(figure)
 
 
+@pytest.mark.slow
 def test_many_events_are_drawn_in_reasonable_time() -> None:
     trace = Trace([event for i in range(5000) for event in message(i % 4, (i + 1) % 4, i, i + 2)])
     begun = time.perf_counter()
@@ -498,6 +547,26 @@ def test_a_table_shows_every_element_with_its_number_and_colours(num_ranks: int)
         assert all(drawn[source] == PALETTE[source].lower() for source in whose)
 
 
+def test_a_wide_table_puts_after_below_before_and_keeps_its_size() -> None:
+    before = labelled(4, 4)
+    everything = [number for row in before for number in row]
+    wide = collective_table("all_gather", before, [everything] * 4)
+    narrow = collective_table("all_to_all", before, [[row[r] for row in before] for r in range(4)])
+    boxes = {
+        figure: {box.get_gid(): box for box in patches(figure, Rectangle, r"(before|after) .*")}
+        for figure in (wide, narrow)
+    }
+    assert wide.get_size_inches()[0] < 9.9  # as much as a page shows without making it smaller
+    last = boxes[wide]["after rank 3 element 15"]
+    assert last.get_x() + last.get_width() < wide.get_size_inches()[0]
+    for figure, side_by_side in ((wide, False), (narrow, True)):
+        first, second = (boxes[figure][f"{side} rank 0 element 0"] for side in ("before", "after"))
+        assert (first.get_y() == second.get_y()) is side_by_side
+        assert (first.get_x() == second.get_x()) is not side_by_side
+    low = boxes[wide]["before rank 3 element 0"].get_y()
+    assert boxes[wide]["after rank 0 element 0"].get_y() + 0.36 < low
+
+
 @pytest.mark.slow
 def test_a_table_takes_what_ranks_return() -> None:
     def gathered() -> tuple[object, object]:
@@ -564,6 +633,57 @@ def test_measured_emulated_and_predicted_are_told_apart() -> None:
     assert alone.get_linestyle() == "-"
 
 
+def look(line: object) -> tuple[object, ...]:
+    """What a reader compares between a curve and its sample in the key."""
+    return (
+        line.get_color(), line._dash_pattern, line.get_linewidth(), line.get_marker(),
+        line.get_markerfacecolor(),
+    )  # fmt: skip
+
+
+def test_the_key_shows_each_curve_as_it_is_drawn() -> None:
+    curve = ([1e3, 1e6], [1e-3, 2e-3])
+    chart = {"ring": curve, "recursive doubling": curve}
+    for kind in ("measured", "emulated"):
+        drawn = lines(cost_curves(**{kind: chart}))
+        for name in chart:
+            line, sample = drawn[f"{kind} {name}"], drawn[f"key {name}"]
+            assert look(line)[:3] == look(sample)[:3]
+            assert look(line)[3:] == look(drawn[f"key {kind} {name}"])[3:]
+    drawn = lines(cost_curves(chart, emulated=chart, predicted=chart))
+    for name in chart:
+        assert look(drawn[f"predicted {name}"]) == look(drawn[f"key {name}"])
+        for kind in ("measured", "emulated"):
+            assert look(drawn[f"{kind} {name}"]) == look(drawn[f"key {kind} {name}"])
+    drawn = lines(crossover(4))
+    assert look(drawn["predicted tree"]) == look(drawn["key tree"])
+
+
+def test_an_axis_has_at_least_three_numbers() -> None:
+    for last in (1.8e-3, 5e-3, 5e-2, 5):
+        figure = cost_curves({"ring": ([1e3, 1e6], [1e-3, last])})
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert sum(label != "" for label in labels) >= 3, labels
+
+
+def test_the_name_of_the_last_winner_stands_beside_its_band_where_it_does_not_fit() -> None:
+    sizes = [1e3, 1e6, 1.2e6]
+    curves = {"server": (sizes, [1, 2, 9]), "recursive doubling": (sizes, [5, 5, 5])}
+    figure = cost_curves(emulated=curves)
+    (label,) = [text for text in figure.axes[0].texts if text.get_text() == "recursive doubling"]
+    assert label.get_ha() == "left"
+    assert label.xy[0] == 1.2e6
+
+
+def test_measured_times_alone_mark_no_border() -> None:
+    curves = {"server": ([1e3, 1e6], [1, 9]), "ring": ([1e3, 1e6], [5, 5])}
+    assert "crossover" in lines(cost_curves(emulated=curves))
+    measured = cost_curves(measured=curves)
+    assert "crossover" not in lines(measured)
+    assert "Fastest" not in measured.alt_text
+    assert "fastest" not in texts(measured)
+
+
 def test_an_algorithm_keeps_its_look_in_every_figure() -> None:
     curve = ([1e3, 1e6], [1e-3, 2e-3])
     charts = cost_curves({"gloo": curve, "ring": curve}), crossover(4)
@@ -603,6 +723,98 @@ def test_the_fastest_is_the_fastest(num_ranks: int, algorithms: tuple[str, ...])
         size = (winner.start * winner.end) ** 0.5
         times = {name: ALL_REDUCES[name](size, num_ranks, link) for name in algorithms}
         assert times[winner.name] == pytest.approx(min(times.values()))
+
+
+def labels(figure: Figure) -> dict[str, tuple[float, float, float]]:
+    """Left and right end of the words beside upright lines, as drawn, and the line's place."""
+    FigureCanvasAgg(figure).draw()
+    axes = figure.axes[0]
+    found = {}
+    for text in axes.texts:
+        if (text.get_gid() or "").startswith("label"):
+            box = text.get_window_extent()
+            found[text.get_text()] = (box.x0, box.x1, box.y0)
+    return found
+
+
+def upright(figure: Figure) -> list[tuple[float, float, float]]:
+    """Where lines stand upright, from where to where, in pixels."""
+    axes = figure.axes[0]
+    named = [line for line in axes.lines if line.get_gid() in ("crossover", "size")]
+    boxes = [line.get_window_extent() for line in named]
+    return [(box.x0, box.y0, box.y1) for box in boxes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 8, 12, 64, 96, 1024])
+@pytest.mark.parametrize(
+    "algorithms", [tuple(ALL_REDUCES), ("ring", "recursive doubling"), ("ring",)]
+)
+def test_labels_of_sizes_lie_on_no_line_and_on_no_other_label(
+    num_ranks: int, algorithms: tuple[str, ...]
+) -> None:
+    borders = [line.get_xdata()[0] for gid, line in lines(crossover(num_ranks)).items()
+               if gid == "crossover"]  # fmt: skip
+    near = [border * factor for border in borders for factor in (0.4, 0.8, 0.99, 1.01, 1.2, 3)]
+    for size in [1e2, 1e10, *near]:
+        figure = crossover(num_ranks, size=size, algorithms=algorithms)
+        found, places = labels(figure), upright(figure)
+        right_end = figure.axes[0].get_window_extent().x1
+        for words, (left, right, low) in found.items():
+            crossed = [
+                x for x, y0, y1 in places if left < x < right and y0 < low + 10 and y1 > low
+            ]
+            assert not crossed, (size, words)
+            assert right < right_end
+            for other, (other_left, other_right, other_low) in found.items():
+                beside = right < other_left or other_right < left
+                assert other == words or beside or abs(low - other_low) > 10
+
+
+def test_a_label_stands_on_the_other_side_of_its_line_where_another_line_is_near() -> None:
+    marks = [Upright(1.0, "600 kB", "bottom"), Upright(1.3, "1.00 MB", "bottom")]
+    left, right = places(marks, Obstacles(6, 3, []))
+    assert left.left < 1.0 - 0.3
+    assert right.left > 1.3
+    assert left.bottom == right.bottom < 0.2
+
+
+def test_lines_leave_room_for_the_labels_at_their_other_end() -> None:
+    marks = [Upright(1.0, "600 kB", "bottom"), Upright(1.3, "1.00 MB", "top")]
+    border, cursor = places(marks, Obstacles(6, 3, []))
+    assert border.bottom + 0.14 < marks[1].reach(3)[0]
+    assert cursor.bottom > marks[0].reach(3)[1]
+    assert (border.left, cursor.left) == pytest.approx((1.05, 1.35))
+    assert marks[0].reach(3)[0] == 0
+    assert marks[1].reach(3)[1] == 3
+
+
+def test_a_label_keeps_off_curves() -> None:
+    curve = np.array([[0.0, 6.0], [0.1, 0.1]])
+    (free,) = places([Upright(1.0, "600 kB", "bottom")], Obstacles(6, 3, [curve]))
+    assert free.bottom > 0.13
+
+
+@pytest.mark.parametrize("num_ranks", [2, 6, 64, 1024])
+@pytest.mark.parametrize("algorithms", [tuple(ALL_REDUCES), ("ring", "recursive doubling")])
+def test_every_border_of_the_fastest_is_marked(
+    num_ranks: int, algorithms: tuple[str, ...]
+) -> None:
+    sizes = np.geomspace(1e2, 1e10, 20_001)
+    for link in (Link(5e-7, 9e11), Link(5e-6, 5e10), Link(1e-3, 1.25e8)):
+        times = [ALL_REDUCES[name](sizes, num_ranks, link) for name in algorithms]
+        changes = sizes[1:][np.diff(np.argmin(np.round(times, 15), axis=0)) != 0]
+        figure = crossover(num_ranks, link.latency, link.bandwidth, algorithms=algorithms)
+        marked = [line.get_xdata()[0] for line in figure.axes[0].lines
+                  if line.get_gid() == "crossover"]  # fmt: skip
+        assert marked == pytest.approx(list(changes), rel=0.002)
+
+
+def test_a_crossover_of_no_algorithm_says_so() -> None:
+    figure = crossover(8, size=1e6, algorithms=[])
+    assert "No algorithm is chosen." in texts(figure)
+    assert figure.alt_text.endswith("predicted time against size. No algorithm is chosen.")
+    assert_not_blank(figure)
 
 
 def test_nobody_is_the_fastest_where_there_is_no_choice() -> None:
@@ -796,6 +1008,7 @@ def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
     assert data["image/png"] in data["text/html"]
 
 
+@pytest.mark.slow
 def test_pyplot_and_torch_are_not_needed() -> None:
     program = (
         "import sys, dtlab.show as s; s.ring(4)._repr_mimebundle_();"

@@ -20,7 +20,7 @@ from dtlab.errors import DeadlockError, DtlabError, Failure, RankError, RankTime
 from dtlab.grading import Criterion, Report, check, find_part, known_parts
 from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.report import Reference
-from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.trials import Case, Observation, Trial, observe
 from dtlab.grading.unit01.calls import (
     AllReduce,
     Answer,
@@ -73,11 +73,44 @@ def test_report_is_a_table_that_takes_the_colours_of_the_page() -> None:
         assert f">{status}</span>" in table  # told by a word, not by colour alone
 
 
+NAMED = "your `group=None` < `input`: a ` alone\nand `two\nlines` stay"
+
+
+def test_code_in_a_message_is_code_in_the_table_and_plain_in_a_terminal() -> None:
+    report = Report("part", (Criterion("result", 1, 0, "lost", NAMED),))
+    table, text = report._repr_html_(), str(report)
+    code = '<code style="color:inherit;background:none;padding:0">{}</code>'
+    assert f"your {code.format('group=None')} &lt; {code.format('input')}: a ` alone" in table
+    assert "your group=None < input: a ` alone\n" in text
+    assert "and `two\n" in text
+    assert "`two" in table
+    assert report.criteria[0].message == NAMED
+
+
+def test_code_in_a_message_cannot_bring_tags_along() -> None:
+    message = "rank 0 returns `<img src=x onerror='go()'>` and <b>"
+    table = Report("part", (Criterion("result", 1, 0, "lost", message),))._repr_html_()
+    assert "<img" not in table
+    assert ">&lt;img src=x onerror=&#x27;go()&#x27;&gt;</code> and &lt;b&gt;" in table
+
+
+def test_what_has_no_points_is_a_remark() -> None:
+    remark = Criterion("part", 0, 0, "blocked", "unknown answer 'speed'")
+    report = Report("part", (*REPORT.criteria[:1], remark))
+    assert (report.passed, report.score, report.max_score) == (True, 4, 4)
+    assert str(report).splitlines()[1:] == [
+        "  ok       4/4  the sum is right",
+        "  blocked       unknown answer 'speed'",
+    ]
+    assert "4 of 4</td>" in report._repr_html_()
+    assert "0 of 0" not in report._repr_html_()
+
+
 def test_report_is_nbgraders_number_in_a_kernel_and_text_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert REPORT._repr_mimebundle_()["text/plain"] == str(REPORT)
-    monkeypatch.setattr("dtlab.grading.report._in_a_kernel", lambda: True)
+    monkeypatch.setattr("dtlab.grading.report.in_a_kernel", lambda: True)
     bundle = REPORT._repr_mimebundle_()
     assert float(bundle["text/plain"]) == REPORT.score
     assert bundle["text/html"] == REPORT._repr_html_()
@@ -93,14 +126,16 @@ def test_a_passed_part_is_read_beside_the_librarys_own() -> None:
     assert "<details" in table
     assert "def ring_all_reduce(" in table
     assert "def naive_all_reduce(" not in table
+    assert '<code style="color:inherit;background:none;padding:0">dtlab.coll' in table
     assert "<details" not in REPORT._repr_html_()
 
 
 @pytest.mark.parametrize(
     "name", [part.reference for part in known_parts() if part.reference is not None]
 )
-def test_references_are_functions_of_the_library(name: str) -> None:
-    assert f"def {name.rpartition('.')[2]}(" in Reference.of(name).source
+def test_references_are_functions_and_classes_of_the_library(name: str) -> None:
+    symbol = name.rpartition(".")[2]
+    assert re.search(rf"^(def|class) {symbol}\(", Reference.of(name).source, re.MULTILINE)
 
 
 # Parts ------------------------------------------------------------------------------
@@ -112,13 +147,13 @@ def test_an_unknown_part_lists_the_known_ones() -> None:
 
 
 def test_parts_and_their_graded_cells_agree() -> None:
-    cells: dict[str, Any] = {}
+    cells: dict[tuple[str, str], Any] = {}  # by unit and id
     for notebook in (ROOT / "solutions").glob("*/*.ipynb"):
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["metadata"].get("nbgrader", {}).get("grade"):
-                cells[cell["id"]] = cell
+                cells[notebook.parent.name[:2], cell["id"]] = cell
     for part in known_parts():
-        cell = cells.pop(part.grade_id)
+        cell = cells.pop((part.unit, part.grade_id))
         assert cell["metadata"]["nbgrader"]["points"] == part.points
         assert "".join(cell["source"]) == part.call
     assert not cells, "graded cells that no part stands for"
@@ -157,7 +192,7 @@ def test_what_is_not_a_function_gets_one_sentence() -> None:
 
 
 @dataclass(frozen=True)
-class OneStep:
+class OneStep(Case):
     """A case of another kind than a collective's: a module is handed in, and trained."""
 
     seed: int
@@ -165,12 +200,16 @@ class OneStep:
     def __str__(self) -> str:
         return "one step"
 
-    def on_rank(self, fn: Callable[..., Any]) -> torch.Tensor:
-        rank = dist.get_rank()
+    def given(self, rank: int, world_size: int) -> tuple[float, float]:
+        return float(self.seed), rank + 1.0
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[float, float]) -> torch.Tensor:
+        weight, value = given
         module = torch.nn.Linear(1, 1)
-        torch.nn.init.constant_(module.weight, float(self.seed))
+        torch.nn.init.constant_(module.weight, weight)
         wrapped = fn(module)
-        wrapped(torch.full((1, 1), rank + 1.0)).sum().backward()
+        wrapped(torch.full((1, 1), value)).sum().backward()
         return module.weight.grad
 
     def mistake(self, results: Sequence[torch.Tensor]) -> str:
@@ -299,9 +338,7 @@ def test_both_directions_at_once_are_as_many_rounds_as_one() -> None:
     assert judged(ring_events(pieces=2))["rounds"].message.startswith("12 rounds on 4 ranks")
 
 
-@pytest.mark.parametrize(
-    ("blocked", "status"), [([], "lost"), ([(0.0, 0.1)], "ok"), (None, "ok")]
-)
+@pytest.mark.parametrize(("blocked", "status"), [([], "lost"), ([(0.0, 0.1)], "ok"), (None, "ok")])
 def test_messages_have_to_be_waited_for(blocked: list[Any] | None, status: str) -> None:
     extra = {} if blocked is None else {"blocked": blocked}
     events = [*ring_events(), Event(3, "comm", "recv", (2,), 4, extra=extra)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,6 +14,8 @@ import dtlab
 from dtlab.show import Guess, guess
 from dtlab.show.guess import distance_words
 from dtlab.show.guess_form import form
+
+LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 def told(made: Guess, capsys: pytest.CaptureFixture[str], *answer: Any) -> str:
@@ -50,12 +54,25 @@ def test_words_for_a_distance(guessed: float, actual: float, words: str) -> None
     assert distance_words(guessed, actual) == words
 
 
+@pytest.mark.parametrize(
+    ("guessed", "actual", "words"),
+    [
+        (20, 10.76, "9.2 points too high"),
+        (9.76, 10.76, "1 point too low"),
+        (4000, 12, "4000 points too high"),
+        (10.76, 10.7612, ""),
+    ],
+)
+def test_two_quantities_in_percent_lie_points_apart(
+    guessed: float, actual: float, words: str
+) -> None:
+    assert distance_words(guessed, actual, "%") == words
+
+
 def test_the_answer_stands_beside_the_guess(capsys: pytest.CaptureFixture[str]) -> None:
     made = guess("How many MB does rank 0 send?", unit="MB", value=16)
     assert capsys.readouterr().out == "How many MB does rank 0 send? Your guess: 16 MB.\n"
-    assert told(made, capsys, 48) == (
-        "You guessed 16 MB; it is 48 MB: too low by a factor of 3."
-    )
+    assert told(made, capsys, 48) == ("You guessed 16 MB; it is 48 MB: too low by a factor of 3.")
     assert told(made, capsys, 16.0, "Three times S.") == (
         "You guessed 16 MB, and that is right. Three times S."
     )
@@ -108,15 +125,69 @@ def test_an_answer_that_is_no_number_is_refused(answer: Any) -> None:
         guess("How many?", value=3).reveal(answer)
 
 
-def test_a_cell_that_runs_again_starts_without_a_guess() -> None:
-    def cell() -> Guess:
-        return dtlab.guess("How many?")
-
-    first = cell()
+def test_a_script_asks_afresh_each_time() -> None:
+    first = dtlab.guess("How many?")
     first.commit(3)
-    assert cell().value is None
     assert repr(first) == "<How many? 3>"
-    assert repr(cell()) == "<How many? no guess yet>"
+    assert repr(dtlab.guess("How many?")) == "<How many? no guess yet>"
+
+
+@pytest.mark.slow
+def test_a_cell_that_runs_again_goes_on_with_the_guess_made_in_it() -> None:
+    ask = "import dtlab\nsent = dtlab.guess('How many?', unit='MB')"
+    cells = [
+        ask,
+        "other = dtlab.guess('How much?', unit='MB'); other.commit(9)\nsent.commit(12)",
+        ask,
+        "print(sent.value, sent.revealed); sent.reveal(24)",
+        ask,
+        "print(sent.value, sent.revealed)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    before, after = notebook.cells[3].outputs[0].text, notebook.cells[5].outputs[0].text
+    assert (before, after) == ("12 False\n", "12 True\n")
+
+
+# ------------------------------------------------------------------------------- the lessons
+
+
+def lesson_cells(path: Path) -> list[ast.Module]:
+    cells = nbformat.read(path, as_version=4).cells
+    return [ast.parse(cell.source) for cell in cells if cell.cell_type == "code"]
+
+
+def guesses(cell: ast.Module) -> list[str]:
+    """The names that get a guess in this cell."""
+    return [
+        node.targets[0].id
+        for node in ast.walk(cell)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and ast.unparse(node.value).startswith("dtlab.guess(")
+    ]
+
+
+def reveals(cell: ast.Module) -> dict[str, ast.Call]:
+    """The calls of `reveal` in this cell, by the name of their guess."""
+    calls = (node for node in ast.walk(cell) if isinstance(node, ast.Call))
+    named = (call for call in calls if isinstance(call.func, ast.Attribute))
+    return {ast.unparse(call.func.value): call for call in named if call.func.attr == "reveal"}
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_the_answer_to_a_guess_comes_in_a_later_cell_and_is_computed_there(path: Path) -> None:
+    """An answer that can be read below the question is no answer to a guess."""
+    asked: set[str] = set()
+    for cell in lesson_cells(path):
+        answers = reveals(cell)
+        assert answers.keys() <= asked
+        for name, call in answers.items():
+            known = [node for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)]
+            assert known, f"{name}.reveal({ast.unparse(call.args[0])}) can be read without a run"
+            asked.remove(name)
+        asked.update(guesses(cell))
+    assert not asked
 
 
 # ---------------------------------------------------------------------------------- the form
@@ -139,7 +210,7 @@ def test_a_number_is_committed_from_the_field_and_by_the_button() -> None:
     assert "&#x27;twelve&#x27; is not a number in MB" in status.value
     field.value = "12"
     assert made.value == 12
-    assert "Your guess is 12 MB" in status.value
+    assert "Your guess is 12 MB. Click into the next cell and run it." in status.value
     field.value = "13"
     button.click()
     assert made.value == 13
@@ -154,6 +225,27 @@ def test_a_choice_is_committed_by_its_button() -> None:
     assert made.value == "many"
     assert [button.icon for button in buttons] == ["", "check"]
     assert "Your guess is many" in status.value
+
+
+def test_a_form_that_comes_back_shows_the_guess_and_takes_another_until_the_answer() -> None:
+    made = Guess("How many?", "MB", None)
+    made.commit(12)
+    (field, _, _), status = parts(form(made))
+    assert (field.value, field.disabled) == ("12", False)
+    assert "Your guess is 12 MB. Click" in status.value
+    field.value = "13"
+    assert made.value == 13
+    made.reveal(24)
+    (field, _, button), status = parts(form(made))
+    assert (field.value, field.disabled, button.disabled) == ("13", True, True)
+    assert "Click" not in status.value
+
+
+def test_a_choice_that_comes_back_is_marked() -> None:
+    made = Guess("How many?", "", ["one", "many"])
+    made.commit("many")
+    buttons, _ = parts(form(made))
+    assert [button.icon for button in buttons] == ["", "check"]
 
 
 def test_after_the_answer_a_guess_stays_as_it_is() -> None:

@@ -175,6 +175,7 @@ def test_cpus_are_shared_fairly() -> None:
     assert dtlab.launch(torch.get_num_threads, world_size=1, threads=3).values == [3]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard(script: Path) -> None:
     done = run_script(
         script,
@@ -198,6 +199,7 @@ def test_a_script_without_a_main_guard(script: Path) -> None:
     assert done.stdout == "[0, 1, 2] True\n"
 
 
+@pytest.mark.slow
 def test_a_script_ends_without_waiting_and_leaves_no_server(script: Path) -> None:
     done = run_script(
         script,
@@ -213,6 +215,27 @@ def test_a_script_ends_without_waiting_and_leaves_no_server(script: Path) -> Non
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
+def test_launches_in_a_row_pay_for_a_slow_import_only_at_first(script: Path) -> None:
+    """The first optimizer of a process imports torch's compiler: seconds, for each rank."""
+    done = run_script(
+        script,
+        """
+        import sys
+        import dtlab
+
+        def made():
+            import torch
+            was_there = "torch._dynamo" in sys.modules
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+            return was_there
+
+        print([dtlab.launch(made, world_size=1).values[0] for _ in range(6)])
+        """,
+    )
+    assert done.stdout.strip().endswith("True, True, True]"), done.stderr
+
+
 def test_the_server_has_one_thread_and_its_name() -> None:
     import psutil
 
@@ -224,6 +247,7 @@ def test_the_server_has_one_thread_and_its_name() -> None:
     assert title == ["dtlab-rank 0", "dtlab-rank 1"]
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_replaced() -> None:
     dtlab.launch(lambda: None)
     SERVER._process.kill()
@@ -231,6 +255,7 @@ def test_a_killed_server_is_replaced() -> None:
     assert dtlab.launch(lambda: 1).values == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
     dtlab.launch(lambda: None)
     pid = os.fork()

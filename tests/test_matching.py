@@ -369,6 +369,19 @@ def test_a_thread_frees_the_main_thread_of_another_rank() -> None:
     assert not ranks.stand_still and ranks.machine.free() == {1}
 
 
+@pytest.mark.parametrize("threads", [(1, 2, 3), (1, 1, 2), (0, 1, 0), (3, 2, 1), (1, 2, 1)])
+def test_threads_that_take_turns_are_followed_in_their_order(threads: tuple[int, ...]) -> None:
+    """As where each step runs in a fresh thread: what it does comes after what was before it."""
+    ranks = Ranks(2)
+    contents = [f"float32[{size}], SUM" for size in (1, 2, 3)]
+    for content, thread in zip(contents, threads, strict=True):
+        ranks.does(0, all_reduce(content), thread=thread)
+    for content in contents:
+        ranks.does(1, all_reduce(content))
+        assert ranks.misfit is None
+    assert ranks.waiting == []
+
+
 def test_a_wait_in_a_thread_of_its_own() -> None:
     ranks = Ranks(2)
     receive = recv(1, kind=ISSUE)

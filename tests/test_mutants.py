@@ -363,9 +363,9 @@ SAMPLE = 8
 
 
 def sampled(unit: str) -> list[tuple[Part, Mutant]]:
-    """A few mutants of each part of the unit, the same ones in every run."""
+    """A few mutants of each part of Level II, the same ones in every run."""
     draw = random.Random(unit)
-    parts = [part for part in known_parts() if part.unit == unit and part.level > 1]
+    parts = [part for part in known_parts() if part.unit == unit and part.level == 2]
     each = -(-SAMPLE // len(parts))
     return [
         (part, mutant)

@@ -106,7 +106,8 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     assert shown.startswith("01 Ranks and collectives: 1 of ")
     assert f"Next: 01/bytes_sent, What each rank sends, 9 minutes   {LEVEL_1}" in shown
     table = progress()._repr_html_()
-    assert table.count("<tr") == len(lines) + 1
+    units = {name.partition("/")[0] for name in lines}
+    assert table.count("<tr") == len(lines) + len(units)
     assert "Next: 01/bytes_sent" in table
 
 
@@ -183,6 +184,37 @@ def test_a_newer_release_takes_the_answers_over(course: Course) -> None:
     assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT, renew=True))
 
 
+def test_a_newer_lesson_says_where_the_old_one_is(course: Course) -> None:
+    list(start(course, UNIT))
+    lesson = Path("notebooks", f"{UNIT}.ipynb")
+    first = nbformat.read(lesson, as_version=4).cells[0].id
+    edit(Path("my", lesson), **{first: "my notes"})
+    edit(lesson, **{first: "# A newer lesson"})
+    backup = f"{UNIT}-backup-1.ipynb"
+    told = f"my/{lesson}   renewed; the old one, with whatever you wrote in it, is {backup}"
+    assert told in list(start(course, UNIT, renew=True))
+    assert cell(Path("my", lesson), first).source == "# A newer lesson"
+    assert cell(Path("my/notebooks", backup), first).source == "my notes"
+
+
+def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
+    list(start(course, UNIT))
+    newer = nbformat.read(LEVEL_2, as_version=4)
+    newer.cells = [one for one in newer.cells if one.id != "tree_broadcast"]
+    nbformat.write(newer, LEVEL_2)
+    assert (
+        f"my/{LEVEL_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
+        "are in level-2-backup-1.ipynb"
+    ) in list(start(course, UNIT, renew=True))
+
+
+def test_backups_are_not_handed_out(course: Course) -> None:
+    given = list(course.handed_out(UNIT))
+    edit(Path(LEVEL_2), **{RING.answer_id: "mine = 1"})
+    reset(course, RING)
+    assert list(course.handed_out(UNIT)) == given
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
 @pytest.mark.parametrize("with_solutions", [True, False])
 def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_solutions: bool) -> None:
@@ -200,6 +232,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
         assert nbformat.read(path, as_version=4) == before
         return
     where, backup = reset(course, RING)
+    assert backup is not None
     assert (where, backup.name) == (path.absolute(), "level-2-backup-1.ipynb")
     assert nbformat.read(backup, as_version=4) == before
     after = nbformat.read(path, as_version=4)
@@ -208,7 +241,21 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
     others = [(a, b) for a, b in zip(before.cells, after.cells, strict=True)
               if a.id != RING.answer_id]  # fmt: skip
     assert all(a == b for a, b in others)
-    assert reset(course, RING)[1].name == "level-2-backup-2.ipynb"
+    edit(path, **{RING.answer_id: "mine = 2"})
+    _, second = reset(course, RING)
+    assert second is not None
+    assert second.name == "level-2-backup-2.ipynb"
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
+def test_a_part_as_it_was_handed_out_is_left_alone(course: Course, own: bool) -> None:
+    if own:
+        list(start(course, UNIT))
+    path = Path("my" if own else ".", LEVEL_2)
+    edit(path, title="my notes")
+    before = {one: one.read_bytes() for one in path.parent.iterdir()}
+    assert reset(course, RING) == (path.absolute(), None)
+    assert {one: one.read_bytes() for one in path.parent.iterdir()} == before
 
 
 def test_a_form_is_reset_to_its_blanks(course: Course) -> None:
@@ -223,9 +270,10 @@ def test_reset_refuses_what_it_cannot_find(course: Course) -> None:
         reset(course, RING, Path("elsewhere.ipynb"))
     with pytest.raises(DtlabError, match="has no cell 'ring_all_reduce' any more"):
         reset(course, RING, Path(LEVEL_1))
-    Path(LEVEL_2).write_text("{")
-    with pytest.raises(DtlabError, match="cannot be read as a notebook"):
-        reset(course, RING)
+    for broken in (b"{", b"{}", b"[]", b"\xff"):
+        Path(LEVEL_2).write_bytes(broken)
+        with pytest.raises(DtlabError, match="cannot be read as a notebook"):
+            reset(course, RING)
 
 
 # The command -----------------------------------------------------------------------------------
@@ -233,25 +281,63 @@ def test_reset_refuses_what_it_cannot_find(course: Course) -> None:
 
 def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "1"]) == 0
-    assert f"my/{LEVEL_1}   new" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"my/{LEVEL_1}   new" in said
+    assert f"Begin with my/notebooks/{UNIT}.ipynb;" in said
+    assert main(["start", UNIT, "--renew"]) == 0
+    assert "Reload Notebook from Disk" in capsys.readouterr().out
+    assert main(["reset", RING.name]) == 0
+    assert f"{RING.name}: nothing to reset." in capsys.readouterr().out
+    edit(Path("my", LEVEL_2), **{RING.answer_id: "mine = 1"})
     assert main(["reset", RING.name]) == 0
     assert "is back to its start in" in capsys.readouterr().out
     assert main(["progress"]) == 0
     assert f"my/{LEVEL_1}" in capsys.readouterr().out
 
 
+def test_outside_of_the_course_paths_are_told_in_full(
+    course: Course,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Course, "find", lambda: course)
+    monkeypatch.chdir(course.root / "notebooks")
+    assert main(["start", "01"]) == 0
+    assert f"\nmy/{LEVEL_1}   new" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert main(["start", "01"]) == main(["progress"]) == 0
+    said = capsys.readouterr().out
+    assert f"{course.root}/my/{LEVEL_1}   kept" in said
+    assert f"Begin with {course.root}/my/notebooks/{UNIT}.ipynb;" in said
+    assert f"9 minutes   {course.root}/my/{LEVEL_1}" in said
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "status", "words"),
     [
-        (["reset", "01/ringall"], "dtlab reset: there is no part '01/ringall'. Did you"),
-        (["start", "99"], f"dtlab start: there is no unit '99'. Units: {UNIT}"),
+        (["reset", "01/ringall"], 1, "dtlab reset: there is no part '01/ringall'. Did you"),
+        (["start", "99"], 1, f"dtlab start: there is no unit '99'. Units: {UNIT}"),
+        (["start", "01_ranks"], 1, "dtlab start: there is no unit '01_ranks'."),
+        (["start", "01/level-9"], 1, "its levels come with it"),
+        (["start", "01", "level-2"], 2, "dtlab start: 'level-2' is more than it takes. See: "),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(
-    course: Course, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    course: Course,
+    arguments: list[str],
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(arguments) == 1
+    assert main(arguments) == status
     assert words in capsys.readouterr().err
+    assert not (course.root / "my").exists()
+
+
+def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "copy a unit into my/" in capsys.readouterr().out
 
 
 def test_python_m_dtlab_is_the_command() -> None:

@@ -169,6 +169,7 @@ def test_the_programs_are_of_all_kinds() -> None:
         assert kinds[kind] >= 100, kinds
 
 
+@pytest.mark.slow
 def test_the_oracle_is_right_about_programs_small_enough_to_try_every_interleaving() -> None:
     tried: Counter[frozenset[Verdict]] = Counter()
     for seed in range(1200):

@@ -18,9 +18,9 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from dtlab.grading import Part, known_parts
-from dtlab.grading.answers import Questions
 from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise_all, release
+from dtlab.grading.questions.answers import Questions
 from dtlab.grading.workbook import start
 
 ROOT = Path(__file__).parent.parent

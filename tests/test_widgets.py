@@ -11,7 +11,19 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from dtlab.show import Explorer, crossover, explore_crossover, ring, step_ring, step_tree, tree
+from dtlab.show import (
+    Explorer,
+    crossover,
+    explore_crossover,
+    explore_overlap,
+    explore_straggler,
+    ring,
+    step_ring,
+    step_tree,
+    tree,
+)
+from dtlab.show.crossover_figure import ALL_REDUCES
+from dtlab.show.dials import Dial
 
 REDRAW = 0.2  # seconds, the goal
 WIDGETS: dict[str, Callable[[], Explorer]] = {
@@ -19,6 +31,8 @@ WIDGETS: dict[str, Callable[[], Explorer]] = {
     "largest ring": lambda: step_ring(8),
     "tree": step_tree,
     "crossover": explore_crossover,
+    "overlap": explore_overlap,
+    "straggler": explore_straggler,
 }
 
 
@@ -32,14 +46,15 @@ def buttons(explorer: Explorer) -> list[Any]:
     return [each for each in explorer.widget.children[0].children if hasattr(each, "click")]
 
 
-def move(slider: Any) -> None:
-    """One step to the right, as an arrow key does it."""
-    if hasattr(slider, "index"):
-        slider.index += 1
+def move(control: Any) -> None:
+    """One step to the right, as an arrow key does it; or the space bar on a box."""
+    if isinstance(control, Dial):
+        control.slider.index += 1
     else:
-        slider.value += 1
+        control.value = not control.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_control_that_moves_changes_the_picture_and_its_words(name: str) -> None:
     explorer = WIDGETS[name]()
@@ -65,10 +80,10 @@ def test_a_stepper_shows_the_figure_of_its_step(
     back.click()
     back.click()  # stays at the start
     assert explorer.figure.alt_text == draw(3, 0).alt_text
-    slider = explorer.controls["step"]
-    slider.value = slider.max
+    dial = explorer.controls["step"]
+    dial.value = 4
     forth.click()
-    assert slider.value == slider.max == 4
+    assert dial.value == 4
     assert explorer.figure.alt_text == draw(3, 4).alt_text
 
 
@@ -81,7 +96,7 @@ def test_a_stepper_of_one_rank_has_nowhere_to_go() -> None:
 
 def test_a_tree_can_be_stepped_for_one_operation() -> None:
     explorer = step_tree(4, operation="broadcast")
-    assert explorer.controls["step"].max == 2
+    assert len(explorer.controls["step"].slider.options) == 3
     assert explorer.figure.alt_text.startswith("Broadcast among 4 ranks: at the start.")
 
 
@@ -92,16 +107,107 @@ def test_the_explorer_draws_what_its_sliders_say() -> None:
     for name, value in changed.items():
         explorer.controls[name].value = value
     assert explorer.figure.alt_text == crossover(**changed).alt_text
-    labels = {name: control.label for name, control in explorer.controls.items()}
-    assert labels == {
+    dials = {name: each for name, each in explorer.controls.items() if isinstance(each, Dial)}
+    assert {name: dial.field.value for name, dial in dials.items()} == {
+        "size": "50 MB", "num_ranks": "6", "latency": "30 µs", "bandwidth": "1.25 GB/s",
+    }  # fmt: skip
+    assert {name: dial.slider.label for name, dial in dials.items()} == {
         "size": "50 MB", "num_ranks": "6", "latency": "30 µs", "bandwidth": "1.25 GB/s",
     }  # fmt: skip
 
 
 def test_the_explorer_can_be_about_two_algorithms() -> None:
-    words = explore_crossover(["central server", "ring"]).figure.alt_text
-    assert "tree" not in words
-    assert "ring" in words
+    explorer = explore_crossover(["central server", "ring"])
+    assert "tree" not in explorer.figure.alt_text
+    assert "ring" in explorer.figure.alt_text
+    assert "tree" not in explorer.controls
+
+
+@pytest.mark.slow
+def test_an_algorithm_is_hidden_and_shown_by_its_box() -> None:
+    explorer = explore_crossover()
+    explorer.controls["num_ranks"].value = 64
+    assert "ring from" not in explorer.figure.alt_text
+    explorer.controls["halving-doubling"].value = False
+    assert "halving-doubling" not in explorer.figure.alt_text
+    assert "recursive doubling from 100 B and ring from 7.44 MB" in explorer.figure.alt_text
+    for name in ALL_REDUCES:
+        explorer.controls[name].value = False
+    assert "No algorithm is chosen." in explorer.figure.alt_text
+    explorer.controls["tree"].value = True
+    assert "At 1.00 MB: tree 300 µs." in explorer.figure.alt_text
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "value", "shown"),
+    [
+        ("size", "7 MB", 7e6, "7 MB"),
+        ("size", " 7.3mb", 7.3e6, "7.3 MB"),
+        ("size", "123456", 123456, "123 kB"),
+        ("num_ranks", "17", 17, "17"),
+        ("latency", "7 us", 7e-6, "7 µs"),
+        ("latency", "7 \N{GREEK SMALL LETTER MU}s", 7e-6, "7 µs"),
+        ("bandwidth", "12 GB/s", 12e9, "12 GB/s"),
+    ],
+)
+def test_a_dial_takes_any_value_that_is_typed(
+    name: str, typed: str, value: float, shown: str
+) -> None:
+    explorer = explore_crossover()
+    dial, seen = explorer.controls[name], []
+    dial.observe(seen.append)
+    dial.field.value = typed
+    assert dial.value == pytest.approx(value)
+    assert dial.field.value == shown
+    assert len(seen) == 1  # drawn once
+    nearest = min(dial.slider.options, key=lambda option: abs(option[1] - value))
+    assert (dial.slider.label, dial.slider.value) == nearest
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "words"),
+    [
+        (
+            "size",
+            "seven",
+            "'seven' is not understood. Type digits and a point, then B, kB, MB, GB",
+        ),
+        ("size", "7,5 MB", "'7,5 MB' is not understood"),
+        ("size", "1 TB", "'1 TB' is not understood"),
+        ("size", "1 B", "1 B is out of range: size of the tensor goes from 100 B to 10 GB."),
+        ("num_ranks", "6.5", "'6.5' is not a whole number."),
+        ("num_ranks", "many", "'many' is not understood. Type digits and a point."),
+        ("latency", "5", "5 s is out of range: latency of a link goes from 0.5 µs to 1 ms."),
+    ],
+)
+def test_a_dial_says_what_is_wrong_and_stays_where_it_is(
+    name: str, typed: str, words: str
+) -> None:
+    explorer = explore_crossover()
+    dial, before = explorer.controls[name], explorer.figure.alt_text
+    dial.field.value = typed
+    assert html.escape(words) in dial.complaint.value
+    assert explorer.figure.alt_text == before
+    dial.slider.index += 1
+    assert dial.complaint.value == ""
+    assert explorer.figure.alt_text != before
+
+
+def test_every_control_has_a_name_that_reaches_the_page() -> None:
+    """What JupyterLab ties to a field or a box is its description; sliders have none there."""
+    explorer = explore_crossover()
+    names = [
+        (each.field if isinstance(each, Dial) else each).description
+        for each in explorer.controls.values()
+    ]
+    assert names == [
+        "Size of the tensor", "Number of ranks", "Latency of a link", "Bandwidth of a link",
+        *ALL_REDUCES,
+    ]  # fmt: skip
+    dial = step_tree(4).controls["step"]
+    assert dial.field.description == "Rounds done"
+    dial.field.value = "2"
+    assert (dial.value, dial.slider.value) == (2, 2)
 
 
 @pytest.mark.parametrize("name", WIDGETS)

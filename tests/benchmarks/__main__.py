@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-NAMES = ("launch", "recorder", "collectives", "watcher")
+NAMES = ("launch", "recorder", "collectives", "watcher", "data_parallel", "parameter_server")
 
 
 def main() -> None:

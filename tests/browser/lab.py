@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,26 +30,40 @@ def running_lab(folder: Path) -> Iterator[str]:
     course = folder / "course"
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, course / name)
+    make = ["make", "lab", f"COURSE={course}", "PORT=0", "LAB_OPTIONS=--IdentityProvider.token="]
+    with _running(make, ROOT, folder) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def running_in(course: Path, folder: Path) -> Iterator[str]:
+    """JupyterLab started in an instructor's course folder; what it keeps goes into `folder`."""
+    command = [str(Path(sys.executable).parent / "jupyter-lab"), "--no-browser", "--port=0",
+               "--allow-root", "--IdentityProvider.token="]  # fmt: skip
+    with _running(command, course, folder) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _running(command: list[str], place: Path, folder: Path) -> Iterator[str]:
+    """A JupyterLab of somebody who has never used it."""
     runtime = folder / "runtime"
+    mine = ("JUPYTER", "IPYTHON", "XDG_", "DISPLAY", "WAYLAND_DISPLAY")
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(mine)},
+        "HOME": str(folder / "home"),  # of somebody who has never used Jupyter
         "JUPYTER_RUNTIME_DIR": str(runtime),
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTERLAB_SETTINGS_DIR": str(_settings(folder / "settings")),
     }
-    environment.pop("DISPLAY", None)
-    options = "LAB_OPTIONS=--IdentityProvider.token="
+    (folder / "home").mkdir()
     with (folder / "lab.log").open("w") as log:
-        make = subprocess.Popen(
-            ["make", "lab", f"COURSE={course}", "PORT=0", options],
-            cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+        lab = subprocess.Popen(
+            command, cwd=place, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
-        yield _address(runtime, make, folder / "lab.log")
+        yield _address(runtime, lab, folder / "lab.log")
     finally:
-        _end(make)
+        _end(lab)
 
 
 def _settings(folder: Path) -> Path:
@@ -59,10 +74,10 @@ def _settings(folder: Path) -> Path:
     return folder
 
 
-def _address(runtime: Path, make: subprocess.Popen[bytes], log: Path) -> str:
+def _address(runtime: Path, lab: subprocess.Popen[bytes], log: Path) -> str:
     """Where the server listens, as it wrote it down."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and make.poll() is None:
+    while time.monotonic() < deadline and lab.poll() is None:
         for path in runtime.glob("jpserver-*.json"):
             with contextlib.suppress(json.JSONDecodeError):
                 return str(json.loads(path.read_text())["url"]).rstrip("/")
@@ -70,18 +85,19 @@ def _address(runtime: Path, make: subprocess.Popen[bytes], log: Path) -> str:
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
 
 
-def _end(make: subprocess.Popen[bytes]) -> None:
+def _end(lab: subprocess.Popen[bytes]) -> None:
     """Stop the server as a user would; kill what does not listen."""
     family = []
     with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(make.pid).children(recursive=True)
+        first = psutil.Process(lab.pid)
+        family = [*first.children(recursive=True), first]
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs(family, timeout=15)
     for process in left:
         process.kill()
-    make.wait(timeout=15)
+    lab.wait(timeout=15)
 
 
 @contextlib.contextmanager
@@ -104,6 +120,8 @@ class Notebook:
         page.goto(f"{address}/lab/workspaces/{workspace}/tree/{path}?reset", timeout=60_000)
         self.panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
         self.panel.locator(".jp-Cell").first.wait_for(timeout=60_000)
+        self.kernel = self.panel.locator(".jp-Toolbar-kernelName")
+        expect(self.kernel).to_contain_text("Python", timeout=60_000)  # "idle" is shown before it
         self.wait_until_idle()
 
     def wait_until_idle(self, timeout: float = 60.0) -> None:
@@ -118,14 +136,22 @@ class Notebook:
         for item in items[1:]:
             self.page.locator(".lm-Menu-itemLabel", has_text=item).first.click()
 
-    def run_all(self, timeout: float = 120.0) -> None:
-        """Run every cell; returns when the last has run."""
+    def save(self) -> None:
+        """Save it, and wait until it is."""
+        self.menu("File", "Save Notebook")
+        expect(self.page.locator(".lm-TabBar-tab.jp-mod-dirty")).to_have_count(0, timeout=30_000)
+
+    def begin_all(self) -> None:
+        """Have every cell run."""
         cells = self.panel.locator(".jp-CodeCell").count()
         for _ in range(5):  # a page that has just opened may not listen yet
             self.menu("Run", "Run All Cells")
             self.page.wait_for_timeout(1500)
             if self.unexecuted() < cells or self.panel.locator("text=[*]:").count():
                 break
+
+    def end_all(self, timeout: float = 120.0) -> None:
+        """Return when the last cell has run."""
         waiting = self.panel.locator(".jp-InputPrompt", has_text="[*]:")
         expect(waiting).to_have_count(0, timeout=timeout * 1000)
         self.wait_until_idle(timeout)
@@ -171,4 +197,4 @@ class Notebook:
     def shut_down(self) -> None:
         """End the kernel, as closing the notebook for good does."""
         self.menu("Kernel", "Shut Down Kernel")
-        self.page.wait_for_timeout(500)
+        expect(self.kernel).to_have_text("No Kernel", timeout=15_000)

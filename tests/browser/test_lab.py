@@ -77,9 +77,51 @@ def notebook(lab: str, request: pytest.FixtureRequest) -> Iterator[Notebook]:
         opened.shut_down()
 
 
+def test_a_newcomer_is_asked_nothing(lab: str) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        # JupyterLab looks for updates once it knows that it need not ask about news. What it gets
+        # is `make lab`'s own answer: none.
+        with page.expect_response("**/lab/api/update?*", timeout=60_000) as update:
+            opened = Notebook(page, lab, LESSON)
+        assert update.value.json()["notification"] is None
+        expect(page.get_by_text("official Jupyter news")).to_have_count(0)
+        expect(page.locator(".jp-Dialog, .Toastify__toast")).to_have_count(0)
+        assert errors == []
+        opened.shut_down()
+
+
+def test_the_terminal_knows_the_command(lab: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{lab}/lab/workspaces/terminal?reset", timeout=60_000)
+        page.locator(".jp-LauncherCard", has_text="Terminal").click(timeout=60_000)
+        terminal = page.locator(".jp-Terminal .xterm")
+        terminal.click()
+        page.keyboard.type(f"dtlab progress > {told}; exit\n")
+        expect(terminal).to_have_count(0, timeout=30_000)
+    assert "Next: 01/results" in told.read_text()
+
+
 @pytest.mark.parametrize("notebook", [LESSON], indirect=True)
-def test_the_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
-    notebook.run_all()
+def test_the_lesson_runs_from_top_to_bottom_beside_another_notebook(
+    notebook: Notebook, lab: str
+) -> None:
+    browser = notebook.page.context.browser
+    assert browser is not None
+    exercise = Notebook(browser.new_page(), lab, EXERCISE)
+    notebook.begin_all()
+    launches = "sum(dtlab.launch(lambda: 1).values[0] for _ in range(50))"
+    cell = exercise.cell("import dtlab")
+    exercise.write(cell, f"import dtlab\nprint({launches}, 'came back')")
+    exercise.run(cell)
+    assert "50 came back" in cell.locator(".jp-OutputArea").inner_text()
+    exercise.shut_down()
+    notebook.end_all()
     assert notebook.unexecuted() == 0
     assert notebook.errors() == []
     figures = notebook.panel.locator(".jp-OutputArea-output img")
@@ -105,23 +147,6 @@ def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
-def test_two_notebooks_at_a_time(notebook: Notebook, lab: str) -> None:
-    browser = notebook.page.context.browser
-    assert browser is not None
-    lesson = Notebook(browser.new_page(), lab, LESSON)
-    lesson.menu("Run", "Run All Cells")
-    launches = "sum(dtlab.launch(lambda: 1).values[0] for _ in range(50))"
-    code = f"import dtlab\nprint({launches}, 'came back')"
-    cell = notebook.cell("import dtlab")
-    notebook.write(cell, code)
-    notebook.run(cell)
-    assert "50 came back" in cell.locator(".jp-OutputArea").inner_text()
-    lesson.run_all()
-    assert lesson.errors() == []
-    lesson.shut_down()
-
-
-@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
 def test_a_killed_kernel_takes_everything_with_it(notebook: Notebook) -> None:
     cell = notebook.cell("import dtlab")
     code = (
@@ -140,10 +165,9 @@ def test_a_killed_kernel_takes_everything_with_it(notebook: Notebook) -> None:
     while time.monotonic() < deadline and any(one.is_running() for one in family):
         time.sleep(0.05)
     assert not [one for one in family if one.is_running()]
-    # JupyterLab starts another kernel, and says so.
-    dialog = notebook.page.locator(".jp-Dialog-button.jp-mod-accept")
-    if dialog.count():
-        dialog.first.click()
+    # JupyterLab starts another kernel, and says so, sooner or later.
+    accept = notebook.page.locator(".jp-Dialog-button.jp-mod-accept").first
+    notebook.page.add_locator_handler(accept, lambda button: button.click())
     notebook.wait_until_idle(timeout=30)
     notebook.write(cell, "import dtlab\nprint('again', dtlab.launch(lambda: 7).values)")
     cell.locator(".cm-content").click()
@@ -198,8 +222,7 @@ def test_validate_says_what_is_missing_and_passes_then(notebook: Notebook) -> No
     dialog.locator("button").last.click()
     for name, source in solutions(EXERCISE).items():
         notebook.write(notebook.cell(f"def {name}("), source)
-    notebook.menu("File", "Save Notebook")
-    notebook.page.wait_for_timeout(1000)
+    notebook.save()
     notebook.page.get_by_text("Validate", exact=True).first.click()
     expect(dialog).to_contain_text("Success", timeout=90_000)
     dialog.locator("button").last.click()

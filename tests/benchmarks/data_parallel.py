@@ -1,0 +1,125 @@
+"""`DataParallel` against PyTorch's DDP: the same GPT and data, on gloo ranks, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dtlab
+from dtlab.parallel.data import DataParallel, NaiveDataParallel
+from dtlab.training.models import GPT, GPTConfig
+
+CONFIG = GPTConfig(num_layers=4, width=128, context=32)
+BATCH, WARM, STEPS = 2, 5, 41
+CAP = 0.5  # MiB: several buckets of a model of 3.5 MB
+WRAPS: dict[str, Callable[[nn.Module], Any]] = {
+    "DDP": lambda module: DistributedDataParallel(module, bucket_cap_mb=CAP),
+    "DataParallel": lambda module: DataParallel(module, bucket_cap_mb=CAP),
+    "naive": NaiveDataParallel,
+}
+
+
+def _step(model: nn.Module, tokens: Tensor) -> None:
+    logits = model(tokens)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    model.zero_grad()
+    loss.backward()
+
+
+def in_turns() -> dict[str, list[float]]:
+    """Seconds of each step on this rank, for each wrapper and for DDP without communication."""
+    models = {name: wrap(GPT(CONFIG)) for name, wrap in WRAPS.items()}
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    times: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
+    for number in range(WARM + STEPS):
+        tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
+        for name in times:
+            model = models.get(name, models["DDP"])
+            dist.barrier()
+            begun = time.perf_counter()
+            if name == "alone":
+                with model.no_sync():
+                    _step(model, tokens)
+            else:
+                _step(model, tokens)
+            if number >= WARM:
+                times[name].append(time.perf_counter() - begun)
+    return times
+
+
+def held(name: str) -> int:
+    """Bytes in use after two steps, beyond those before the model was made."""
+    import psutil
+
+    before = psutil.Process().memory_info().rss
+    model = WRAPS[name](GPT(GPTConfig(num_layers=8, width=512, context=32)))
+    for _ in range(3):
+        _step(model, torch.zeros(1, 8, dtype=torch.long))
+    return int(psutil.Process().memory_info().rss - before)
+
+
+def on_the_wire(name: str) -> float:
+    """Exposed seconds of a step whose backward takes 20 ms a block, without a core.
+
+    That is what a step takes beyond one that sends nothing; DDP does not tell what it waits for.
+    """
+    gpt = GPT(CONFIG)
+    for block in gpt.blocks:
+        block.register_full_backward_hook(lambda *_: dtlab.compute(0.02))
+    model = WRAPS[name](gpt)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(14):
+        for silent in seconds:
+            dist.barrier()
+            begun = time.perf_counter()
+            with model.no_sync() if silent else nullcontext():
+                _step(model, torch.zeros(BATCH, CONFIG.context, dtype=torch.long))
+            if number >= 2:
+                seconds[silent].append(time.perf_counter() - begun)
+    return median(seconds[False]) - median(seconds[True])
+
+
+def main() -> None:
+    """Print ratios."""
+    print("data parallelism: a GPT of 0.9 million parameters, gloo")
+    for ranks in (2, 4):
+        runs = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300).values
+        slowest = {
+            name: [max(run[name][step] for run in runs) for step in range(STEPS)]
+            for name in runs[0]
+        }
+        pairs = zip(slowest["DataParallel"], slowest["DDP"], strict=True)
+        ratio = median(ours / theirs for ours, theirs in pairs)
+        ddp, alone = median(slowest["DDP"]), median(slowest["alone"])
+        print(
+            f"  {ranks} ranks: DDP {ddp * 1e3:.1f} ms a step, {1 - alone / ddp:.0%} of it "
+            f"communication; DataParallel {ratio:.2f} times that (goal 1.0); naive "
+            f"{median(slowest['naive']) / ddp:.2f}"
+        )
+    wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 100e6))
+    exposed = {
+        name: max(dtlab.launch(on_the_wire, name, world_size=2, cluster=wire, timeout=60).values)
+        for name in WRAPS
+    }
+    print(
+        f"  exposed in a step on an emulated wire: DDP {exposed['DDP'] * 1e3:.1f} ms, "
+        f"DataParallel {exposed['DataParallel'] * 1e3:.1f} ms (goal: at most DDP's), naive "
+        f"{exposed['naive'] * 1e3:.1f} ms"
+    )
+    taken = {name: max(dtlab.launch(held, name, world_size=2).values) for name in WRAPS}
+    print(
+        f"  memory of a model of 25 million parameters: DDP {taken['DDP'] / 1e6:.0f} MB, "
+        f"DataParallel {taken['DataParallel'] / 1e6:.0f} MB (goal: at most DDP's)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A cell that takes long lets others go on, and pays for its own seconds only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from dtlab.grading.judging.cells import Limits
+from dtlab.grading.judging.judge import judge
+from dtlab.ranks.client import Server
+from tests.behind_walls import needs_root
+
+pytestmark = [needs_root, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server("IPython.core.interactiveshell", "matplotlib.pyplot")
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("cell", "limit"), [("import time; time.sleep(2)", 20.0), ("while 1: 1", 2.0)]
+)
+def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: float) -> None:
+    heard = []
+
+    def waits(begins: bool) -> None:
+        heard.append(begins)
+        if not begins:
+            time.sleep(5)  # others have their turn
+
+    notebook = new_notebook(cells=[new_code_cell("1"), new_code_cell(cell)])
+    limits = Limits(cell=limit, notebook=60.0)
+    judged = judge(notebook, server, student=None, seed=1, limits=limits, waits=waits)
+    assert heard == [True, False]
+    assert judged.cell_seconds < 5
+
+
+def test_a_short_cell_asks_nobody_to_wait(server: Server) -> None:
+    heard: list[bool] = []
+    notebook = new_notebook(cells=[new_code_cell("print(1)")])
+    judged = judge(notebook, server, student=None, seed=1, waits=heard.append)
+    assert heard == []
+    assert judged.notebook.cells[0].outputs[0].text == "1\n"

@@ -1,0 +1,238 @@
+"""`dtlab release 01 --levels 1,2`: files, gradebook, and that nothing is ever lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook
+
+from dtlab.errors import DtlabError
+from dtlab.grading import find_part, known_parts
+from dtlab.grading.assignments import publish
+from dtlab.grading.assignments.release import release_assignment
+from dtlab.grading.settings import course_directory
+
+ROOT = Path(__file__).parent.parent
+UNIT = "01_ranks_and_collectives"
+RING = "01/ring_all_reduce"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a course may be made."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # the settings change it
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "course"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course with an assignment, week-3, that asks for the ring."""
+    folder = tmp_path_factory.mktemp("made") / "course"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.environ["PATH"])
+        release(folder, parts=RING)
+    return folder
+
+
+@pytest.fixture
+def folder(new: Path, made: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(made, new)
+    return new
+
+
+def book(folder: Path) -> Gradebook:
+    directory = course_directory(folder)
+    return Gradebook(directory.db_url, directory.course_id)
+
+
+def release(folder: Path | None, name: str | None = "week-3", **words: object) -> list[str]:
+    return list(release_assignment("01", course=folder, name=name, **words))  # type: ignore[arg-type]
+
+
+def cells(path: Path) -> dict[str, NotebookNode]:
+    return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def grade(folder: Path, **scores: float) -> None:
+    """One student, ada, with these scores by the names of graded cells."""
+    with book(folder) as gradebook:
+        gradebook.update_or_create_student("ada")
+        gradebook.update_or_create_submission("week-3", "ada")
+        for name, score in scores.items():
+            grade = gradebook.find_grade(f"{name}-check", "level-2", "week-3", "ada")
+            grade.auto_score, grade.needs_manual_grade = score, False
+        gradebook.db.commit()
+
+
+def test_a_course_is_made_with_one_assignment(new: Path) -> None:
+    folder = new
+    said = release(
+        folder,
+        levels="1,2",
+        parts=f"01/step,{RING}",
+        points=f"{RING}=20",
+        due="2026-12-01 18:00 +01:00",
+    )
+    assert (folder / "nbgrader_config.py").is_file()
+    assert set(cells(folder / "source/week-3/level-2.ipynb")) >= {"imports", "ring_all_reduce"}
+    assert sorted(path.name for path in (folder / "release/week-3").iterdir()) == [
+        "level-1.ipynb",
+        "level-2.ipynb",
+    ]
+    with book(folder) as gradebook:
+        assignment = gradebook.find_assignment("week-3")
+        assert str(assignment.duedate) == "2026-12-01 17:00:00"
+        points = {
+            cell.name: cell.max_score for one in assignment.notebooks for cell in one.grade_cells
+        }
+    step = find_part("01/step").points
+    assert points == {"step-check": step, "ring_all_reduce-check": 20}
+    assert said[-1] == (
+        f"week-3: {20 + step:g} points, due 2026-12-01 18:00 UTC+01:00 (2026-12-01 17:00 UTC)"
+    )
+
+
+def test_learners_get_no_solution_and_the_form_of_an_answer(folder: Path) -> None:
+    release(folder, parts="01/step", name="week-4")
+    ring = cells(folder / "release/week-3/level-2.ipynb")
+    assert "raise NotImplementedError()" in ring["ring_all_reduce"].source
+    assert "isend" not in ring["ring_all_reduce"].source
+    assert ring["ring_all_reduce-check"].metadata.nbgrader.locked
+    step = cells(folder / "release/week-4/level-1.ipynb")["step"]
+    assert '"rate": None' in step.source
+    assert "SOLUTION" not in step.source
+    assert "isend" in cells(folder / "source/week-3/level-2.ipynb")["ring_all_reduce"].source
+
+
+def test_without_a_choice_it_is_the_whole_unit_in_the_course_that_we_are_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    release(None, name=None)
+    with book(folder) as gradebook:
+        assert gradebook.find_assignment(UNIT).max_score == sum(
+            part.points for part in known_parts() if part.unit == "01"
+        )
+    assert not (folder / "exercises").exists()
+
+
+@pytest.mark.parametrize("inside", [".", "solutions/mine", "exercises", "dtlab"])
+@pytest.mark.usefixtures("new")
+def test_the_repository_is_never_written_to(inside: str) -> None:
+    before = sorted(ROOT.iterdir()), sorted((ROOT / "solutions").rglob("*"))
+    with pytest.raises(DtlabError, match="never written to"):
+        release(ROOT / inside)
+    assert (sorted(ROOT.iterdir()), sorted((ROOT / "solutions").rglob("*"))) == before
+
+
+@pytest.mark.usefixtures("new")
+def test_not_in_a_course_one_has_to_be_named() -> None:
+    with pytest.raises(DtlabError, match="--course FOLDER"):
+        release(None)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"parts": "01/rings"},
+        {"points": f"{RING}=x"},
+        {"due": "soon"},
+        {"name": "week+3"},
+        {"name": "../week-3"},
+        {"name": ".week"},
+    ],
+)
+def test_nothing_is_made_where_something_does_not_fit(new: Path, words: dict[str, str]) -> None:
+    with pytest.raises(DtlabError):
+        release(new, **words)
+    assert not new.exists()
+
+
+def test_a_name_is_taken_once(folder: Path) -> None:
+    before = files(folder)
+    with pytest.raises(DtlabError, match=r"week-3 already.*--name.*--force"):
+        release(folder, levels="1")
+    assert files(folder) == before
+
+
+def test_a_name_that_formgrader_has_noted_is_free(folder: Path) -> None:
+    with book(folder) as gradebook:
+        gradebook.add_assignment("week-4", duedate="2027-01-01 12:00")
+    (folder / "source/week-4").mkdir()
+    said = release(folder, parts=RING, name="week-4")
+    assert said[-1] == "week-4: 10 points, due 2027-01-01 12:00 UTC"
+
+
+def test_by_force_the_notebooks_are_replaced_and_other_files_stay(folder: Path) -> None:
+    release(folder, levels="1,2", due="2026-12-01 18:00 UTC", force=True)
+    (folder / "source/week-3/data.csv").write_text("1,2\n")
+    said = release(folder, levels="2", force=True)
+    assert sorted(path.name for path in (folder / "release/week-3").iterdir()) == [
+        "data.csv",
+        "level-2.ipynb",
+    ]
+    assert said[-1].endswith("due 2026-12-01 18:00 UTC")
+    with book(folder) as gradebook:
+        notebooks = gradebook.find_assignment("week-3").notebooks
+        assert [one.name for one in notebooks] == ["level-2"]
+
+
+def test_by_force_grades_stay_and_other_points_are_told(folder: Path) -> None:
+    grade(folder, ring_all_reduce=7)
+    said = release(folder, parts=RING, points=f"{RING}=30", force=True)
+    assert said[-1] == "Points have changed. Grade again what was handed in: ada."
+    with book(folder) as gradebook:
+        kept = gradebook.find_grade("ring_all_reduce-check", "level-2", "week-3", "ada")
+        assert (kept.auto_score, kept.max_score) == (7, 30)
+    said = release(folder, parts=RING, points=f"{RING}=30", force=True)
+    assert said[-1] == "week-3: 30 points"
+
+
+@pytest.mark.parametrize("other", ["01/reduce_scatter", f"{RING},01/reduce_scatter", "01/step"])
+def test_not_even_force_takes_parts_from_what_was_handed_in(folder: Path, other: str) -> None:
+    grade(folder, ring_all_reduce=7)
+    before = files(folder)
+    with pytest.raises(DtlabError, match="handed in by ada, with other parts"):
+        release(folder, parts=other, force=True)
+    assert files(folder) == before
+
+
+def test_what_waits_to_be_graded_counts_as_handed_in(folder: Path) -> None:
+    (folder / "submitted/ada/week-3").mkdir(parents=True)
+    with pytest.raises(DtlabError, match="handed in by ada"):
+        release(folder, parts="01/step", force=True)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_where_nbgrader_fails_all_is_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    before = {name: data for name, data in files(folder).items() if name.endswith(".ipynb")}
+    real = publish.capture_log
+
+    def fails_at_the_end(step: object) -> dict[str, object]:
+        real(step)
+        return {"success": False, "log": "the disk is full"}
+
+    monkeypatch.setattr(publish, "capture_log", fails_at_the_end)
+    with pytest.raises(DtlabError, match="the disk is full"):
+        release(folder, "week-3" if known else "week-4", levels="1,2", force=True)
+    after = {name: data for name, data in files(folder).items() if name.endswith(".ipynb")}
+    assert after == before
+    with book(folder) as gradebook:
+        assert [one.name for one in gradebook.assignments] == ["week-3"]
+        assert [one.name for one in gradebook.find_assignment("week-3").notebooks] == ["level-2"]

@@ -1,0 +1,183 @@
+"""`dtlab grade --engine ray`: the same verdicts as here, and nothing of a cluster stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dtlab.cli import main
+from dtlab.grading.classroom import on_ray
+from tests.a_class import NAME, Class, keep_path, without_seconds
+
+with_ray = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'dtlab[ray]'"),
+]
+HAD_RAY = (Path.home() / ".ray").exists()
+STUDENTS = ("ada", "bob", "cyd")
+SECONDS = 240.0  # that a run may take: a guard, a cluster alone starts in ten
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three who handed in parts of two levels, of which one left out a part."""
+    with pytest.MonkeyPatch.context() as patch:
+        keep_path(patch)
+        group = Class(tmp_path_factory.mktemp("made") / "course", "01/step,01/tree_broadcast")
+        group.hand_in("ada")
+        group.hand_in("bob", "tree_broadcast")
+        group.hand_in("cyd", "step")
+    return group.folder
+
+
+@pytest.fixture
+def group(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Class]:
+    """A copy of that class."""
+    keep_path(monkeypatch)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    copy = Class(Path(shutil.copytree(made, tmp_path / "course")))
+    yield copy
+    copy.end_processes()
+
+
+class Marked:
+    """A grading run whose processes can be told from others, wherever they end up."""
+
+    def __init__(self, group: Class, *words: str) -> None:
+        self.mark = f"DTLAB_TEST_{time.time_ns()}"
+        # A cluster's sockets have long names, and tests have a long temporary folder.
+        self.process = group.command("--engine", "ray", *words, env=os.environ | {self.mark: "1"})
+
+    def processes(self) -> Iterator[psutil.Process]:
+        for one in psutil.process_iter():
+            try:
+                if self.mark in one.environ():
+                    yield one
+            except psutil.Error:
+                pass
+
+    def folders(self) -> list[str]:
+        places = {Path("/tmp"), Path(os.environ["TMPDIR"])}
+        return [str(path) for place in places for path in place.glob(f"ray-{self.process.pid}-*")]
+
+    def demand_nothing_left(self) -> None:
+        assert not (Path.home() / ".ray").exists() or HAD_RAY
+        deadline = time.monotonic() + 60
+        while left := [*map(str, self.processes()), *self.folders()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+
+
+def listening(processes: Iterator[psutil.Process]) -> set[str]:
+    """Addresses on which somebody waits for connections."""
+    found = set()
+    for one in processes:
+        try:
+            connections = one.net_connections()
+        except psutil.Error:
+            continue
+        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
+class TestWithRay:
+    pytestmark = with_ray
+
+    def test_it_gives_the_same_verdicts_as_this_machine(self, group: Class) -> None:
+        """Also what leaves the machine is plain: the cluster is on loopback, and ends."""
+        here = group.command("--seed", "11")
+        assert here.communicate(timeout=SECONDS)[1] == ""
+        local = {name: without_seconds(group.record(name)) for name in STUDENTS}
+        shutil.rmtree(group.folder / "verdicts")
+        run = Marked(group, "--seed", "11", "--jobs", "2")
+        assert run.process.stdout is not None
+        first = run.process.stdout.readline()
+        assert len(run.folders()) == 1
+        assert listening(run.processes()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        out, error = run.process.communicate(timeout=SECONDS)
+        assert (run.process.returncode, error) == (0, ""), first + out
+        assert {name: without_seconds(group.record(name)) for name in STUDENTS} == local
+        assert group.points("ada") == {"step": 6, "tree_broadcast": 6}
+        assert group.points("cyd") == {"step": 0, "tree_broadcast": 6}
+        run.demand_nothing_left()
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_stop_ends_the_cluster_too(self, group: Class, number: signal.Signals) -> None:
+        run = Marked(group, "--jobs", "2")
+        assert run.process.stdout is not None
+        run.process.stdout.readline()
+        run.process.send_signal(number)
+        _, error = run.process.communicate(timeout=SECONDS)
+        assert run.process.returncode == 1
+        assert "of 3 are done and stay so; the same command goes on with the other" in error
+        assert "Traceback" not in error
+        run.demand_nothing_left()
+
+    def test_a_cluster_that_is_running_is_taken_and_left_running(
+        self, group: Class, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = on_ray._short_folder()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
+        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        code = (
+            "import ray, sys; i = ray.init(address='local', num_cpus=2, include_dashboard=False,"
+            f"_temp_dir={folder!r}); print(i.address_info['address'], flush=True);"
+            "sys.stdin.read(); ray.shutdown()"
+        )
+        cluster = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert cluster.stdout is not None
+        try:
+            monkeypatch.setenv("RAY_ADDRESS", cluster.stdout.readline().strip())
+            run = Marked(group)
+            assert run.process.stdout is not None
+            first = run.process.stdout.readline()
+            assert run.folders() == []
+            out, error = run.process.communicate(timeout=SECONDS)
+            assert (run.process.returncode, error) == (0, ""), first + out
+            assert "3 graded." in out
+            assert cluster.poll() is None
+            names = [one.name() for one in psutil.Process(cluster.pid).children(recursive=True)]
+            assert any("raylet" in name for name in names)
+            assert not any("dtlab" in name or "Judge" in name for name in names), names
+        finally:
+            cluster.communicate(timeout=60)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_without_ray_it_says_what_to_install(
+    group: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["grade", NAME, "--course", str(group.folder), "--engine", "ray"]) == 1
+    error = capsys.readouterr().err
+    assert "--engine ray needs Ray, which is not installed here." in error
+    assert "pip install 'dtlab[ray]'" in error
+
+
+def test_folders_of_clusters_that_were_killed_are_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_ray.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(on_ray, "LONGEST", 500)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"ray-{ended.pid}-abc").mkdir()
+    (tmp_path / "ray-of-light").mkdir()
+    ours = Path(on_ray._short_folder())
+    again = Path(on_ray._short_folder())
+    assert {path.name for path in tmp_path.iterdir()} == {ours.name, again.name, "ray-of-light"}
