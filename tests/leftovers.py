@@ -43,10 +43,16 @@ def files() -> set[Path]:
         for folder in (Path("/dev/shm"), Path(tempfile.gettempdir()))
         if folder.exists()
         for path in folder.iterdir()
-        if not path.name.startswith(("pytest-", "ipykernel_"))
-        and not _of_others(path)
-        and path.stat(follow_symlinks=False).st_uid == os.getuid()
+        if not path.name.startswith(("pytest-", "ipykernel_")) and not _of_others(path)
+        if _is_mine(path)
     }
+
+
+def _is_mine(path: Path) -> bool:
+    try:
+        return path.stat(follow_symlinks=False).st_uid == os.getuid()
+    except FileNotFoundError:  # gone since it was listed: another worker's, as a rule
+        return False
 
 
 def _of_others(path: Path) -> bool:
