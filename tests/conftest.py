@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import dtlab
 from dtlab.ranks.system import compiler_cache
 from tests.leftovers import descendants, files, listening
 
@@ -48,6 +49,12 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not processes, f"processes left: {processes}"
     assert not left[1], f"files left: {left[1]}"
     assert not left[2], f"ports left: {left[2]}"
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """The server of ranks has started: its start is not part of the time that a test takes."""
+    dtlab.launch(int)
 
 
 @pytest.fixture

@@ -512,6 +512,7 @@ class Running:
             self.below = psutil.Process(self.process.pid).children(recursive=True)
             if len(self.below) > 3:
                 return
+            time.sleep(0.02)
         raise AssertionError("nobody is being judged")
 
     def end(self, number: signal.Signals) -> tuple[float, str, str]:
@@ -592,8 +593,10 @@ def test_what_is_killed_leaves_nothing_and_is_gone_on_with(slow_group: Class) ->
 @pytest.mark.timeout(300)
 def test_a_second_one_is_refused_while_the_first_goes_on(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
+    running.process.send_signal(signal.SIGSTOP)  # it goes on for as long as the second one takes
     second = slow_group.command()
     error = second.communicate(timeout=60)[1]
+    running.process.send_signal(signal.SIGCONT)
     assert second.returncode == 1
     assert f"week-1 is being graded already (process {running.process.pid} on " in error
     assert "Ctrl-C: nothing of it is lost." in error

@@ -24,7 +24,10 @@ from torch import nn
 
 import dtlab
 
-pytestmark = pytest.mark.slow  # a minute in all; `make check` has test_matching.py
+pytestmark = [
+    pytest.mark.slow,  # a minute in all; `make check` has test_matching.py
+    pytest.mark.usefixtures("warm"),
+]
 
 Function = Callable[[], object]
 Expected = tuple[str, tuple[int, ...], str]  # operation, peers, piece of the line

@@ -52,7 +52,7 @@ def compare(expected: dict[str, float], program: Callable[[], Any], **keywords: 
         ratios = [seconds / expected[name] for seconds in took[name]]
         return min(ratios) <= 1.1 and median(ratios) >= 0.9
 
-    for _ in range(4):
+    for _ in range(8):
         run = dtlab.launch(program, **keywords)
         assert set(run.values[0]) == set(expected)
         for name in expected:

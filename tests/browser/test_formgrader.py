@@ -75,6 +75,7 @@ def test_formgrader_shows_the_assignment_and_takes_points(page: Page, course: Pa
         page.screenshot(path=f"{os.environ['DTLAB_SHOTS']}/formgrader.png", full_page=True)
     box = page.locator("input.score").first
     expect(page.locator("body")).to_contain_text("averages", timeout=30_000)
+    page.wait_for_load_state("networkidle")  # the boxes are there before the scores have come
     box.fill("3")
     box.press("Tab")
     deadline = time.monotonic() + 15
