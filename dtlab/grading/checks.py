@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dtlab.grading.bench import HERE, Bench
 from dtlab.grading.report import Criterion, Status
 from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.warm import warm_up
 
 __all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
 
@@ -65,12 +66,14 @@ class Check:
     """How a part is checked: trials made from a seed, run in order, and the rules that judge them.
 
     A trial that hangs is the last one run, so that a hang costs its time limit once. What is seen
-    may ask for more trials, of functions of ours: `then` gives them.
+    may ask for more trials, of functions of ours: `then` gives them. `compiles` says that ranks
+    make optimizers or DistributedDataParallel, which import PyTorch's compiler.
     """
 
     trials: Callable[[int], Sequence[Trial]]
     rules: tuple[Rule, ...]
     then: Callable[[Sequence[Observation]], Sequence[tuple[Trial, Callable[..., Any]]]] = _no_more
+    compiles: bool = False
 
     @property
     def points(self) -> float:
@@ -91,6 +94,7 @@ class Check:
                 f"{symbol} is {type(answer).__name__} here, not a function: hand in the function "
                 f"itself, without brackets."
             )
+        self.prepare(bench)
         seen: list[Observation] = []
         for trial in self.trials(seed):
             seen.append(bench.observe(trial, answer))
@@ -103,6 +107,11 @@ class Check:
         else:
             seen += [bench.observe(trial, own) for trial, own in self.then(seen)]
         return [rule.settle(seen) for rule in self.rules]
+
+    def prepare(self, bench: Bench = HERE) -> None:
+        """Has ranks of this machine find ready what is slow to import; a grader's do anyway."""
+        if self.compiles and bench is HERE:
+            warm_up()
 
     def _nothing_to_judge(self, why: str) -> list[Criterion]:
         first, *others = self.rules

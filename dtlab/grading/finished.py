@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-__all__ = ["finished_calls"]
+__all__ = ["called_by", "finished_calls"]
 
 _WHY = "finished code does not count, write it yourself"
 
 
 @contextmanager
-def finished_calls(*modules: str, refuse: bool = False) -> Iterator[set[str]]:
+def finished_calls(
+    *modules: str, refuse: bool = False, allowed: Collection[str] = ()
+) -> Iterator[set[str]]:
     """Collects what of these modules' public names is called meanwhile, in any thread.
 
-    A method counts as its class. With `refuse` such a call raises RuntimeError, before it does
-    anything. Whoever takes the profiler away that looks for the calls is named in their place.
+    A method counts as its class; names that are `allowed` do not count. With `refuse` such a call
+    raises RuntimeError, before it does anything. Whoever takes the profiler away that looks for
+    the calls is named in their place.
     """
     names: set[str] = set()
 
@@ -30,7 +34,8 @@ def finished_calls(*modules: str, refuse: bool = False) -> Iterator[set[str]]:
         home = frame.f_globals.get("__name__")
         if event == "call" and home in modules:
             name = frame.f_code.co_qualname.partition(".")[0]
-            if name not in frame.f_globals.get("__all__", (name,)):
+            public = frame.f_globals.get("__all__", (name,))
+            if name not in public or name in allowed:
                 return
             names.add(f"{home}.{name}")
             if refuse:
@@ -45,3 +50,9 @@ def finished_calls(*modules: str, refuse: bool = False) -> Iterator[set[str]]:
             names.add("what you do after sys.setprofile")
         threading.setprofile(None)
         sys.setprofile(None)
+
+
+def called_by(results: Iterable[Any]) -> str:
+    """A name that results of ranks have in `finished`; empty where none of them has one."""
+    found = {name for result in results for name in getattr(result, "finished", ())}
+    return min(found)[:100] if found else ""

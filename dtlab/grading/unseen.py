@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtlab.grading.groups import Groups
 from dtlab.grading.trials import Observation
 from dtlab.grading.words import amount
 
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["unseen_collectives", "unseen_messages"]
+__all__ = ["unseen_collectives", "unseen_messages", "unseen_source"]
 
+_ALL_REDUCED = 0.95  # of the bytes that ranks send each other at least for all of them to have all
 _DISAGREEMENT = 0.02  # of the operating system's count
 _SEND, _RECEIVE = 96, 48  # bytes of gloo's own, as measured; a greeting of a new group has 8
 _PER_OPERATION = 128  # bytes at most
@@ -67,6 +69,27 @@ def unseen_collectives(one: Observation) -> str:
         if wire is not None and wire > most[rank] + slack:
             return _other_bytes(one, rank, most[rank], wire)
     return _hidden(one, trace, "the calls of torch.distributed", "Use these alone")
+
+
+def unseen_source(one: Observation, what: str, size: float, groups: Groups = ()) -> str:
+    """For ranks that have the sum of `size` bytes over all ranks, or over those of each group.
+
+    Says that too little travelled for that. `what` it is stands at the beginning: "the gradients".
+    """
+    trace = one.trace
+    if trace is None:
+        return ""
+    ranks = range(one.trial.world_size)
+    needed = sum(2 * (len(group) - 1) * size for group in groups or (tuple(ranks),))
+    wire = [trace.bytes_wire(rank) for rank in ranks]
+    sent = sum(count for count in wire if count is not None)
+    if None in wire or sent >= _ALL_REDUCED * needed:
+        return ""
+    return (
+        f"{one.trial.words()}: {what} right, but of the {amount(needed)} that ranks have to send "
+        f"each other for that, {amount(sent)} were sent: the data came another way. "
+        "Use dist.all_reduce."
+    )
 
 
 def _taken(event: Event) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RanksError, RankTimeoutError
 from dtlab.grading.report import Criterion
-from dtlab.grading.trials import TIME_LIMIT, Observation, Trial, observed, run_cases
+from dtlab.grading.trials import Observation, Trial, observed, run_cases
 from dtlab.ranks.client import Server
 from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.plain import Sealed
@@ -65,7 +65,7 @@ class WalledBench:
                 trial.calls,
                 inputs=[trial.given(rank) for rank in range(trial.world_size)],
                 door=self._behind(),
-                timeout=TIME_LIMIT,
+                timeout=trial.limit,
                 memory_limit=MEMORY,
                 cluster=trial.cluster,
             )

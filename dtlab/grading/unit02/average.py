@@ -8,7 +8,9 @@ from typing import Any
 
 from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
 from dtlab.grading.groups import draw_groups
+from dtlab.grading.nets import Net, draw_nets
 from dtlab.grading.parts import Part
+from dtlab.grading.topics import right_on_some
 from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.judges import (
     Seen,
@@ -18,9 +20,9 @@ from dtlab.grading.unit02.judges import (
     judge_topic,
     steps_in,
 )
-from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
-__all__ = ["AVERAGE_GRADIENTS", "draw_nets", "judge_all_reduces"]
+__all__ = ["AVERAGE_GRADIENTS", "judge_all_reduces"]
 
 
 class Afterwards(Training):
@@ -31,16 +33,6 @@ class Afterwards(Training):
         """See `Case`."""
         module, group = begin(given)
         return train(module, given, lambda: None, lambda: fn(module, **group))
-
-
-def draw_nets(draw: random.Random) -> tuple[Net, Net]:
-    """A chain of three layers, and one in which two share their weights."""
-    sizes = draw.sample(range(4, 13), 4)
-    width = draw.randint(4, 9)
-    return (
-        Net("chain", tuple(sizes), "three layers"),
-        Net("tied", (sizes[0], width, width, width), "two layers with the same weights"),
-    )
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -89,15 +81,6 @@ def _advise_on_frozen(one: Observation) -> str:
     )
 
 
-def _pattern(seen: Seen) -> str:
-    """What numbers of ranks have in common on which it is right, where some are."""
-    right = {one.trial.world_size for one in seen if not one.mistakes}
-    if not right or right == {one.trial.world_size for one in seen}:
-        return ""
-    ranks = " and ".join(map(str, sorted(right)))
-    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on how many there are?"
-
-
 AVERAGE_GRADIENTS = Part(
     name="02/average_gradients",
     level=2,
@@ -113,7 +96,7 @@ AVERAGE_GRADIENTS = Part(
                 "gradients",
                 2,
                 judge_gradients(
-                    "every gradient is the mean, on 1 to 4 ranks, in every step", _pattern
+                    "every gradient is the mean, on 1 to 4 ranks, in every step", right_on_some
                 ),
             ),
             Rule(

@@ -1,8 +1,8 @@
 """Level II of unit 02: average gradients one by one, by hooks, in buckets, beside backward.
 
 Each part's file says what is run and what is judged: `average`, `hooks`, `in_buckets`, `overlap`,
-`sampler`. All but the last share `nets` (models), `training` (what a rank does with them, and what
-must come of it), `steps` (the communication of each step) and `judges`.
+`sampler`. All but the last share `training` (what a rank does with a model, and what must come of
+it), `steps` (the communication of each step) and `judges`.
 """
 
 from __future__ import annotations

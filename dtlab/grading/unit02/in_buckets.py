@@ -9,6 +9,7 @@ from typing import Any
 
 from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.groups import draw_groups
+from dtlab.grading.nets import Net
 from dtlab.grading.parts import Part
 from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.judges import (
@@ -19,7 +20,7 @@ from dtlab.grading.unit02.judges import (
     judge_topic,
     steps_in,
 )
-from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+from dtlab.grading.unit02.training import Arguments, Training, begin, train
 from dtlab.grading.words import amount
 
 __all__ = ["AVERAGE_IN_BUCKETS", "draw_plan", "judge_number_of_buckets", "packed"]

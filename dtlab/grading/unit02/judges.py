@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from dtlab.grading import topics
 from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.finished import called_by
+from dtlab.grading.topics import Seen, of_topic
 from dtlab.grading.trials import Observation
 from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
 from dtlab.grading.unit02.training import Trained
-from dtlab.grading.unseen import unseen_collectives
-from dtlab.grading.words import amount
+from dtlab.grading.unseen import unseen_collectives, unseen_source
 
 __all__ = [
     "Seen",
@@ -20,15 +22,6 @@ __all__ = [
     "of_topic",
     "steps_in",
 ]
-
-Seen = Sequence[Observation]
-
-_ALL_REDUCED = 0.95  # of the bytes that ranks send each other at least for all of them to have all
-
-
-def of_topic(seen: Seen, topic: str) -> list[Observation]:
-    """The trials that are there to show this."""
-    return [one for one in seen if any(case.topic == topic for case in trainings_of(one))]
 
 
 def steps_in(seen: Seen, topic: str) -> list[tuple[Observation, Step]]:
@@ -45,16 +38,10 @@ def foreign(seen: Seen) -> str:
 
 
 def _foreign(one: Observation) -> str:
-    found = {
-        name
-        for results in one.results
-        for result in results
-        if isinstance(result, Trained)
-        for name in result.finished
-    }
-    if found:
+    name = called_by(result for results in one.results for result in results)
+    if name:
         return (
-            f"{min(found)[:100]} does the work for you, and finished code does not count: use "
+            f"{name} does the work for you, and finished code does not count: use "
             "dist.all_reduce and what PyTorch has for hooks."
         )
     return unseen_collectives(one) or ("" if one.mistakes else _unseen_source(one))
@@ -62,23 +49,11 @@ def _foreign(one: Observation) -> str:
 
 def _unseen_source(one: Observation) -> str:
     """The gradients are right, but too little travelled for that."""
-    trace = one.trace
-    if trace is None or not any(isinstance(r, Trained) for each in one.results for r in each):
-        return ""
-    needed = 0.0
-    for case in trainings_of(one):
-        size = case.steps * sum(count for count, _ in case.sizes_of_gradients)
-        groups = case.groups or (tuple(range(one.trial.world_size)),)
-        needed += sum(2 * (len(group) - 1) * size for group in groups)
-    wire = [trace.bytes_wire(rank) for rank in range(one.trial.world_size)]
-    sent = sum(count for count in wire if count is not None)
-    if None in wire or sent >= _ALL_REDUCED * needed:
-        return ""
-    return (
-        f"{one.trial.words()}: the gradients are right, but of the {amount(needed)} that ranks "
-        f"have to send each other for that, {amount(sent)} were sent: the data came another way. "
-        "Use dist.all_reduce."
-    )
+    cases = trainings_of(one)
+    size = sum(case.steps * sum(count for count, _ in case.sizes_of_gradients) for case in cases)
+    trained = any(isinstance(r, Trained) for results in one.results for r in results)
+    groups = cases[0].groups if cases else ()
+    return unseen_source(one, "the gradients are", size, groups) if trained else ""
 
 
 # Criteria that several parts have ---------------------------------------------------------------
@@ -117,26 +92,18 @@ def _not_waited_for(one: Observation) -> str:
 def judge_topic(
     topic: str, right: str, advice: Callable[[Observation], str], after: str = ""
 ) -> Judge:
-    """Judges the trials that are there to show one thing, once plain gradients are right.
+    """As `topics.judge_topic`, once plain gradients are right.
 
     And those of the topic `after`, where there is one.
     """
 
-    def judge(seen: Seen) -> Verdict:
+    def waits(seen: Seen) -> Verdict | None:
         waiting = _waits(seen)
-        if waiting:
-            return waiting
-        if any(one.mistakes for one in of_topic(seen, after)):
+        if waiting is None and any(one.mistakes for one in of_topic(seen, after)):
             return blocked(f"judged once the criterion {after} is met")
-        trials = of_topic(seen, topic)
-        if not trials:
-            return blocked("judged once the ranks come back from what is tried before it")
-        for one in trials:
-            if one.mistakes:
-                return lost(f"{one.mistakes[0]}\n{advice(one)}".rstrip())
-        return ok(right)
+        return waiting
 
-    return judge
+    return topics.judge_topic(topic, right, advice, waits)
 
 
 def _waits(seen: Seen) -> Verdict | None:

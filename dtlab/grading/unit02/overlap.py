@@ -1,7 +1,7 @@
 """02/overlap: a bucket leaves while backward goes on, and nobody waits before it is over.
 
 What decides is the order of events on each rank, not how long they took. The model marks in its
-own backward pass when gradients go on to the layer before (`nets.Marked`):
+own backward pass when gradients go on to the layer before (`modules.Marked`):
 
     backward   layer 5 │ layer 4 │ layer 3 │ layer 2 │ layer 1 │ layer 0
     marks              ^         ^         ^         ^         ^ the last one
@@ -17,9 +17,9 @@ from typing import Any
 
 from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.groups import draw_groups
+from dtlab.grading.nets import Net, draw_nets
 from dtlab.grading.parts import Part
 from dtlab.grading.trials import Observation, Trial
-from dtlab.grading.unit02.average import draw_nets
 from dtlab.grading.unit02.in_buckets import (
     draw_plan,
     judge_number_of_buckets,
@@ -34,7 +34,7 @@ from dtlab.grading.unit02.judges import (
     steps_in,
 )
 from dtlab.grading.unit02.steps import Step
-from dtlab.grading.unit02.training import Arguments, Net, Training, begin, train
+from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
 __all__ = ["OVERLAP"]
 

@@ -1,9 +1,9 @@
 """Level III of unit 02: find and mend eight broken training scripts.
 
-The scripts are in `scripts`, as the notebook shows them. Each part is a `scripts_mend.MendScript`:
-the symptom is measured in a run of the broken script (`scripts_symptoms`), its line is in
-`scripts_lines`, and the mended one is judged by what ranks do (`scripts_cases`, `scripts_judges`),
-compared with one process (`scripts_training`, `scripts_reference`).
+The scripts are in `unit02.scripts`, as the notebook shows them. Each part is a `MendScript` of
+`dtlab.grading.scripts`: the symptom is measured in a run of the broken script
+(`scripts_symptoms`), and the mended one is judged by what ranks do, compared with one process.
+What only this unit judges is in `scripts_cases`, `scripts_judges` and `scripts_training`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from collections.abc import Callable, Sequence
 
 from dtlab.grading.checks import Check, Rule
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Trial
-from dtlab.grading.unit02.scripts_cases import OnCards, OnShards, Training
-from dtlab.grading.unit02.scripts_judges import (
+from dtlab.grading.scripts.cases import Training
+from dtlab.grading.scripts.judges import (
     Objection,
     copies_differ,
     first,
-    no_card_of_its_own,
     not_shared_out,
     then,
     too_much_sent,
-    unused_samples,
 )
-from dtlab.grading.unit02.scripts_mend import MendScript
-from dtlab.grading.unit02.scripts_reference import Optimizer
-from dtlab.grading.unit02.scripts_training import (
-    not_as_one_process,
-    not_as_one_process_on_shards,
-    too_large_passes,
-)
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.scripts.reference import Optimizer
+from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
+from dtlab.grading.trials import Trial
+from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
+from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
+from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
+from dtlab.grading.unit02.scripts_training import not_as_one_process_on_shards
 from dtlab.grading.unit02.scripts_trials import accumulated, on_nodes, shards, shared
 
 __all__ = ["PARTS"]
@@ -55,7 +53,7 @@ def _check(
     other: tuple[str, float, str, Sequence[Objection]],
 ) -> Check:
     """Two criteria, each (name, points, what is said where it is right, objections)."""
-    begin = first(subject[2], *subject[3])
+    begin = first(subject[2], *subject[3], trouble=no_such_card)
     rules = (
         Rule(subject[0], subject[1], begin),
         Rule(other[0], other[1], then(other[2], begin, *other[3])),
@@ -91,6 +89,7 @@ SCRIPT_1 = _part(
         _SCRIPTS + "train_1",
         Trial(2, [Training(0, 128)]),
         _copies(_ADAM),
+        symptoms=SYMPTOMS,
         lines=["loss = F.cross_entropy(model(images), labels)"],
         look="Who is called here, and who would have averaged the gradients?",
         optimizer=_ADAM,
@@ -106,6 +105,7 @@ SCRIPT_2 = _part(
         _SCRIPTS + "train_2",
         Trial(2, [Training(0, 128)]),
         _samples(_SGD, "samples", "the ranks share the samples out, anew in every epoch"),
+        symptoms=SYMPTOMS,
         lines=["loader = DataLoader(data, batch_size=16, shuffle=True, generator=order)"],
         look="Where is it settled which samples a rank takes?",
     ),
@@ -120,6 +120,7 @@ SCRIPT_3 = _part(
         _SCRIPTS + "train_3",
         Trial(2, [Training(0, 128)]),
         _samples(_MOMENTUM, "order", "every epoch shares the samples out in another order"),
+        symptoms=SYMPTOMS,
         lines=["for epoch in range(epochs):"],
         look="A line is missing. Below which one does an epoch begin?",
         optimizer=_MOMENTUM,
@@ -140,6 +141,7 @@ SCRIPT_4 = _part(
             ("samples", 2, "all ranks come to the end, with all samples", [unused_samples]),
             ("training", 1, _AS_ONE, [copies_differ, not_as_one_process_on_shards(_SGD)]),
         ),
+        symptoms=SYMPTOMS,
         lines=["for images, labels in loader:"],
         look="Which line runs more often on one rank than on another?",
     ),
@@ -154,6 +156,7 @@ SCRIPT_5 = _part(
         _SCRIPTS + "train_5",
         Trial(2, [Training(0, 128)]),
         _copies(_ADAM),
+        symptoms=SYMPTOMS,
         lines=["dist.all_reduce(parameter.data)", "parameter.data /= size"],
         look="What is averaged, and when: before the optimizer steps, or after it?",
         optimizer=_ADAM,
@@ -168,7 +171,7 @@ SCRIPT_6 = _part(
     2,
     MendScript(
         _SCRIPTS + "train_6",
-        Trial(2, [Training(0, 128, more=(4,))]),
+        Trial(2, [Training(0, 128, more=(4,), passes=4, micro_batch=8)]),
         _check(
             accumulated,
             ("traffic", 2, "a rank sends one gradient for each step", [too_much_sent]),
@@ -177,19 +180,19 @@ SCRIPT_6 = _part(
                 1,
                 _AS_ONE,
                 [
-                    too_large_passes(8),
+                    too_large_passes,
                     not_shared_out,
                     copies_differ,
-                    not_as_one_process(_SGD, passes=True),
+                    not_as_one_process(_SGD),
                 ],
             ),
         ),
+        symptoms=SYMPTOMS,
         lines=[
             "loss = F.cross_entropy(replica(images), labels) / accumulate",
             "with replica.no_sync():",
         ],
         look="When does DDP make up its mind whether a backward pass sends?",
-        passes=4,
     ),
 )
 
@@ -206,6 +209,7 @@ SCRIPT_7 = _part(
             ("training", 2, _AS_ONE, [not_shared_out, not_as_one_process(_FAST)]),
             ("copies", 1, f"{_COPIES}, on 2 and 3 ranks", [copies_differ]),
         ),
+        symptoms=SYMPTOMS,
         lines=["for images, labels in loader:", _FORWARD, "optimizer.step()"],
         look="A line is missing: between one backward pass and the next, outside of which two?",
         optimizer=_FAST,
@@ -231,6 +235,7 @@ SCRIPT_8 = _part(
                 [not_shared_out, copies_differ, not_as_one_process(_SGD)],
             ),
         ),
+        symptoms=SYMPTOMS,
         lines=["device = card(rank)"],
         look="Which number is counted over all nodes, and which one is asked for here?",
     ),

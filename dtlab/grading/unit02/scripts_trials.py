@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+from dtlab.grading.scripts.cases import Training
 from dtlab.grading.trials import Trial
-from dtlab.grading.unit02.scripts_cases import OnCards, OnShards, Training
+from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 
 __all__ = ["accumulated", "on_nodes", "shards", "shared"]
 
@@ -34,7 +36,8 @@ def accumulated(draw: random.Random, seed: int) -> list[Trial]:
 
     def case(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         samples = ranks * accumulate * 8 * steps
-        return Trial(ranks, [Training(seed + number, samples, hidden=256, more=(accumulate,))])
+        size: dict[str, Any] = {"more": (accumulate,), "passes": accumulate, "micro_batch": 8}
+        return Trial(ranks, [Training(seed + number, samples, hidden=256, **size)])
 
     return [case(2, 4, draw.randint(2, 3), 0), case(3, draw.choice((2, 3)), 3, 1)]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dtlab.grading.marks import inside_marks
 from dtlab.grading.trials import Observation
 from dtlab.grading.unit02.training import Training
 
@@ -53,15 +54,10 @@ def trainings_of(one: Observation) -> list[Training]:
 
 def steps_of(one: Observation) -> Iterator[Step]:
     """Every step of every rank: what lies between one mark `step` and the end of it."""
-    if one.trace is None:
-        return
-    events = list(one.trace.events)
     for rank in range(one.trial.world_size):
-        own = [event for event in events if event.rank == rank]
-        marks = [event for event in own if event.name == "step"]
         numbered = [(case, number) for case in trainings_of(one) for number in range(case.steps)]
-        for (case, number), mark in zip(numbered, marks, strict=False):
-            inside = [event for event in own if mark.start <= event.start <= mark.end]
+        steps = inside_marks(one.trace, rank, "step")
+        for (case, number), inside in zip(numbered, steps, strict=False):
             yield Step(
                 case,
                 rank,

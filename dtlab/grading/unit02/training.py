@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.finished import finished_calls
-from dtlab.grading.groups import Groups
+from dtlab.grading.gradients import same_bits, sgd_step
+from dtlab.grading.groups import Groups, groups_in_words, members_of
+from dtlab.grading.nets import Net
 from dtlab.grading.trials import Case
-from dtlab.grading.unit02.wrong import same_bits, wrong_gradient
+from dtlab.grading.unit02.wrong import wrong_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["FINISHED", "Arguments", "Net", "Trained", "Training", "begin", "train"]
+__all__ = ["FINISHED", "Arguments", "Trained", "Training", "begin", "train"]
 
-RATE = 0.1
 FINISHED = (
     "dtlab.collectives",
     "dtlab.parallel.buckets",
@@ -36,14 +37,6 @@ FINISHED = (
     "torch.distributed.algorithms.model_averaging.utils",
 )
 _SAMPLES = 3  # in a rank's batch
-
-
-class Net(NamedTuple):
-    """A model: its kind (see `nets`), its sizes, and what it is called in words."""
-
-    kind: str
-    sizes: tuple[int, ...]
-    words: str
 
 
 @dataclass(frozen=True)
@@ -80,22 +73,15 @@ class Training(Case):
     bucket_bytes: int = 0
 
     def __str__(self) -> str:
-        groups = " and ".join(f"({', '.join(map(str, group))})" for group in self.groups)
         words = [self.net.words]
         words += [f"buckets of {self.bucket_bytes} bytes"] if self.bucket_bytes else []
-        return ", ".join(words + ([f"groups {groups}"] if groups else []))
+        return ", ".join(words + ([groups_in_words(self.groups)] if self.groups else []))
 
     # ------------------------------------------------------------------ what ranks do
 
     def members(self, rank: int, world_size: int) -> tuple[int, ...]:
         """The global ranks that average together with `rank`."""
-        return next((group for group in self.groups if rank in group), tuple(range(world_size)))
-
-    def state(self) -> list[Tensor]:
-        """Parameters and buffers at first: the same on all ranks."""
-        from dtlab.grading.unit02.nets import KINDS, numbers
-
-        return numbers(KINDS[self.net.kind](self.net.sizes), self.seed)
+        return members_of(self.groups, rank, world_size)
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
         """What one rank trains on in one step: inputs and targets."""
@@ -111,7 +97,7 @@ class Training(Case):
         return Arguments(
             self.net.kind,
             self.net.sizes,
-            self.state(),
+            self.net.state(self.seed),
             turned=rank % 2 == 1,
             batches=[self.batch(rank, step) for step in range(self.steps)],
             bucket_bytes=self.bucket_bytes,
@@ -152,13 +138,11 @@ class Training(Case):
         for step in range(self.steps):
             own = {rank: self._gradients(module, rank, step) for rank in everyone}
             yield [name for name, _ in module.named_parameters()], own
-            _step(module, [own[member] for member in members])
+            sgd_step(module, [own[member] for member in members])
 
     def module(self) -> nn.Module:
-        """The model as it is at first."""
-        from dtlab.grading.unit02.nets import filled
-
-        return filled(self.net.kind, self.net.sizes, self.state())
+        """The model as it is at first: the same on all ranks."""
+        return self.net.module(self.seed)
 
     def _gradients(self, module: nn.Module, rank: int, step: int) -> list[Tensor | None]:
         module.zero_grad()
@@ -181,7 +165,7 @@ def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
     """Runs on every rank: its model, and the keyword `group` where there are groups."""
     import torch.distributed as dist
 
-    from dtlab.grading.unit02.nets import filled
+    from dtlab.grading.modules import filled
 
     module = filled(given.kind, given.sizes, given.state, given.turned)
     made = {group: dist.new_group(list(group)) for group in given.groups}
@@ -195,8 +179,6 @@ def train(
     after: Callable[[], Any] = lambda: None,
 ) -> dict[str, Any]:
     """Runs on every rank: calls `before` once, and `after` when the gradients of a step are there.
-
-    No optimizer of torch's: the first one that a process makes takes a second or two.
     """
     from dtlab.trace import span
 
@@ -212,7 +194,7 @@ def train(
                 after()
             gradients = [one.grad for one in module.parameters()]
             seen.append([None if one is None else one.detach().clone() for one in gradients])
-            _step(module, [gradients])
+            sgd_step(module, [gradients])
     return {"gradients": seen, "finished": sorted(finished)}
 
 
@@ -247,17 +229,6 @@ def _marked_waits() -> Iterator[None]:
 
 def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
     return (module(inputs) - targets).square().mean()
-
-
-def _step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-    """One step of plain SGD with the mean of these."""
-    import torch
-
-    with torch.no_grad():
-        for parameter, *parts in zip(module.parameters(), *gradients, strict=True):
-            there = [part for part in parts if part is not None]
-            if there:
-                parameter -= RATE * sum(there[1:], there[0]) / len(parts)
 
 
 def _wrong_step(

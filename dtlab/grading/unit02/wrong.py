@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.grading.gradients import close
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["same_bits", "wrong_gradient"]
-
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of an element; of the largest one: rounding takes 1e-6
+__all__ = ["wrong_gradient"]
 
 
 def wrong_gradient(
@@ -28,7 +28,7 @@ def wrong_gradient(
     total, count = sum(theirs[1:], theirs[0]), len(members)
     if got.shape != total.shape or got.dtype != total.dtype:
         return f"the gradient is {tuple(got.shape)} of {got.dtype} now."
-    if _close(got, total / count):
+    if close(got, total / count):
         return ""
     everyone = [one for one in own.values() if one is not None]
     for value, what in (
@@ -38,19 +38,7 @@ def wrong_gradient(
         (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),
         (sum(everyone[1:], everyone[0]) / len(everyone), "this is the mean over all ranks."),
     ):
-        if value is not None and _close(got, value):
+        if value is not None and close(got, value):
             return what
     worst = float((got - total / count).abs().max())
     return f"this is off the mean over the ranks by up to {worst:.2g}."
-
-
-def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two gradients are the same to the last bit, or both missing."""
-    return one is other if one is None or other is None else one.equal(other)
-
-
-def _close(got: Tensor, wanted: Tensor) -> bool:
-    import torch
-
-    scale = float(wanted.abs().max())
-    return torch.allclose(got, wanted, rtol=_RELATIVE, atol=_ABSOLUTE * scale)

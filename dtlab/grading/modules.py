@@ -1,4 +1,4 @@
-"""The models that the checks of Level II train. This file loads torch: imported when one runs."""
+"""The modules that checks train, by kind. This file loads torch: imported when one runs."""
 
 from __future__ import annotations
 

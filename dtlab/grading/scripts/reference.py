@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.unit02.scripts_cases import CLASSES, INPUTS, Seen, Training
+from dtlab.grading.scripts.cases import CLASSES, INPUTS, Seen, Training
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Optimizer", "Step", "averaged_after_each_step", "in_one_process", "mean", "off", "steps_of",
+    "NEAR", "Optimizer", "Step", "Weights", "averaged_after_each_step", "gradient_of",
+    "in_one_process", "mean", "off", "steps_of",
 ]  # fmt: skip
+
+NEAR = 1e-3  # of the way that the parameters go: rounding takes a hundredth of it
 
 Step = Sequence[Sequence[Sequence[int]]]  # for each rank: the samples of its passes in this step
 Weights = Mapping[int, float]  # of samples in the loss of a step
@@ -26,12 +29,21 @@ Weights = Mapping[int, float]  # of samples in the loss of a step
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD with momentum, or Adam with betas as in PyTorch; `rate` is its lr."""
+    """SGD with momentum, or Adam with betas as in PyTorch; `rate` is its lr, or that of each step.
 
-    rate: float
+    With rates for each step there are as many as steps; a step beyond them has the last one.
+    """
+
+    rate: float | Sequence[float]
     momentum: float = 0.0
     adam: bool = False
     eps: float = 1e-8
+
+    def rate_of(self, step: int) -> float:
+        """The rate of a step, counted from 0."""
+        if isinstance(self.rate, Sequence):
+            return self.rate[min(step, len(self.rate) - 1)]
+        return self.rate
 
     def run(
         self, start: torch.Tensor, gradients: Callable[[torch.Tensor, int], torch.Tensor], n: int
@@ -53,26 +65,30 @@ class _State:
 
     def step(self, gradient: torch.Tensor) -> None:
         """One step with this gradient."""
-        one, self._count = self._optimizer, self._count + 1
+        one, rate = self._optimizer, self._optimizer.rate_of(self._count)
+        self._count += 1
         if not one.adam:
             self._first = one.momentum * self._first + gradient
-            self.now = self.now - one.rate * self._first
+            self.now = self.now - rate * self._first
             return
         self._first = 0.9 * self._first + 0.1 * gradient
         self._second = 0.999 * self._second + 0.001 * gradient**2
         first = self._first / (1 - 0.9**self._count)
         second = self._second / (1 - 0.999**self._count)
-        self.now = self.now - one.rate * first / (second.sqrt() + one.eps)
+        self.now = self.now - rate * first / (second.sqrt() + one.eps)
 
 
-def steps_of(case: Training, results: Sequence[Seen], passes: int = 1) -> list[Step]:
-    """The steps that the ranks made together; a step has so many forward passes on each rank.
+def steps_of(case: Training, results: Sequence[Seen]) -> list[Step]:
+    """The steps that the ranks made together; the case says how many passes a step has on each.
 
     A rank that has no more passes in an epoch has none in the steps that are left of it.
     """
     steps: list[Step] = []
     for epoch in range(case.epochs):
-        own = [list(_in_groups(_epoch(one.passes, epoch, case.epochs), passes)) for one in results]
+        own = [
+            list(_in_groups(_epoch(one.passes, epoch, case.epochs), case.passes))
+            for one in results
+        ]
         most = max(map(len, own), default=0)
         steps += [[rank[k] if k < len(rank) else [] for rank in own] for k in range(most)]
     return steps
@@ -110,7 +126,7 @@ def in_one_process(
     left: list[torch.Tensor] = []
 
     def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
-        new = _gradient(case, now, steps[step])
+        new = gradient_of(case, now, steps[step])
         if piled_up and left:
             new = new + left.pop()
         left.append(new)
@@ -129,7 +145,7 @@ def averaged_after_each_step(
     states = [_State(optimizer, case.start(0)) for _ in ranks]
     for step in steps:
         for state, rank in zip(states, step, strict=True):
-            state.step(_gradient(case, state.now, mean([rank])))
+            state.step(gradient_of(case, state.now, mean([rank])))
         middle = torch.stack([state.now for state in states]).mean(0)
         for state in states:
             state.now = middle
@@ -142,7 +158,7 @@ def off(got: torch.Tensor, wanted: torch.Tensor, start: torch.Tensor) -> float:
     return float((got.double() - wanted).norm()) / max(way, 1e-12)
 
 
-def _gradient(case: Training, now: torch.Tensor, weights: Weights) -> torch.Tensor:
+def gradient_of(case: Training, now: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Of the weighted sum of the samples' losses, at the parameters `now`."""
     import torch
     import torch.nn.functional as F

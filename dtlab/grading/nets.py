@@ -1,0 +1,41 @@
+"""Models as checks draw them: a kind and its sizes. What they are made of is in `modules`."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Net", "draw_nets"]
+
+
+class Net(NamedTuple):
+    """A model: its kind (see `modules`), its sizes, and what it is called in words."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    words: str
+
+    def state(self, seed: int) -> list[Tensor]:
+        """Contents of its parameters and buffers, drawn from `seed`."""
+        from dtlab.grading.modules import KINDS, numbers
+
+        return numbers(KINDS[self.kind](self.sizes), seed)
+
+    def module(self, seed: int) -> nn.Module:
+        """The model with these contents."""
+        from dtlab.grading.modules import filled
+
+        return filled(self.kind, self.sizes, self.state(seed))
+
+
+def draw_nets(draw: random.Random) -> tuple[Net, Net]:
+    """A chain of three layers, and one in which two share their weights."""
+    sizes = draw.sample(range(4, 13), 4)
+    width = draw.randint(4, 9)
+    return (
+        Net("chain", tuple(sizes), "three layers"),
+        Net("tied", (sizes[0], width, width, width), "two layers with the same weights"),
+    )

@@ -1,0 +1,184 @@
+"""What a mended training script has to do on ranks, and what is said where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.reference import NEAR, off
+from dtlab.grading.trials import Observation
+from dtlab.grading.words import amount
+
+__all__ = [
+    "Objection", "copies_differ", "first", "not_shared_out", "then", "too_much_sent",
+    "uneven_epochs",
+]  # fmt: skip
+
+Objection = Callable[[Training, Sequence[Seen], Observation], str]
+
+_SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo's and of the start
+
+
+def first(
+    right: str,
+    *objections: Objection,
+    trouble: Callable[[Observation], str] = lambda one: one.trouble,
+) -> Judge:
+    """Judges the criterion that comes first, which has to do with the ranks coming back too.
+
+    `trouble` says why they did not.
+    """
+
+    def judge(seen: Sequence[Observation]) -> Verdict:
+        what = next(filter(None, map(trouble, seen)), "")
+        what = what or next(_objections(seen, objections), "")
+        return lost(what) if what else ok(right)
+
+    return judge
+
+
+def then(right: str, before: Judge, *objections: Objection) -> Judge:
+    """Judges another criterion, once the one `before` is right."""
+
+    def judge(seen: Sequence[Observation]) -> Verdict:
+        if before(seen).status != "ok":
+            return blocked("judged once the criterion above is right")
+        trouble = next(_objections(seen, objections), "")
+        return lost(trouble) if trouble else ok(right)
+
+    return judge
+
+
+def _objections(seen: Sequence[Observation], all_: Sequence[Objection]) -> Iterator[str]:
+    for one in seen:
+        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
+            assert isinstance(case, Training)
+            said = (objection(case, results, one) for objection in all_)
+            yield from (f"{one.trial.words(number)}: {what}" for what in said if what)
+
+
+# Copies -----------------------------------------------------------------------------------------
+
+
+def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """The parameters of some rank are not, bit by bit, those of rank 0."""
+    begin, end = results[0].before, results[0].after
+    for rank, other in enumerate(results):
+        if other.after.equal(end):
+            continue
+        if len(other.before) and len(begin) and not other.before[0].equal(begin[0]):
+            return (
+                f"the copies of rank 0 and rank {rank} differ in their first forward pass: the "
+                "ranks begin with different parameters. Who hands rank 0's to all?"
+            )
+        far = off(other.after, end, case.start(0))
+        if far < NEAR:
+            return (
+                f"the copies of rank 0 and rank {rank} differ, though by rounding only: they add "
+                "up the same gradients in different orders. All have to step with the same bits."
+            )
+        return (
+            f"the copies of rank 0 and rank {rank} differ in the end, by {far:.1%} of the way "
+            "that the parameters went. Which gradient does each rank step with?"
+        )
+    return ""
+
+
+# Samples ----------------------------------------------------------------------------------------
+
+
+def not_shared_out(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """The samples of an epoch are not shared out, or not another way in the next epoch."""
+    before: list[list[int]] = []
+    for epoch in range(case.epochs):
+        taken = []
+        for rank, own in enumerate(results):
+            if not own.passes or len(own.passes) % case.epochs:
+                return uneven_epochs(rank, len(own.passes), case.epochs)
+            each = len(own.passes) // case.epochs
+            batches = own.passes[epoch * each : (epoch + 1) * each]
+            taken.append([sample for batch in batches for sample in batch])
+        trouble = _shares(case.samples, taken) or _reshuffled(epoch, before, taken)
+        if trouble:
+            return trouble
+        before = taken
+    return ""
+
+
+def uneven_epochs(rank: int, passes: int, epochs: int) -> str:
+    """What to say of passes that are not as many in every epoch."""
+    return (
+        f"rank {rank} makes {passes} forward passes in {epochs} epochs. Every rank trains in "
+        "every epoch, and equally often."
+    )
+
+
+def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
+    """Why what the ranks have taken is not the data, shared out; padding may repeat a few."""
+    ranks, fed = len(taken), [sample for own in taken for sample in own]
+    if -1 in fed:
+        return "a batch has images that are not in the data."
+    if ranks > 1 and all(len(set(own)) == samples for own in taken):
+        return (
+            f"every rank goes through all {samples} samples in an epoch. How many are there for "
+            f"each of {ranks} ranks?"
+        )
+    missing, repeated = samples - len(set(fed)), len(fed) - len(set(fed))
+    if missing:
+        return (
+            f"in an epoch {missing} of {samples} samples are in no rank's batches. Put together, "
+            "the shares of the ranks have to be the whole data."
+        )
+    if repeated >= ranks:  # it takes fewer to make equal shares
+        return (
+            f"in an epoch {repeated} samples are taken more than once. Two ranks may share no "
+            "more than what makes their shares equally long."
+        )
+    return ""
+
+
+def _reshuffled(
+    epoch: int, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
+) -> str:
+    if not before:
+        return ""
+    if list(before) == list(after):
+        return (
+            f"epoch {epoch} takes the samples in the order of epoch {epoch - 1}. Something has to "
+            "tell the sampler which epoch it is, before its batches are drawn."
+        )
+    if len(after) > 1 and all(set(a) == set(b) for a, b in zip(before, after, strict=True)):
+        return (
+            f"in epoch {epoch} each rank has the same samples as before, and only their order is "
+            "new. Shuffle all of them, alike on every rank, and then share them out."
+        )
+    return ""
+
+
+# What is sent ----------------------------------------------------------------------------------
+
+
+def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """A rank sends more, or less, than one gradient for each step of the optimizer."""
+    assert one.trace is not None
+    ranks, steps = len(results), case.steps(len(results))
+    gradient = 2 * (ranks - 1) / ranks * 4 * len(results[0].after)
+    start = 4 * len(results[0].after) * (ranks - 1)
+    for rank in range(ranks):
+        left = one.trace.bytes_wire(rank)
+        if left is None:  # where the system does not count: what was handed to all-reduces
+            events = (e for e in one.trace.events if (e.rank, e.name) == (rank, "all_reduce"))
+            left = round(sum(e.bytes for e in events) * 2 * (ranks - 1) / ranks)
+        if left > _SENT_MORE * steps * gradient + start + _OWN:
+            return (
+                f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} "
+                f"micro-batches; a gradient for each step is {amount(steps * gradient)}. Look at "
+                "what decides whether a backward pass sends: is it inside `no_sync` by then?"
+            )
+        if left < _SENT_LESS * steps * gradient:
+            return (
+                f"{amount(left)} left rank {rank} in {steps} steps; a gradient for each step is "
+                f"{amount(steps * gradient)}. Something has to be sent in every step."
+            )
+    return ""
