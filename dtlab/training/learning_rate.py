@@ -2,9 +2,11 @@
 
 Two rules, for a batch k times as large:
 
-    linear       k x rate      k small steps are about one large one (SGD; Goyal et al. 2017)
-    square root  sqrt(k) x     the same noise in each update (adaptive optimizers such as Adam:
-                               Malladi et al. 2022; SGD: Krizhevsky 2014, who preferred linear)
+    linear       k x rate      SGD: k small steps are about one large one (Goyal et al. 2017)
+    square root  sqrt(k) x     Adam: k small steps are about one large one, since it divides by
+                               gradients that are sqrt(k) shorter where noise prevails (Malladi
+                               et al. 2022). SGD: the same noise in each update (Krizhevsky
+                               2014, who preferred the linear rule)
 
 Neither holds for ever: far above the gradient noise scale, the gradient of a larger batch is
 hardly better, and each step still costs the whole batch (McCandlish et al. 2018).
