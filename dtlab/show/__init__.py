@@ -6,14 +6,23 @@ a widget is a thin front that calls such a function again when one of its contro
 
 from __future__ import annotations
 
+from dtlab.show.batch_widgets import (
+    explore_effective_batch,
+    explore_published_sweep,
+    explore_schedule,
+)
 from dtlab.show.figures import (
     collective_table,
     cost_curves,
     crossover,
+    effective_batch,
     line_chart,
     overlap,
+    published_sweep,
     ring,
+    schedule,
     straggler,
+    sweep_chart,
     timeline,
     tree,
 )
@@ -30,16 +39,23 @@ __all__ = [
     "collective_table",
     "cost_curves",
     "crossover",
+    "effective_batch",
     "explore_crossover",
+    "explore_effective_batch",
     "explore_overlap",
+    "explore_published_sweep",
+    "explore_schedule",
     "explore_straggler",
     "guess",
     "line_chart",
     "overlap",
+    "published_sweep",
     "ring",
+    "schedule",
     "step_ring",
     "step_tree",
     "straggler",
+    "sweep_chart",
     "timeline",
     "tree",
 ]

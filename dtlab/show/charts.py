@@ -13,7 +13,14 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
 
 from dtlab.show.style import INK, MUTED, PALETTE, SHEET, Figure
 
@@ -25,26 +32,35 @@ Numbers = npt.NDArray[np.float64]
 MOST_CURVES: Final = 6
 MOST_MARKS: Final = 30  # on a curve
 KEY: Final = 2.5  # inches across
+BAND: Final = "#E9E6DA"
 _DASHES: Final = ("-", (0, (1, 1)), (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)))
 _MARKS: Final = "osD^vP"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: a name with its unit, its ends, how a number on it is written."""
+    """What an axis shows: a name with its unit, its ends, how a number on it is written.
+
+    `ticks` are the numbers that stand on it; without them it has round ones.
+    """
 
     name: str
     ends: tuple[float, float]
     logarithmic: bool = False
     write: Callable[[float], str] = field(default=lambda value: f"{value:g}")
+    ticks: Sequence[float] = ()
 
     def apply(self, axis: Any, set_ends: Callable[..., Any]) -> None:
         """Set one of Matplotlib's axes up."""
         low, high = self.ends
         digits = (1,) if self.logarithmic and high / low > 100 else (1, 2, 5)
-        steps = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
+        steps: Locator = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
+        if self.ticks:
+            steps = FixedLocator(self.ticks)
+        elif self.logarithmic:
+            steps = LogLocator(subs=digits)
         set_ends(low, high)
-        axis.set_major_locator(LogLocator(subs=digits) if self.logarithmic else steps)
+        axis.set_major_locator(steps)
         axis.set_major_formatter(FuncFormatter(lambda value, _: self.write(value)))
         axis.set_minor_locator(NullLocator())
         axis.set_tick_params(colors=MUTED, labelsize=8, length=3)
@@ -88,11 +104,29 @@ class Chart:
         style = self._style(name, kind, marks)
         self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
 
+    def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:
+        """A bar at each place from the lowest to the highest, in the colour of a curve."""
+        colour = self._colour(name)
+        self._axes.vlines(xs, lows, highs, color=colour, linewidth=1.2, gid=f"range {name}")
+        for ends in (lows, highs):
+            self._axes.plot(xs, ends, "_", markersize=6, color=colour, gid=f"end {name}")
+
+    def draw_band(self, low: float, high: float, words: str) -> None:
+        """A shaded strip from one place to another across, named at its upper end."""
+        self._axes.axvspan(low, high, color=BAND, linewidth=0, zorder=0.5, gid="band")
+        middle = (low * high) ** 0.5 if self._axes.get_xscale() == "log" else (low + high) / 2
+        self._name_at_top(middle, words, "band")
+
+    def draw_level(self, y: float, words: str) -> None:
+        """A dotted line across the chart at one height, named at its left end."""
+        self._axes.axhline(y, color=INK, linewidth=1.1, linestyle=(0, (1, 2)), gid="level")
+        label = self._axes.annotate(words, (0.01, y), xycoords=("axes fraction", "data"))
+        label.set(fontsize=8, color=INK, ha="left", va="bottom", gid="level")
+
     def draw_upright(self, x: float, words: str) -> None:
         """A line across the chart at one place, named at its upper end."""
         self._axes.axvline(x, color=INK, linewidth=1.1, zorder=2, gid="place")
-        label = self._axes.annotate(words, (x, 1), xycoords=("data", "axes fraction"))
-        label.set(fontsize=8, color=INK, ha="center", va="bottom", gid="place")
+        self._name_at_top(x, words, "place")
 
     def draw_points(self, x: float, ys: Mapping[str, float]) -> None:
         """A point on each curve at one place."""
@@ -116,6 +150,10 @@ class Chart:
             for number, line in enumerate(aside.splitlines(), 1):
                 _beside(axes, y - 0.16 * number, line, MUTED)
             y -= 0.27 + 0.16 * len(aside.splitlines())
+
+    def _name_at_top(self, x: float, words: str, gid: str) -> None:
+        label = self._axes.annotate(words, (x, 1), xycoords=("data", "axes fraction"))
+        label.set(fontsize=8, color=INK, ha="center", va="bottom", gid=gid)
 
     def _colour(self, name: str) -> str:
         return PALETTE[self._names.index(name)]

@@ -24,7 +24,9 @@ from dtlab.show.words import (
     time_words,
 )
 
-__all__ = ["Dial", "Scale", "box", "bytes_scale", "count_scale", "rate_scale", "seconds_scale"]
+__all__ = [
+    "Dial", "Scale", "box", "bytes_scale", "choice", "count_scale", "rate_scale", "seconds_scale",
+]  # fmt: skip
 
 Number = int | float
 
@@ -80,6 +82,16 @@ def box(name: str, value: bool = True) -> Any:
 
     layout = widgets.Layout(width="auto", margin="2px 1em 2px 0")
     return widgets.Checkbox(value, description=name, indent=False, layout=layout)
+
+
+def choice(name: str, options: Sequence[str]) -> Any:
+    """One of several words, with its name; the first is chosen at the start."""
+    import ipywidgets as widgets
+
+    return widgets.Dropdown(
+        options=list(options), description=name, style={"description_width": "10.5em"},
+        layout=widgets.Layout(width="calc(10.5em + 17em)"),
+    )  # fmt: skip
 
 
 class Dial:

@@ -7,12 +7,16 @@ global state.
 
 from __future__ import annotations
 
+from dtlab.show.batch_figure import effective_batch
 from dtlab.show.cost_figure import cost_curves
 from dtlab.show.crossover_figure import crossover
 from dtlab.show.line_figure import line_chart
 from dtlab.show.overlap_figure import overlap
+from dtlab.show.published_figure import published_sweep
 from dtlab.show.ring_figure import ring
+from dtlab.show.schedule_figure import schedule
 from dtlab.show.straggler_figure import straggler
+from dtlab.show.sweep_figure import sweep_chart
 from dtlab.show.table_figure import collective_table
 from dtlab.show.timeline_figure import timeline
 from dtlab.show.tree_figure import tree
@@ -21,10 +25,14 @@ __all__ = [
     "collective_table",
     "cost_curves",
     "crossover",
+    "effective_batch",
     "line_chart",
     "overlap",
+    "published_sweep",
     "ring",
+    "schedule",
     "straggler",
+    "sweep_chart",
     "timeline",
     "tree",
 ]
