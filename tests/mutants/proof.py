@@ -150,6 +150,7 @@ def losses_of(name: str, source: str) -> list[str]:
 
 def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:
     """As `Check.run`, but a wrong trial is the last one: a mutant needs no second loss."""
+    check.prepare()
     seen: list[Observation] = []
     for trial in check.trials(0):
         seen.append(observe(trial, answer))

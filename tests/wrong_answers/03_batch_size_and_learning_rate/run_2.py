@@ -1,0 +1,224 @@
+"""Answers to 03/run_2: the schedule goes a step for each micro-batch.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+
+import torch.distributed as dist
+from torch.optim import SGD
+
+from dtlab.parallel.data import DataParallel, NaiveDataParallel
+from tests.wrong_answers.accumulated_runs import InOrder, trained
+
+SAID = {"symptom": "rate gone", "number": 16, "line": 23}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_rate_too_low():
+    return said(symptom="rate too low")
+
+
+def says_still_rising():
+    return said(symptom="still rising")
+
+
+def says_drift():
+    return said(symptom="drift")
+
+
+def all_updates():
+    return said(number=64)
+
+
+def those_without_a_rate():
+    return said(number=48)
+
+
+def the_last_of_them():
+    return said(number=15)
+
+
+def some_other_number():
+    return said(number=2)
+
+
+def the_line_of_the_optimizers_step():
+    return said(line=21)
+
+
+def the_line_that_makes_the_schedule():
+    return said(line=8)
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: count)
+
+
+@mended
+def the_two_steps_swapped(model, data, epochs, micro, accumulate):
+    """What PyTorch's warning asks for, and no more."""
+    still_broken()["mended"](model, data, epochs, micro, accumulate)
+
+
+@mended
+def a_schedule_that_is_longer(model, data, epochs, micro, accumulate):
+    """As many steps as there are micro-batches, but the warm-up still ends early."""
+    trained(
+        model, data, epochs, micro, accumulate,
+        decay=lambda done: 1 - done / accumulate,
+        steps_of_schedule=lambda count: count,
+    )  # fmt: skip
+
+
+@mended
+def a_step_in_each_epoch(model, data, epochs, micro, accumulate):
+    done = []
+
+    def once(count):
+        done.append(count)
+        return int(len(done) % max(1, len(data) // (micro * accumulate)) == 0)
+
+    trained(model, data, epochs, micro, accumulate, steps_of_schedule=once)
+
+
+@mended
+def no_schedule_at_all(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: 0)
+
+
+@mended
+def one_step_for_every_rank(model, data, epochs, micro, accumulate):
+    size = dist.get_world_size()
+    trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: size)
+
+
+@mended
+def a_constant_rate(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, warm_up=0, decay="constant")
+
+
+@mended
+def an_update_for_each_micro_batch(model, data, epochs, micro, accumulate):
+    trained(
+        model, data, epochs, micro, accumulate,
+        steps_in=lambda number, count: True, sends=lambda number, count: True,
+    )  # fmt: skip
+
+
+@mended
+def only_the_last_micro_batch(model, data, epochs, micro, accumulate):
+    trained(
+        model, data, epochs, micro, accumulate, clear=lambda number, count: True
+    )
+
+
+@mended
+def not_written(model, data, epochs, micro, accumulate):
+    raise NotImplementedError()
+
+
+@mended
+def gradients_travel_every_time(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, sends=lambda number, count: True)
+
+
+@mended
+def every_epoch_the_first(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, reshuffle=False)
+
+
+@mended
+def never_shuffled(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, sampler=InOrder(data))
+
+
+@mended
+def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate)
+    if dist.get_rank():
+        for parameter in model.parameters():
+            parameter.data *= 1 + 1e-6
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def once_for_each_update(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate)
+
+
+def said_in_another_way():
+    return said(symptom="RATE GONE", number="16", line="schedule.step()")
+
+
+@mended
+def dtlabs_wrapper(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, wrap=DataParallel)
+
+
+@mended
+def fused(model, data, epochs, micro, accumulate):
+    def make(parameters, lr):
+        return SGD(list(parameters), lr=lr, momentum=0.9, fused=True)
+
+    trained(model, data, epochs, micro, accumulate, make=make, seed=7)
+
+
+@mended
+def one_all_reduce_for_each_parameter(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, wrap=NaiveDataParallel)
+
+
+RIGHT = [
+    once_for_each_update,
+    said_in_another_way,
+    dtlabs_wrapper,
+    fused,
+    one_all_reduce_for_each_parameter,
+]
+
+COMPARE = "Print the rates, and compare them"
+WRONG = {
+    says_rate_too_low: {"symptom": "for such updates the linear rule has about the same one"},
+    says_still_rising: {"symptom": "the rate was highest in update 6 of 64"},
+    says_drift: {"symptom": "after the last step the copies were equal"},
+    all_updates: {"number": "these are all updates"},
+    those_without_a_rate: {"number": "these are the updates without a rate"},
+    the_last_of_them: {"number": "they are counted from 0"},
+    some_other_number: {"number": "2 is not it. Count those"},
+    the_line_of_the_optimizers_step: {"line": "Which line moves the rate on"},
+    the_line_that_makes_the_schedule: {"line": "how often does it run?"},
+    still_broken: {"schedule": "steps where it should go one"},
+    the_two_steps_swapped: {"schedule": "steps where it should go one"},
+    a_schedule_that_is_longer: {"schedule": COMPARE},
+    a_step_in_each_epoch: {"schedule": COMPARE},
+    no_schedule_at_all: {"schedule": COMPARE},
+    one_step_for_every_rank: {"schedule": ""},
+    a_constant_rate: {"schedule": COMPARE},
+    an_update_for_each_micro_batch: {"schedule": "the parameters move within an update"},
+    only_the_last_micro_batch: {"schedule": "does not go along the gradient"},
+    not_written: {"schedule": "mended is not written yet"},
+    gradients_travel_every_time: {"training": "left rank 0 in"},
+    every_epoch_the_first: {"training": "in the order of epoch 0"},
+    never_shuffled: {"training": "in the order of epoch 0"},
+    another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+}

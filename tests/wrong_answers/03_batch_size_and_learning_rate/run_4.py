@@ -1,0 +1,226 @@
+"""Answers to 03/run_4: one GPU's batch is shared out, and its rate grows with the forward passes.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+import math
+
+import torch.distributed as dist
+
+from dtlab.parallel.data import DataParallel
+from tests.wrong_answers.accumulated_runs import InOrder, linear, trained
+
+SAID = {"symptom": "rate too high", "number": 512, "line": 8}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": by_the_recipe}
+
+
+def shared_out(model, data, epochs, batch, rate, parts, **different):
+    """Train with the batch shared out over ranks and micro-batches."""
+    micro = batch // (dist.get_world_size() * parts)
+    trained(model, data, epochs, micro, parts, **{"peak": rate, **different})
+
+
+def by_the_recipe(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts)
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_too_long():
+    return said(symptom="too long")
+
+
+def says_rate_too_low():
+    return said(symptom="rate too low")
+
+
+def says_nothing():
+    return said(symptom=["rate too high"])
+
+
+def what_the_rate_would_fit():
+    return said(number=4096)
+
+
+def the_samples_of_one_rank():
+    return said(number=256)
+
+
+def the_samples_of_a_forward_pass():
+    return said(number=64)
+
+
+def the_samples_of_a_forward_pass_on_all_ranks():
+    return said(number=128)
+
+
+def the_updates():
+    return said(number=64.5)
+
+
+def the_line_of_the_micro_batch():
+    return said(line=4)
+
+
+def the_line_of_the_schedule():
+    return said(line="schedule.step()")
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def still_broken(model, data, epochs, batch, rate, parts):
+    peak = rate * dist.get_world_size() * parts
+    shared_out(model, data, epochs, batch, rate, parts, peak=peak)
+
+
+@mended
+def by_the_ranks(model, data, epochs, batch, rate, parts):
+    peak = rate * dist.get_world_size()
+    shared_out(model, data, epochs, batch, rate, parts, peak=peak)
+
+
+@mended
+def by_the_micro_batches(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, peak=rate * parts)
+
+
+@mended
+def divided_instead(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, peak=rate / dist.get_world_size())
+
+
+@mended
+def by_the_square_root(model, data, epochs, batch, rate, parts):
+    peak = rate * math.sqrt(dist.get_world_size() * parts)
+    shared_out(model, data, epochs, batch, rate, parts, peak=peak)
+
+
+@mended
+def another_recipe(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, peak=linear(batch))
+
+
+@mended
+def a_batch_that_grows(model, data, epochs, batch, rate, parts):
+    """Right where an update may take more samples; here it has to take `batch`."""
+    trained(model, data, epochs, batch // parts, parts, peak=rate)
+
+
+@mended
+def all_at_once(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, 1)
+
+
+@mended
+def without_a_warm_up(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, warm_up=0)
+
+
+@mended
+def each_rank_by_itself(model, data, epochs, batch, rate, parts):
+    shared_out(
+        model, data, epochs, batch, rate, parts, sends=lambda number, count: False
+    )
+
+
+@mended
+def not_written(model, data, epochs, batch, rate, parts):
+    raise NotImplementedError()
+
+
+@mended
+def gradients_travel_every_time(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, sends=lambda number, count: True)
+
+
+@mended
+def every_epoch_the_first(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, reshuffle=False)
+
+
+@mended
+def never_shuffled(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, sampler=InOrder(data))
+
+
+@mended
+def another_rank_ends_elsewhere(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts)
+    if dist.get_rank():
+        for parameter in model.parameters():
+            parameter.data *= 1 + 1e-6
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def the_rate_of_the_recipe(model, data, epochs, batch, rate, parts):
+    by_the_recipe(model, data, epochs, batch, rate, parts)
+
+
+def said_by_a_piece():
+    return said(symptom="rate  too high", number="512", line="lr=size * parts * rate")
+
+
+@mended
+def dtlabs_wrapper(model, data, epochs, batch, rate, parts):
+    shared_out(model, data, epochs, batch, rate, parts, wrap=DataParallel, seed=4)
+
+
+@mended
+def by_the_samples_of_an_update(model, data, epochs, batch, rate, parts):
+    """The linear rule, from the recipe: an update takes as many samples as it says."""
+    micro = batch // (dist.get_world_size() * parts)
+    taken = micro * parts * dist.get_world_size()
+    shared_out(model, data, epochs, batch, rate, parts, peak=rate * taken / batch)
+
+
+RIGHT = [
+    the_rate_of_the_recipe,
+    said_by_a_piece,
+    dtlabs_wrapper,
+    by_the_samples_of_an_update,
+]
+
+WRONG = {
+    says_too_long: {"symptom": "was as long as its rate and the mean gradient"},
+    says_rate_too_low: {"symptom": "for such updates the linear rule has a lower one"},
+    says_nothing: {"symptom": "is no symptom"},
+    what_the_rate_would_fit: {"number": "this is the batch that the rate would fit"},
+    the_samples_of_one_rank: {"number": "these are the samples of one rank"},
+    the_samples_of_a_forward_pass: {"number": "that is one forward pass on one rank"},
+    the_samples_of_a_forward_pass_on_all_ranks: {"number": "several micro-batches"},
+    the_updates: {"number": "Divide the samples of an epoch by its updates"},
+    the_line_of_the_micro_batch: {"line": "does that grow here?"},
+    the_line_of_the_schedule: {"line": "does that grow here?"},
+    still_broken: {"rate": "times as far as they should. As many as there are forward passes"},
+    by_the_ranks: {"rate": "How many samples does an update take"},
+    by_the_micro_batches: {"rate": "times as far as they should"},
+    divided_instead: {"rate": "times as far as they should"},
+    by_the_square_root: {"rate": "times as far as they should"},
+    another_recipe: {"rate": "times as far as they should"},
+    a_batch_that_grows: {"rate": "samples at once. A micro-batch has"},
+    all_at_once: {"rate": "samples at once. A micro-batch has"},
+    without_a_warm_up: {"rate": "Print the rates"},
+    each_rank_by_itself: {"rate": "does not go along the gradient"},
+    not_written: {"rate": "mended is not written yet"},
+    gradients_travel_every_time: {"training": "left rank 0 in"},
+    every_epoch_the_first: {"training": "in the order of epoch 0"},
+    never_shuffled: {"training": "in the order of epoch 0"},
+    another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+}
