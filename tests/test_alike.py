@@ -22,12 +22,13 @@ from dtlab.grading.alike.pairs import LONGEST, Pair, alike
 from dtlab.grading.alike.tokens import pieces
 from dtlab.grading.course import Course
 from dtlab.grading.questions.answers import Questions
+from dtlab.grading.scripts.mend import MendScript
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = ROOT / "tests" / "wrong_answers"
 PARTS = [part for part in known_parts() if not isinstance(part.check, Questions)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
-SCRIPTS = [part for part in PARTS if part.name.startswith("02/script_")]  # all but a line is given
+SCRIPTS = [part for part in PARTS if isinstance(part.check, MendScript)]  # all but a line is given
 WRITTEN = [part for part in PARTS if part not in SCRIPTS]
 part_by_name = pytest.mark.parametrize("part", WRITTEN, ids=lambda part: part.name)
 
@@ -73,14 +74,14 @@ def score(part: Part, one: str, other: str) -> float:
 def answers(part: Part) -> Mapping[str, str]:
     """The right answers in the file of answers to a part."""
     text = next(ANSWERS.glob(f"{part.unit}_*/{part.symbol}.py")).read_text()
-    functions = {
+    written = {
         node.name: str(ast.get_source_segment(text, node))
         for node in ast.parse(text).body
-        if isinstance(node, ast.FunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     right = re.search(r"^RIGHT = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
     assert right is not None
-    return {name: functions[name] for name in re.findall(r"\w+", right[1])}
+    return {name: written[name] for name in re.findall(r"\w+", right[1])}
 
 
 class Renamed(ast.NodeTransformer):

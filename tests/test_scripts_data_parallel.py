@@ -18,18 +18,11 @@ from torch.utils.data import TensorDataset
 import dtlab
 from dtlab.grading import Part, find_part
 from dtlab.grading.bench import HERE
-from dtlab.grading.trials import Observation, Trial, observe
-from dtlab.grading.unit02 import scripts
-from dtlab.grading.unit02.scripts_cases import OnCards, OnShards, Seen, Training
-from dtlab.grading.unit02.scripts_judges import (
-    copies_differ,
-    no_card_of_its_own,
-    not_shared_out,
-    unused_samples,
-)
-from dtlab.grading.unit02.scripts_lines import judge_line, numbered
-from dtlab.grading.unit02.scripts_mend import MendScript, warm_up
-from dtlab.grading.unit02.scripts_reference import (
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.judges import copies_differ, not_shared_out
+from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.scripts.reference import (
     Optimizer,
     averaged_after_each_step,
     in_one_process,
@@ -37,8 +30,14 @@ from dtlab.grading.unit02.scripts_reference import (
     off,
     steps_of,
 )
-from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS, find
+from dtlab.grading.scripts.symptoms import Scene
+from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.unit02 import scripts
+from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
+from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, unused_samples
+from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import not_as_one_process_on_shards
+from dtlab.grading.warm import warm_up
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from tests.wrong_answers import answers_of
@@ -120,7 +119,7 @@ def test_lines_have_the_numbers_of_the_cell(part: Part) -> None:
 
 def test_the_notebook_lists_the_symptoms_that_are_measured() -> None:
     rows = [line for line in cell("symptoms").splitlines() if line.startswith('| `"')]
-    assert rows == [f'| `"{name}"` | {words} |' for name, words in SYMPTOMS.items()]
+    assert rows == [f'| `"{name}"` | {one.words} |' for name, one in SYMPTOMS.items()]
 
 
 def test_every_part_has_five_points_and_all_take_73_minutes() -> None:
@@ -138,7 +137,8 @@ def test_a_script_shows_its_symptom_and_no_other(part: Part, seed: int, warm: No
     mend = mend_of(part)
     cases = [replace(case, seed=100 * seed) for case in mend.scene.cases]  # type: ignore[type-var]
     seen = observe(Trial(mend.scene.world_size, cases), mend.broken)
-    measured = [name for name in SYMPTOMS if find(name, seen, mend.optimizer, mend.passes).seen]
+    scene = Scene(seen, mend.optimizer)
+    measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
     assert measured == [said_of(part)["symptom"]]
 
 
@@ -298,7 +298,7 @@ def test_steps_are_what_ranks_do_together() -> None:
     assert steps_of(case, [one, other]) == [
         [[[0, 1]], [[8]]], [[[2, 3]], []], [[[4, 5]], [[9]]], [[[6, 7]], []]
     ]  # fmt: skip
-    assert steps_of(case, [one, one], 2)[0] == [[[0, 1], [2, 3]]] * 2
+    assert steps_of(replace(case, passes=2), [one, one])[0] == [[[0, 1], [2, 3]]] * 2
 
 
 # Judges -----------------------------------------------------------------------------------------

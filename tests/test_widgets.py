@@ -15,7 +15,10 @@ from dtlab.show import (
     Explorer,
     crossover,
     explore_crossover,
+    explore_effective_batch,
     explore_overlap,
+    explore_published_sweep,
+    explore_schedule,
     explore_straggler,
     ring,
     step_ring,
@@ -33,6 +36,9 @@ WIDGETS: dict[str, Callable[[], Explorer]] = {
     "crossover": explore_crossover,
     "overlap": explore_overlap,
     "straggler": explore_straggler,
+    "effective batch": explore_effective_batch,
+    "schedule": explore_schedule,
+    "published sweep": explore_published_sweep,
 }
 
 
@@ -47,9 +53,14 @@ def buttons(explorer: Explorer) -> list[Any]:
 
 
 def move(control: Any) -> None:
-    """One step to the right, as an arrow key does it; or the space bar on a box."""
+    """One step to the right, as an arrow key does it; or the space bar on a box.
+
+    Of a list the next choice, and after the last one the first.
+    """
     if isinstance(control, Dial):
         control.slider.index += 1
+    elif hasattr(control, "options"):
+        control.index = (control.index + 1) % len(control.options)
     else:
         control.value = not control.value
 

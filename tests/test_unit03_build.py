@@ -1,0 +1,542 @@
+"""The judges of Level II of unit 03: what they try, what they say, and what they look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import dtlab
+from dtlab.grading import find_part
+from dtlab.grading.finished import finished_calls
+from dtlab.grading.gradients import close, sgd_step
+from dtlab.grading.groups import groups_in_words, members_of
+from dtlab.grading.marks import inside_marks
+from dtlab.grading.topics import right_on_some
+from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
+from dtlab.grading.unit03.graphs import Graphs
+from dtlab.grading.unit03.measuring import Measured, Measuring, Norms
+from dtlab.grading.unit03.optimizer import Still
+from dtlab.grading.unit03.scheduled import Rates, Resuming, Scheduled
+from dtlab.grading.unit03.shares import Shares
+from dtlab.grading.unit03.training import Accumulating
+from dtlab.grading.unit03.travel import travels_once
+from dtlab.grading.unit03.wrong import plain_value, wrong_gradients, wrong_loss
+from dtlab.grading.unseen import unseen_source
+from dtlab.trace import Event, Trace
+from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
+
+RANKS = {
+    "accumulate": {1},
+    "accumulate_over_ranks": {1, 2, 3, 4},
+    "warmup_then_decay": {1},
+    "measure_noise_scale": {2, 3, 4, 5},
+}
+SEEDS = range(30)
+
+
+def trials_of(part: str, seed: int) -> list[Trial]:
+    check: Any = find_part(f"03/{part}").check
+    return list(check.trials(seed))
+
+
+# What is tried ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", RANKS)
+def test_other_seeds_try_other_things_of_the_same_kind(part: str) -> None:
+    plans = [trials_of(part, seed) for seed in range(20)]
+    assert len({str(plan) for plan in plans}) == 20
+    for plan in plans:
+        assert {trial.world_size for trial in plan} == RANKS[part]
+
+
+def micro_means(case: Accumulating) -> list[bool]:
+    """For each group and step: whether the mean of the micro-batches' means is what is wanted."""
+    found = []
+    for shares in (one for steps in case.shares.values() for one in steps):
+        ranks = []
+        for rank in shares.members:
+            pairs = zip(shares.sums[rank], shares.counts[rank], strict=True)
+            ranks.append(torch.stack([one / max(1, count) for one, count in pairs]).mean(0))
+        found.append(close(torch.stack(ranks).mean(0), shares.mean))
+    return found
+
+
+@pytest.mark.parametrize("part", ["accumulate", "accumulate_over_ranks"])
+def test_equal_trials_forgive_a_mean_of_means_and_uneven_ones_never_do(part: str) -> None:
+    for seed in SEEDS if part == "accumulate" else (0, 1, 2):
+        for trial in trials_of(part, seed):
+            for case in trial.cases:
+                assert isinstance(case, Accumulating)
+                assert len(case.sizes) == trial.world_size
+                if case.topic == "equal":
+                    assert all(micro_means(case))
+                elif case.topic in ("uneven", "subgroups"):
+                    assert not any(micro_means(case))
+
+
+def test_curves_are_long_enough_to_tell_mistakes_apart() -> None:
+    for seed in SEEDS:
+        for trial in trials_of("warmup_then_decay", seed):
+            for case in trial.cases:
+                assert isinstance(case, Scheduled)
+                curve = case.curve
+                if case.topic == "curve":
+                    assert curve.warmup >= 4
+                    assert case.steps > curve.total > curve.warmup + 8
+                if isinstance(case, Resuming):
+                    assert case.steps >= 2
+                    assert 2 * case.steps <= curve.total
+                if case.topic == "groups":
+                    assert len(set(case.bases)) == 3
+
+
+def test_noise_is_drawn_so_that_it_can_be_measured() -> None:
+    for seed in SEEDS[:10]:
+        for trial in trials_of("measure_noise_scale", seed):
+            for case in trial.cases:
+                assert isinstance(case, Measuring)
+                groups = case.groups or (tuple(range(trial.world_size)),)
+                every = [case.norms(trial.world_size, members) for members in groups]
+                for norms in every:
+                    wanted = {
+                        "clear": 5 < norms.scale < 100 and 0 < norms.signal < 1,
+                        "none": -1 < norms.signal < -0.01,
+                    }
+                    assert wanted.get(case.signal, norms.signal == 0)
+
+
+# Gradients -------------------------------------------------------------------------------------
+
+
+def shares(
+    sums: Sequence[Sequence[float]],
+    counts: Sequence[Sequence[int]],
+    members: tuple[int, ...] = (),
+    before: float = 0.0,
+) -> Shares:
+    """Of a model with one parameter of two elements: the second one is three times the first."""
+
+    def vector(one: float) -> Tensor:
+        return torch.tensor([one, 3 * one])
+
+    return Shares(
+        members or tuple(range(len(sums))),
+        ["weight"],
+        [(2,)],
+        [True],
+        {rank: [vector(one) for one in ranks] for rank, ranks in enumerate(sums)},
+        {rank: list(ranks) for rank, ranks in enumerate(sums)},
+        {rank: list(ranks) for rank, ranks in enumerate(counts)},
+        torch.tensor([before, -before]),
+    )
+
+
+ALONE = shares([[6.0, 20.0, 2.0]], [[3, 10, 1]])
+WITH_BEFORE = shares([[6.0, 22.0]], [[3, 11]], before=8.0)
+TWO = shares([[6.0, 20.0], [16.0]], [[3, 10], [1]])
+GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("of", "got", "words"),
+    [
+        (ALONE, 2.0, ""),
+        (ALONE, 28.0, "the sum over the samples, not the mean"),
+        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the micro-batches' means"),
+        (ALONE, 6.0, "the means of the micro-batches, added up"),
+        (ALONE, 28 / 3, "divided by the number of micro-batches"),
+        (ALONE, 28 / 9, "as many samples as the first"),
+        (ALONE, 2 / 14, "only the last micro-batch is in it"),
+        (ALONE, 6 / 14, "only the first micro-batch is in it"),
+        (ALONE, 26 / 14, "the last micro-batch is not in it"),
+        (ALONE, 1.5, "0.75 times the gradient that is wanted"),
+        (ALONE, -1.0, "off the gradient that is wanted by up to 9"),
+        (ALONE, math.nan, "not all of it are finite numbers"),
+        (TWO, 3.0, ""),
+        (TWO, 1.5, "divided by the number of ranks once too often"),
+        (TWO, 6.0, "the number of ranks times what it should be"),
+        (TWO, 9.0, "the mean of the ranks' means"),
+        (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
+        (TWO, 52 / 14, "the rank's own samples alone"),
+        (TWO, 2.0, "the rank's own samples alone"),
+        (GROUP, 3.0, ""),
+        (GROUP, 42 / 18, "the samples of all ranks are counted, not those"),
+        (GROUP, 4.5, "multiplied by the number of all ranks"),
+        (GROUP, 3.5, "and all ranks too"),
+    ],
+)
+def test_a_wrong_gradient_is_told_by_what_it_is(of: Shares, got: float, words: str) -> None:
+    said = wrong_gradients([torch.tensor([got, 3 * got])], of, 0)
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ([10.0, -2.0], ""),
+        ([2.0, 6.0], "what was in .grad before is gone"),
+        ([2.5, 5.5], "what was in .grad before is scaled too, by 0.062"),
+    ],
+)
+def test_what_was_in_grad_has_to_stay(got: Sequence[float], words: str) -> None:
+    said = wrong_gradients([torch.tensor(got)], WITH_BEFORE, 0)
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+def test_a_missing_gradient_and_one_too_many() -> None:
+    assert "weight has no gradient" in wrong_gradients([None], ALONE, 0)
+    assert "is (3,) now" in wrong_gradients([torch.zeros(3)], ALONE, 0)
+    without = Shares((0,), ["a", "b"], [(2,), (1,)], [True, False], *_parts(ALONE))
+    right = torch.tensor([2.0, 6.0])
+    assert not wrong_gradients([right, None], without, 0)
+    assert "b had no gradient" in wrong_gradients([right, torch.zeros(1)], without, 0)
+
+
+def _parts(of: Shares) -> tuple[Any, ...]:
+    return of.sums, of.losses, of.counts, of.before
+
+
+@pytest.mark.parametrize(
+    ("of", "got", "words"),
+    [
+        (ALONE, 2.0, ""),
+        (ALONE, "a Tensor", "returns a Tensor, not a float"),
+        (ALONE, 28.0, "the sum of the losses, not their mean"),
+        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the micro-batches' means"),
+        (ALONE, 7.0, "returns 7, where the mean over the samples is 2"),
+        (ALONE, math.nan, "returns nan"),
+        (TWO, 3.0, ""),
+        (TWO, 42.0, "the sum of the losses, not their mean"),
+        (TWO, 26.0, "the sum of the losses of this rank"),
+        (TWO, 2.0, "the mean over the rank's own samples"),
+        (TWO, 9.0, "the mean of the ranks' means"),
+        (TWO, 20 / 3, "the mean of the micro-batches' means"),
+    ],
+)
+def test_a_wrong_loss_is_told_by_what_it_is(of: Shares, got: float | str, words: str) -> None:
+    said = wrong_loss(got, of, 0)
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [(1, 1.0), (0.5, 0.5), (None, "None"), (True, "a bool"), (torch.ones(1), "a Tensor")],
+)
+def test_what_a_function_returned_is_sent_plainly(value: Any, sent: float | str) -> None:
+    assert plain_value(value) == sent
+
+
+# Graphs ----------------------------------------------------------------------------------------
+
+
+def keeps_one_graph(model: nn.Module) -> None:
+    for _ in range(3):
+        model(torch.ones(4, 3)).sum().backward()
+
+
+def keeps_all_graphs(model: nn.Module) -> None:
+    torch.stack([model(torch.ones(4, 3)).sum() for _ in range(3)]).sum().backward()
+
+
+def retains_graphs(model: nn.Module) -> None:
+    for _ in range(3):
+        loss = model(torch.ones(4, 3)).sum()
+        loss.backward(retain_graph=True)
+
+
+def keeps_what_has_no_graph(model: nn.Module) -> None:
+    losses = []
+    for _ in range(3):
+        losses.append(model(torch.ones(4, 3)).sum())
+        losses[-1].backward()
+    with torch.no_grad():
+        kept = [model(torch.ones(2, 3)) for _ in range(2)]
+        assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("run", "samples", "is_one"),
+    [
+        (keeps_one_graph, [4, 4, 4], True),
+        (keeps_what_has_no_graph, [4, 4, 4, 2, 2], True),
+        (keeps_all_graphs, [4, 4, 4], False),
+        (retains_graphs, [4, 4, 4], False),
+    ],
+)
+def test_graphs_that_are_held_are_seen_at_the_next_forward_pass(
+    run: Callable[[nn.Module], None], samples: list[int], is_one: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    graphs = Graphs(model)
+    for _ in range(2):
+        with graphs.watched() as passes:
+            run(model)
+        assert [seen for seen, _ in passes] == samples
+        assert all(held == 0 for _, held in passes) == is_one
+        del passes
+    assert graphs.held == 0
+
+
+# What travelled --------------------------------------------------------------------------------
+
+
+def sent(*events: tuple[str, int]) -> str:
+    made = [Event(0, "comm", name, (1,), size) for name, size in events]
+    return travels_once(made, 20_000, "the gradients")
+
+
+def test_gradients_and_a_few_numbers_travel() -> None:
+    assert not sent(("all_reduce", 8), ("all_reduce", 20_000), ("broadcast", 40))
+    assert not sent(("all_reduce", 12_000), ("all_gather", 900), ("all_reduce", 8_000))
+    assert "and the gradients 20 kB: not all of it was sent" in sent(("all_reduce", 8))
+    assert "travelled twice: the all-reduces have 40 kB" in sent(*[("all_reduce", 20_000)] * 2)
+    assert "travelled three times" in sent(*[("all_reduce", 20_000)] * 3)
+    assert "dist.all_gather took part, with 20 kB" in sent(
+        ("all_reduce", 20_000), ("all_gather", 20_000)
+    )
+    assert sent(("all_reduce", 24_000)).startswith("the all-reduces have 24 kB")
+
+
+def test_events_belong_to_the_mark_in_which_they_begin() -> None:
+    events = [
+        Event(0, "compute", "step", (), 0, 1.0, 2.0),
+        Event(0, "comm", "all_reduce", (1,), 8, 1.5, 2.5),
+        Event(1, "comm", "all_reduce", (0,), 8, 1.5, 2.5),
+        Event(0, "comm", "broadcast", (1,), 8, 2.5, 2.6),
+        Event(0, "compute", "step", (), 0, 3.0, 4.0),
+    ]
+    inside = list(inside_marks(Trace(events, world_size=2), 0, "step"))
+    assert [[one.name for one in step] for step in inside] == [["step", "all_reduce"], ["step"]]
+    assert not list(inside_marks(None, 0, "step"))
+
+
+def test_what_is_right_must_have_travelled() -> None:
+    case = Measuring(0, 1000, 4)
+
+    def said(*wire: int | None, groups: Any = ()) -> str:
+        trace = Trace([], world_size=4, wire=list(wire))
+        seen = Observation(Trial(4, [case]), [], trace)
+        return unseen_source(seen, "the value is", 4000, groups)
+
+    assert not said(6000, 6000, 6000, 6000)
+    assert not said(None, 0, 0, 0)
+    assert "of the 24 kB that ranks have to send each other for that, 8 kB" in said(*[2000] * 4)
+    assert not said(4000, 4000, 4000, 4000, groups=((0, 1), (2, 3)))
+
+
+# The schedule ----------------------------------------------------------------------------------
+
+
+def factors(curve: Curve, count: int) -> list[float]:
+    return [curve.factor(step) for step in range(count)]
+
+
+@pytest.mark.parametrize("curve", [Curve(5, 16, 0.2), Curve(0, 9, 0.5), Curve(4, 4, 0.1)])
+def test_the_curve_is_the_librarys(curve: Curve) -> None:
+    optimizer = Still([{"params": [torch.zeros(1)], "lr": 1.0}], 1.0)
+    scheduler = WarmupThenDecay(
+        optimizer, curve.warmup, curve.total, start_factor=curve.start
+    )
+    seen = [scheduler.factor(step) for step in range(curve.total + 4)]
+    # At a warm-up of all steps the library has the decay's first value at the end.
+    until = curve.total + (4 if curve.warmup < curve.total else 0)
+    assert seen[:until] == pytest.approx(factors(curve, until))
+    assert curve.factor(curve.total) == 0
+
+
+CURVE = Curve(4, 12, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("of", "wrong", "words"),
+    [
+        (wrong_warmup, lambda k: CURVE.factor(k), ""),
+        (wrong_warmup, lambda k: CURVE.factor(k + 1), "one step too early"),
+        (wrong_warmup, lambda k: CURVE.factor(2 * k), "two steps at a time"),
+        (wrong_warmup, lambda k: max(CURVE.factor(k), 0.3), "Already the first step"),
+        (wrong_warmup, lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
+        (wrong_decay, lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
+        (wrong_decay, lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),
+        (wrong_decay, lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "as long as total"),
+        (wrong_decay, lambda k: (1 + math.cos(math.pi * (k - 4) / 7)) / 2, "Zero comes one step"),
+        (wrong_decay, lambda k: CURVE.factor(k + 1), "still has the full rate"),
+        (wrong_decay, lambda k: (12 - k) / 8, "half a cosine"),
+        (wrong_end, lambda k: CURVE.factor(k), ""),
+        (wrong_end, lambda k: 1.0 if k < 12 else 0.0, ""),
+        (wrong_end, lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "goes up again"),
+        (wrong_end, lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
+    ],
+)
+def test_a_wrong_curve_is_told_by_its_shape(
+    of: Callable[[Curve, Sequence[float]], str], wrong: Callable[[int], float], words: str
+) -> None:
+    said = of(CURVE, [wrong(step) for step in range(18)])
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+def test_a_wrong_rate_of_a_group_is_named() -> None:
+    case = Scheduled(CURVE, (0.5, 0.1), 6, "groups")
+
+    def seen(kind: str = "", unwritable: str = "", second: float = 0.1) -> list[Rates]:
+        rates = [[0.5 * factor, second * factor] for factor in factors(CURVE, 6)]
+        return [Rates(rates, rates, kind, unwritable, frozenset())]
+
+    assert not case.mistake(seen())
+    assert "step 0, group 1: the rate is 0.1, where 0.02" in case.mistake(seen(second=0.5))
+    assert "is a Mine, not an LRScheduler" in case.mistake(seen("a Mine"))
+    assert "state_dict() has 'f', a function" in case.mistake(seen(unwritable="'f', a function"))
+
+
+def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
+    check: Any = find_part("03/warmup_then_decay").check
+    case = Scheduled(CURVE, (1.0,), 18)
+
+    def judged(wrong: Callable[[int], float]) -> list[str]:
+        rates = [[wrong(step)] for step in range(18)]
+        seen = [Observation(Trial(1, [case]), [[Rates(rates, rates, "", "", frozenset())]])]
+        return [rule.settle(seen).status for rule in check.rules[:3]]
+
+    assert judged(CURVE.factor) == ["ok", "ok", "ok"]
+    assert judged(lambda k: 0.2 if k < 4 else CURVE.factor(k)) == ["lost", "ok", "ok"]
+    assert judged(lambda k: 1.0) == ["lost", "blocked", "blocked"]
+    assert judged(lambda k: CURVE.factor(k) if k < 4 else 0.5) == ["ok", "lost", "blocked"]
+
+
+def test_the_optimizer_of_schedules_keeps_its_rates() -> None:
+    def ranks() -> list[float]:
+        groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (0.5, 0.1)]
+        optimizer = Still(groups, 0.5)
+        scheduler = WarmupThenDecay(optimizer, 2, 5, start_factor=0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        return [group["lr"] for group in optimizer.param_groups]
+
+    (found,) = dtlab.launch(ranks, world_size=1).values
+    assert found == [0.375, pytest.approx(0.075)]
+
+
+# The noise scale -------------------------------------------------------------------------------
+
+
+def test_the_noise_scale_is_the_librarys() -> None:
+    for norms in (Norms(8.0, 5.0, 6, 4), Norms(8.0, 3.0, 2, 2), Norms(8.0, 2.0, 4, 3)):
+        theirs = noise_scale_from_norms(
+            norms.small, norms.big, norms.batch, norms.batch * norms.ranks
+        )
+        assert norms.variance == pytest.approx(theirs.variance)
+        assert norms.signal == pytest.approx(theirs.gradient_squared)
+        assert norms.scale == pytest.approx(theirs.batch)
+
+
+def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
+    case = Measuring(3, 2000, 8)
+    norms = case.norms(3, (0, 1, 2))
+    batch, ranks, right = 8, 3, norms.scale
+
+    def said(*values: float | str) -> str:
+        every = values if len(values) == 3 else values * 3
+        gradient = torch.zeros(2000)
+        return case.mistake([Measured(one, gradient, frozenset()) for one in every])
+
+    assert not said(right)
+    assert not said(right * 1.0001)
+    assert "rank 2: your function returns" in said(right, right, 2 * right)
+    assert "not the same on all ranks" in said(right, right, right * (1 + 1e-9))
+    assert "returns a tuple, not a float" in said("a tuple")
+    assert "upside down" in said(1 / right)
+    assert "tr(Sigma) alone" in said(norms.variance)
+    assert "of one sample" in said(right / batch)
+    assert "noise of its own" in said(norms.variance / norms.big)
+    biased = batch * (norms.small - norms.big)
+    assert "not by N" in said(biased / (norms.big - biased / (batch * ranks)))
+    assert "where" in said(math.inf)
+
+
+def test_no_signal_is_infinite_noise() -> None:
+    case = Measuring(3, 2000, 8, "none", "signal")
+    results = [Measured(value, torch.zeros(2000), frozenset()) for value in (math.inf, math.inf)]
+    assert not case.mistake(results)
+    results[0] = Measured(-3.0, torch.zeros(2000), frozenset())
+    assert "the noise scale is infinite" in case.mistake(results)
+
+
+# What both units share -------------------------------------------------------------------------
+
+
+def test_groups_and_their_members() -> None:
+    groups = ((0, 2), (1, 3))
+    assert members_of(groups, 3, 4) == (1, 3)
+    assert members_of((), 3, 4) == (0, 1, 2, 3)
+    assert groups_in_words(groups) == "groups (0, 2) and (1, 3)"
+
+
+def test_a_step_is_taken_with_the_mean() -> None:
+    module = nn.Linear(1, 1)
+    nn.init.zeros_(module.weight)
+    nn.init.zeros_(module.bias)
+    one = torch.ones(1, 1)
+    sgd_step(module, [[one, None], [3 * one, None]])
+    assert module.weight.item() == pytest.approx(-0.2)
+    assert module.bias.item() == 0
+
+
+def test_allowed_names_of_finished_code_do_not_count() -> None:
+    optimizer = Still([{"params": [torch.zeros(1)], "lr": 1.0}], 1.0)
+    home = "torch.optim.lr_scheduler"
+    with finished_calls(home, allowed={"LRScheduler", "LambdaLR"}) as called:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    assert not called
+    with finished_calls(home, allowed={"LRScheduler"}) as called:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    assert called == {f"{home}.LambdaLR"}
+
+
+def test_right_on_some_numbers_of_ranks() -> None:
+    case = Measuring(3, 2000, 8)
+
+    def seen(ranks: int, is_right: bool) -> Observation:
+        value = case.norms(ranks, range(ranks)).scale if is_right else 5.0
+        result = Measured(value, torch.zeros(2000), frozenset())
+        return Observation(Trial(ranks, [case]), [[result] * ranks])
+
+    assert right_on_some([seen(2, True), seen(3, False)]).startswith("Right on 2 ranks only")
+    assert not right_on_some([seen(2, True), seen(3, True)])
+    assert not right_on_some([seen(2, False)])
+
+
+@pytest.mark.slow
+def test_ddp_and_ours_travel_as_the_judge_expects() -> None:
+    """The wrappers' own messages in a step are few, so that a learner's are what is counted."""
+    case: Any = trials_of("accumulate_over_ranks", 0)[0].cases[0]
+
+    def ranks(sizes: tuple[int, ...]) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from dtlab.parallel.data import DataParallel
+
+        for wrapper in (DistributedDataParallel, DataParallel):
+            model = wrapper(nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes))))
+            for _ in range(2):
+                with dtlab.span("step"):
+                    model(torch.ones(2, sizes[0]) + dist.get_rank()).sum().backward()
+
+    run = dtlab.launch(ranks, case.net.sizes, world_size=2)
+    steps = list(inside_marks(run.trace, 0, "step"))
+    assert len(steps) == 4
+    assert not [travels_once(step, case.size_of_gradients, "they") for step in steps if not step]
+    for step in steps:
+        assert not travels_once(step, case.size_of_gradients, "they")

@@ -1,0 +1,521 @@
+"""Level III of unit 03: four runs that fail in silence, and a target error to reach."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import random
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.optim import SGD
+from torch.utils.data import TensorDataset
+
+import dtlab
+from dtlab.grading import Part, find_part
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
+from dtlab.grading.scripts.symptoms import Scene
+from dtlab.grading.trials import Observation, Trial, observe
+from dtlab.grading.unit03 import reach
+from dtlab.grading.unit03.reach_training import train_by
+from dtlab.grading.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
+from dtlab.grading.unit03.runs_judges import moved_within_an_update, moves, other_rates
+from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
+from dtlab.grading.warm import warm_up
+from dtlab.training.datasets import Split, digits
+from dtlab.training.learning_rate import WarmupThenDecay
+from dtlab.training.models import MLP
+from tests.mutants.sources import solution_of
+from tests.wrong_answers import answers_of
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "solutions" / "03_batch_size_and_learning_rate" / "level-3.ipynb"
+RUNS = [find_part(f"03/run_{number}") for number in range(1, 5)]
+REACH = find_part("03/reach")
+
+
+def mend_of(part: Part) -> MendScript:
+    """The check of a run."""
+    assert isinstance(part.check, MendScript)
+    return part.check
+
+
+def scene_of(part: Part) -> OnDigits:
+    """What the broken script of a run is given."""
+    (case,) = mend_of(part).scene.cases
+    assert isinstance(case, OnDigits)
+    return case
+
+
+def said_of(part: Part) -> dict[str, Any]:
+    """The right diagnosis, as the right answers have it."""
+    known = answers_of(part)
+    assert known is not None
+    return dict(known.right[0]()["diagnosis"])
+
+
+def mended(part: Part) -> Callable[..., Any]:
+    """The mended script of the solution."""
+    solution = solution_of(part)
+    answer = solution.answer(solution.source, part.symbol)["mended"]
+    assert callable(answer)
+    return answer  # type: ignore[no-any-return]
+
+
+each_run = pytest.mark.parametrize("part", RUNS, ids=lambda part: part.symbol)
+
+
+@pytest.fixture(scope="module")
+def warm() -> None:
+    """The server of ranks has imported what optimizers need."""
+    warm_up()
+
+
+# The notebook shows what the checks run ---------------------------------------------------------
+
+
+def cell(name: str) -> str:
+    """The source of a cell of Level III."""
+    cells = {one["id"]: one for one in json.loads(NOTEBOOK.read_text())["cells"]}
+    return "".join(cells[name]["source"])
+
+
+def without_types(source: str) -> str:
+    """A function, as it is without type hints."""
+    tree = ast.parse(source)
+    for function in (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)):
+        function.returns = None
+        for argument in function.args.args:
+            argument.annotation = None
+    return ast.unparse(tree)
+
+
+@each_run
+def test_the_notebook_shows_the_script_that_is_checked(part: Part) -> None:
+    shown, checked = cell(f"{part.symbol}-program"), numbered(mend_of(part).broken)
+    assert without_types(shown) == without_types("\n".join(checked))
+    assert len(shown.splitlines()) == len(checked) <= 30
+    for ours, theirs in zip(shown.splitlines(), checked, strict=True):
+        assert ours == theirs or ours.startswith("def ")
+
+
+def test_the_notebook_shows_the_loop_that_carries_plans_out() -> None:
+    assert without_types(cell("plan-loop")) == without_types(inspect.getsource(train_by))
+
+
+def test_the_notebook_lists_the_symptoms_that_are_measured() -> None:
+    rows = [line for line in cell("symptoms").splitlines() if line.startswith('| `"')]
+    assert rows == [f'| `"{name}"` | {one.words} |' for name, one in SYMPTOMS.items()]
+
+
+@each_run
+def test_the_notebook_runs_what_the_check_measures(part: Part) -> None:
+    case, script = scene_of(part), mend_of(part).broken.__name__
+    more = ", ".join(f"{one:g}" for one in case.more)
+    assert f"runs.{script}, {case.epochs}, {more}, world_size=2)" in cell(f"{part.symbol}-run")
+    assert f"manual_seed({case.seed}))[:{case.samples}]" in cell("watch")
+    assert f"MLP(64, {case.hidden}, 10" in cell("watch")
+    assert 2 * case.passes * case.micro_batch == 512
+
+
+def test_the_notebook_says_what_is_to_be_reached() -> None:
+    text = cell("plan-say") + cell("plan-text")
+    assert f"`plan({reach.BATCH}, 8 * 12942, {reach.RANKS}, {reach.MEMORY})`" in text
+    assert f"at most {reach.FIRST:g} %" in text
+    assert f"at most {reach.TARGET:g} %" in text
+    assert f"{reach.TARGET:g} % at most" in text
+    assert 8 * len(digits().train) == reach.SAMPLES
+
+
+def test_all_parts_have_40_points_and_take_75_minutes() -> None:
+    assert [part.points for part in RUNS] == [5] * 4
+    assert REACH.points == 20
+    assert sum(part.minutes for part in (*RUNS, REACH)) == 75
+
+
+# Symptoms and numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@each_run
+def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None) -> None:
+    mend, said = mend_of(part), said_of(part)
+    seen = observe(Trial(2, [replace(scene_of(part), seed=seed)]), mend.broken)
+    scene = Scene(seen, mend.optimizer)
+    measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
+    assert measured == [said["symptom"]]
+    assert mend.proof is PROOFS[said["symptom"]]
+    assert mend.proof.judge(said["number"], scene).status == "ok"
+    words = " ".join(symptom.find(scene).words for symptom in SYMPTOMS.values())
+    assert str(said["number"]) not in re.findall(r"[\d.]+", words), "the number is given away"
+
+
+@pytest.mark.slow
+@each_run
+def test_a_mended_run_shows_no_symptom(part: Part, warm: None) -> None:
+    scene = Scene(observe(mend_of(part).scene, mended(part)), mend_of(part).optimizer)
+    assert not [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
+
+
+def test_no_two_runs_have_the_same_symptom() -> None:
+    named = [said_of(part)["symptom"] for part in RUNS]
+    assert len(set(named)) == len(named)
+    assert len(SYMPTOMS) > 2 * len(named)
+
+
+@pytest.mark.parametrize("symptom", PROOFS)
+def test_what_people_mistake_for_the_number_is_not_it(symptom: str) -> None:
+    part = next(one for one in RUNS if said_of(one)["symptom"] == symptom)
+    case, number = scene_of(part), PROOFS[symptom].number
+    given = {
+        "batch": 512, "times": 1 / 8 if symptom == "rate too high" else 16, "moving": 16,
+        "updates": 64, "stretch": 8, "ranks": 2, "passes": case.passes, "micro": case.micro_batch,
+    }  # fmt: skip
+    assert number.judge(said_of(part)["number"], given).status == "ok"
+    values = [one.value(given) if callable(one.value) else one.value for one in number.mistakes]
+    assert all(number.judge(value, given).status == "lost" for value in values)
+    assert len({round(float(value), 6) for value in values}) == len(values)
+
+
+# What the runs do to the error ------------------------------------------------------------------
+
+
+def errors(script: Callable[..., Any], case: OnDigits, seeds: Sequence[int]) -> list[float]:
+    """Runs on a rank: test errors in % of a script, for each seed."""
+    data, found = digits(), []
+    images, labels = data.test.tensors
+    for seed in seeds:
+        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))
+        model = MLP(64, case.hidden, 10, seed=seed)
+        train = TensorDataset(*data.train[order[: case.samples]])
+        script(model, train, case.epochs, *case.more)
+        with torch.no_grad():
+            found.append(100 * float((model(images).argmax(1) != labels).float().mean()))
+    return found
+
+
+@pytest.mark.slow
+@each_run
+def test_a_broken_run_learns_less_in_every_seed(part: Part, warm: None) -> None:
+    def on_two(script: Callable[..., Any]) -> list[float]:
+        case = scene_of(part)
+        run = dtlab.launch(
+            errors, script, case, range(5), world_size=2, backend="gloo", trace=False, timeout=90
+        )
+        return list(run.values[0])
+
+    broken, whole = on_two(mend_of(part).broken), on_two(mended(part))
+    assert min(b - w for b, w in zip(broken, whole, strict=True)) > 5, (broken, whole)
+
+
+# Answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@each_run
+def test_the_broken_run_earns_nothing(part: Part, warm: None) -> None:
+    diagnosis = {"symptom": None, "number": None, "line": None}
+    criteria = part.check.run(
+        part.symbol, {"diagnosis": diagnosis, "mended": mend_of(part).broken}
+    )
+    assert [one.status for one in criteria] == ["blocked"] * 3 + ["lost", "blocked"]
+    assert [one.name for one in criteria][:3] == ["symptom", "number", "line"]
+
+
+def nothing(*_: Any) -> None:
+    """Stands for a script that does nothing."""
+
+
+@pytest.mark.slow
+@each_run
+def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> None:
+    criteria = mend_of(part).check.run("mended", nothing)
+    assert [one.status for one in criteria] == ["lost", "blocked"], criteria
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [3, "rate gone", [], {"symptom": object()}, {"symptom": 7}])
+def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
+    criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "mended": None})
+    assert [one.status for one in criteria[:3]] == ["lost", "blocked", "blocked"]
+    assert criteria[0].message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
+def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
+    criteria = RUNS[0].check.run("run_1", answer)
+    assert criteria[0].message.startswith("run_1 has to be a dict")
+    assert [one.status for one in criteria] == ["lost"] + ["blocked"] * 4
+
+
+@each_run
+def test_the_lines_that_are_meant_are_there(part: Part) -> None:
+    mend = mend_of(part)
+    for text in mend.lines:
+        assert judge_line(mend.broken, text, [text], "").status == "ok"
+    assert judge_line(mend.broken, said_of(part)["line"], mend.lines, "").status == "ok"
+
+
+# Rates ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("updates", [1, 6, 9, 64])
+def test_the_judges_schedule_is_the_librarys(updates: int) -> None:
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.8)
+    theirs = WarmupThenDecay(optimizer, 3 * updates // 8, updates, start_factor=1 / 16)
+    ours = schedule(0.8, updates, 1 / 16)
+    assert ours == pytest.approx([0.8 * theirs.factor(step) for step in range(updates)])
+
+
+STEPS = [[[[12 * k + j for j in range(3)], [12 * k + j for j in range(3, 6)]],
+          [[12 * k + j for j in range(6, 9)], [12 * k + j for j in range(9, 12)]]]
+         for k in range(5)]  # fmt: skip
+RATES = (0.05, 0.1, 0.2, 0.1, 0.0)
+
+
+def trained(case: Training, rates: Sequence[float], momentum: float = 0.9) -> list[Seen]:
+    """What two ranks do that step with these rates, two micro-batches an update."""
+    weights, rows = [mean(step) for step in STEPS], []
+    for count in range(len(STEPS)):
+        rows += 2 * [in_one_process(case, weights[:count], Optimizer(rates, momentum))]
+    end = in_one_process(case, weights, Optimizer(rates, momentum))
+    return [
+        Seen([part for step in STEPS for part in step[rank]], torch.stack(rows), end, [])
+        for rank in (0, 1)
+    ]
+
+
+CASE = Training(3, 60, epochs=1, passes=2, micro_batch=3)
+NO_TRACE = Observation(Trial(2, []))
+
+
+def test_the_rate_of_an_update_is_measured_by_how_far_it_goes() -> None:
+    found = moves(CASE, trained(CASE, RATES)[0], STEPS)
+    assert [move.rate for move in found] == pytest.approx(list(RATES), abs=1e-9)
+    assert max(move.astray for move in found) < 1e-6
+
+
+def test_one_process_takes_a_rate_for_each_step() -> None:
+    rates = [0.1, 0.02, 0.3]
+    weights = [mean(step) for step in STEPS[:3]]
+    now, velocity = CASE.start(0).double(), 0
+    for rate, step in zip(rates, weights, strict=True):
+        velocity = 0.9 * velocity + gradient_of(CASE, now, step)
+        now = now - rate * velocity
+    assert off(in_one_process(CASE, weights, Optimizer(rates, 0.9)), now, CASE.start(0)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("factor", "piece"),
+    [
+        (1, ""),
+        (2, "An update has as many micro-batches: divide each loss"),
+        (0.5, "they are divided by twice"),
+        (4, "As many as there are forward passes in an update"),
+        (32 / 12, "That is the rate of batch 32; an update takes 12 samples"),
+        (math.sqrt(32 / 12), "That is the square-root rule"),
+        (1.3, "All of them go 1.3 times as far as they should."),
+    ],
+)
+def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) -> None:
+    judge = other_rates(lambda case, ranks: RATES)
+    said = judge(CASE, trained(CASE, [factor * rate for rate in RATES]), NO_TRACE)
+    assert piece in said
+    assert bool(piece) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("rates", "momentum", "piece"),
+    [
+        ((0.05, 0.2, 0.0, 0.0, 0.0), 0.9, "The schedule goes 2 steps where it should go one"),
+        ((0.05, 0.1, 0.2, 0.2, 0.2), 0.9, "update 3 of 5, counted from 0"),
+        (RATES, 0.0, "update 1 of 5"),
+    ],
+)
+def test_other_rates_are_told_from_each_other(
+    rates: Sequence[float], momentum: float, piece: str
+) -> None:
+    judge = other_rates(lambda case, ranks: RATES)
+    assert piece in judge(CASE, trained(CASE, rates, momentum), NO_TRACE)
+
+
+def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
+    judge, (first, second) = other_rates(lambda case, ranks: RATES), trained(CASE, RATES)
+    short = replace(first, passes=first.passes[:8], before=first.before[:8])
+    assert "rank 0 makes 8 forward passes. 5 updates of 2 micro-batches are 10" in judge(
+        CASE, [short, second], NO_TRACE
+    )
+    astray = first.before.clone()
+    astray[2:4] += 0.1
+    assert "does not go along" in judge(CASE, [replace(first, before=astray), second], NO_TRACE)
+
+
+def test_parameters_that_move_within_an_update_are_told() -> None:
+    first, second = trained(CASE, RATES)
+    assert not moved_within_an_update(CASE, [first, second], NO_TRACE)
+    rows = first.before.clone()
+    rows[3] += 1e-6
+    said = moved_within_an_update(CASE, [replace(first, before=rows), second], NO_TRACE)
+    assert "before its micro-batch 2 of 2" in said
+
+
+@pytest.mark.parametrize("trials", [accumulated, one_recipe], ids=["linear", "recipe"])
+def test_known_mistakes_differ_in_every_trial(trials: Any) -> None:
+    """No two factors that people come by are the same, whatever is drawn."""
+    for seed in range(200):
+        for trial in trials(random.Random(seed), seed):
+            (case,) = trial.cases
+            assert isinstance(case, Training)
+            ranks, batch = trial.world_size, trial.world_size * case.passes * case.micro_batch
+            times = batch / 32
+            assert case.samples % batch == 0
+            assert case.steps(ranks) * 3 // 8 >= 2, "a warm-up that shows"
+            factors = {ranks, case.passes, ranks * case.passes, math.sqrt(times), 1.0, 16.0}
+            apart = min(abs(one / times - 1) for one in factors)
+            assert apart > 0.02
+            if trials is one_recipe:
+                assert abs(case.more[1] / (0.05 * times) - 1) > 0.02
+
+
+# The target -------------------------------------------------------------------------------------
+
+
+def plan_of_the_solution() -> Callable[..., dict[str, Any]]:
+    """`plan` as the solution has it."""
+    solution = solution_of(REACH)
+    answer = solution.answer(solution.source, "plan")
+    assert callable(answer)
+    return answer  # type: ignore[no-any-return]
+
+
+def asked(seed: int, plan: Callable[..., Any]) -> Observation:
+    """The settings of a seed, and what is planned for them, without a rank."""
+    (trial,) = REACH.check.check.trials(seed)  # type: ignore[attr-defined]
+    results = [
+        [case.opened(type(case).on_rank(plan, case.given(0, 1)))] for case in trial.cases
+    ]
+    return Observation(trial, results)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_arithmetic_of_the_solution_is_right_in_all_settings(seed: int) -> None:
+    seen = asked(seed, plan_of_the_solution())
+    assert not seen.mistakes
+    assert reach._judge_batch([seen]).status == reach._judge_updates([seen]).status == "ok"
+    assert len(reach._trainings([seen])) == 4
+    settings = seen.trial.cases[1:]
+    assert all(isinstance(case, reach.Setting) and case.samples % case.batch for case in settings)
+
+
+def test_seeds_of_the_trainings_are_drawn() -> None:
+    seeds = {asked(seed, plan_of_the_solution()).trial.cases[0].seeds for seed in range(20)}  # type: ignore[attr-defined]
+    assert len(seeds) == 20
+    assert all(len(set(each)) == 6 for each in seeds)
+
+
+@pytest.mark.parametrize(
+    ("change", "piece"),
+    [
+        ({"rate": None}, "for 'rate': a number is asked for"),
+        ({"rate": -0.5}, "-0.5 for 'rate'"),
+        ({"rate": math.nan}, "nan for 'rate'"),
+        ({"rate": True}, "True for 'rate'"),
+        ({"updates": 0}, "0 for 'updates'"),
+        ({"updates": 202.5}, "a whole number"),
+        ({"warmup": -1}, "-1 for 'warmup'"),
+        ({"warmup": 203}, "a warm-up of 203 updates, of 202"),
+        ({"micro_batch": 0}, "0 for 'micro_batch'"),
+        ({"start_factor": 1.5}, "a share, 0 to 1"),
+        ({"decay": 3}, "3 for 'decay'"),
+        ({"decay": ["cosine"]}, "for 'decay'"),
+        ({"travel_in": 3}, "by their numbers from 0"),
+        ({"travel_in": ["last"]}, "by their numbers from 0"),
+        ({}, ""),
+    ],
+)
+def test_what_is_no_plan_is_told_what_is_wrong(change: dict[str, Any], piece: str) -> None:
+    plan = plan_of_the_solution()
+    seen = asked(0, lambda *given: {**plan(*given), **change})
+    assert bool(piece) == bool(seen.mistakes)
+    assert all(piece in one for one in seen.mistakes[:1])
+
+
+@pytest.mark.parametrize("returned", [None, 3, [], "plan", object()])
+def test_what_is_no_dict_is_told_so(returned: Any) -> None:
+    seen = asked(0, lambda *given: returned)
+    assert "Return a dict" in seen.mistakes[0]
+
+
+PLAN = {
+    "micro_batch": 64, "micro_batches": 4, "travel_in": [3], "updates": 12, "rate": 0.1,
+    "warmup": 4, "start_factor": 0.5, "decay": "cosine",
+}  # fmt: skip
+
+
+def in_two_ways(data: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs on a rank: parameters of a plan on both ranks, and of the same on each by itself."""
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    whole = {**PLAN, "micro_batch": 512, "micro_batches": 1, "travel_in": [0]}
+    together = train_by(PLAN, data, 5)[2]
+    return together, train_by(whole, data, 5, alone[dist.get_rank()])[2]
+
+
+@pytest.mark.slow
+def test_two_ranks_with_accumulation_train_as_one_rank_at_once(warm: None) -> None:
+    run = dtlab.launch(in_two_ways, digits(), world_size=2, backend="gloo")
+    (together, alone), (other, _) = run.values
+    assert together.equal(other)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert not together.equal(alone), "only up to rounding"
+
+
+def test_more_samples_than_eight_epochs_are_refused() -> None:
+    def on_rank() -> None:
+        train_by({**PLAN, "updates": 203}, digits(), 0)
+
+    with pytest.raises(dtlab.RankError, match="more than there are in 8 epochs"):
+        dtlab.launch(on_rank, world_size=2, backend="gloo")
+
+
+def medians(plans: Mapping[str, dict[str, Any]], seeds: Sequence[int]) -> dict[str, list[float]]:
+    """Runs on a rank: test errors of its seeds by each plan."""
+    alone, data = [dist.new_group([rank]) for rank in range(dist.get_world_size())], digits()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return {
+        name: [train_by(plan, data, seed, alone[rank])[0] for seed in seeds[rank::size]]
+        for name, plan in plans.items()
+    }
+
+
+@pytest.mark.slow
+def test_the_target_tells_the_rules_apart(warm: None) -> None:
+    known = answers_of(REACH)
+    assert known is not None
+    by_name = {answer.__name__: answer for answer in (*known.wrong, *known.right)}
+    names = ("nothing_scaled", "by_the_square_root", "linear_without_a_warm_up",
+             "linear_with_a_long_warm_up")  # fmt: skip
+    at_once = {"micro_batch": 512, "micro_batches": 1, "travel_in": [0]}
+    plans = {name: {**by_name[name](512, reach.SAMPLES, 2, 64), **at_once} for name in names}
+    run = dtlab.launch(
+        medians, plans, range(5), world_size=2, backend="gloo", trace=False, timeout=100
+    )
+    found = {name: [error for one in run.values for error in one[name]] for name in names}
+    none, root, linear, warmed = (found[name] for name in names)
+    assert min(none) > reach.FIRST
+    assert all(max(warmed) < low for low in (min(none), statistics.median(root)))
+    assert statistics.median(warmed) < reach.TARGET < statistics.median(root) < reach.FIRST
+    assert statistics.median(linear) > reach.TARGET
