@@ -322,7 +322,7 @@ def adams_step(epochs: int, seed: int) -> float:
     (true,) = batch_gradients(model, [data().train.tensors], loss_mean)
     lengths = []
     for size in (32, 512):
-        drawn = list(batches(data().train, size, generator=generator))[:100]
+        drawn = list(batches(data().train, size, generator=generator))[:-1]
         squares = [
             torch.cat([g.flatten() for g in each]).square()
             for each in batch_gradients(model, drawn, loss_mean)
@@ -445,15 +445,15 @@ def error_at(batch: int, rate: float, seed: int) -> float:
 
 
 def test_above_the_noise_scale_the_best_rate_grows_no_further() -> None:
-    rates = {32: (0.05, 0.1, 0.2), 256: (0.2, 0.4, 0.8), 1024: (0.2, 0.4, 0.8)}
-    settings = [(batch, rate, seed) for batch in rates for rate in rates[batch] for seed in SEEDS]
+    rates, sizes = (0.2, 0.4, 0.8), (256, 1024)
+    settings = [(batch, rate, seed) for batch in sizes for rate in rates for seed in SEEDS]
     errors = on_two_ranks(error_at, settings)
     middle = {
-        batch: [median(errors[batch, rate, seed] for seed in SEEDS) for rate in rates[batch]]
-        for batch in rates
+        batch: [median(errors[batch, rate, seed] for seed in SEEDS) for rate in rates]
+        for batch in sizes
     }
-    for each in middle.values():
-        assert min(each) == each[1]  # 0.1, 0.4, and 0.4 again
+    for batch in sizes:
+        assert min(middle[batch]) == middle[batch][1]  # 0.4, at four times the batch too
     assert all(large > small for small, large in zip(middle[256], middle[1024], strict=True))
 
 
