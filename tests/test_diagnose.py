@@ -18,15 +18,15 @@ import torch.distributed as dist
 import dtlab
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
 from dtlab.grading import Part, find_part
-from dtlab.grading.mends import Mend
+from dtlab.grading.checking.mends import Mend
+from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.waits import Wait, judge_waits, waits_of
 from dtlab.grading.practice import practice
-from dtlab.grading.trials import Observation, Trial, observe
 from dtlab.grading.unit01 import choose, programs
 from dtlab.grading.unit01.choose import BUDGET, NETWORK, TABLE, OnTheWire, Questions
 from dtlab.grading.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
 from dtlab.grading.unit01.diagnose_cases import Batches, Blocks, Grid
 from dtlab.grading.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
-from dtlab.grading.waits import Wait, judge_waits, waits_of
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 from dtlab.errors import DeadlockError, DtlabError, Failure, RankError, RankTimeoutError, Waiting
 from dtlab.grading import Criterion, Report, check, find_part, known_parts
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Case, Observation, Trial, observe
 from dtlab.grading.report import Reference
-from dtlab.grading.trials import Case, Observation, Trial, observe
 from dtlab.grading.unit01.calls import (
     AllReduce,
     Answer,

@@ -17,7 +17,9 @@ from torch.utils.data import TensorDataset
 
 import dtlab
 from dtlab.grading import Part, find_part
-from dtlab.grading.bench import HERE
+from dtlab.grading.checking.bench import HERE
+from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.lines import judge_line, numbered
@@ -31,13 +33,11 @@ from dtlab.grading.scripts.reference import (
     steps_of,
 )
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.trials import Observation, Trial, observe
 from dtlab.grading.unit02 import scripts
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, unused_samples
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import not_as_one_process_on_shards
-from dtlab.grading.warm import warm_up
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from tests.wrong_answers import answers_of

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from dtlab.grading import Criterion, find_part
-from dtlab.grading.nets import Net
-from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import unseen_collectives
 from dtlab.grading.unit02.in_buckets import draw_plan, packed
 from dtlab.grading.unit02.overlap import OVERLAP, Overlapping
 from dtlab.grading.unit02.sampler import Epochs, Shares
 from dtlab.grading.unit02.training import Trained
 from dtlab.grading.unit02.wrong import wrong_gradient
-from dtlab.grading.unseen import unseen_collectives
 from dtlab.trace import Event, Trace
 
 BUILD = ("average_gradients", "average_by_hooks", "average_in_buckets", "overlap")

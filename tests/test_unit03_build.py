@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 import dtlab
 from dtlab.grading import find_part
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.gradients import close, sgd_step
-from dtlab.grading.groups import groups_in_words, members_of
-from dtlab.grading.marks import inside_marks
-from dtlab.grading.topics import right_on_some
-from dtlab.grading.trials import Observation, Trial
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import close, sgd_step
+from dtlab.grading.checking.groups import groups_in_words, members_of
+from dtlab.grading.checking.marks import inside_marks
+from dtlab.grading.checking.topics import right_on_some
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import unseen_source
 from dtlab.grading.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
 from dtlab.grading.unit03.graphs import Graphs
 from dtlab.grading.unit03.measuring import Measured, Measuring, Norms
@@ -29,7 +30,6 @@ from dtlab.grading.unit03.shares import Shares
 from dtlab.grading.unit03.training import Accumulating
 from dtlab.grading.unit03.travel import travels_once
 from dtlab.grading.unit03.wrong import plain_value, wrong_gradients, wrong_loss
-from dtlab.grading.unseen import unseen_source
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
 

@@ -22,18 +22,18 @@ from torch.utils.data import TensorDataset
 
 import dtlab
 from dtlab.grading import Part, find_part
+from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.trials import Observation, Trial, observe
 from dtlab.grading.unit03 import reach
 from dtlab.grading.unit03.reach_training import train_by
 from dtlab.grading.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
 from dtlab.grading.unit03.runs_judges import moved_within_an_update, moves, other_rates
 from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
-from dtlab.grading.warm import warm_up
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from dtlab.errors import DtlabError
-from dtlab.grading.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench
 from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report

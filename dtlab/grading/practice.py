@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlab.errors import DtlabError
-from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.report import Report
-from dtlab.grading.trials import Case, Observation, Trial
 
 __all__ = ["practice"]
 

@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from dtlab.grading import Criterion, Part, find_part
-from dtlab.grading.checks import Check
-from dtlab.grading.trials import Observation, observe
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.trials import Observation, observe
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of
 from tests.wrong_answers import Answer, Answers, answers_of

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from dtlab.grading import Part, Report, known_parts
-from dtlab.grading.mends import Mend
+from dtlab.grading.checking.mends import Mend
 from dtlab.grading.questions.answers import Questions
 
 __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RanksError, RankTimeoutError
+from dtlab.grading.checking.trials import Observation, Trial, observed, run_cases
 from dtlab.grading.report import Criterion
-from dtlab.grading.trials import Observation, Trial, observed, run_cases
 from dtlab.ranks.client import Server
 from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.plain import Sealed

@@ -13,8 +13,8 @@ from random import Random
 from typing import Any
 
 from dtlab.errors import DtlabError
-from dtlab.grading.bench import HERE, Bench
-from dtlab.grading.checks import Verdict, blocked, lost
+from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.checks import Verdict, blocked, lost
 from dtlab.grading.learners import normalised, random_for
 from dtlab.grading.questions.kinds import Choice, Choices, Kind, Mistake, Number, Values
 from dtlab.grading.questions.shapes import kind_in_words

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
 from dtlab.grading.questions.quantities import (
     Nested,
     Unreadable,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.trials import Case
 
 if TYPE_CHECKING:
     import torch

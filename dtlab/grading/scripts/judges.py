@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import NEAR, off
-from dtlab.grading.trials import Observation
 from dtlab.grading.words import amount
 
 __all__ = [

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
 from dtlab.grading.questions.quantities import short, whole
 
 __all__ = ["judge_line", "numbered"]

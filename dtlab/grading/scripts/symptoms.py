@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import Optimizer
-from dtlab.grading.trials import Observation
 
 __all__ = ["Finding", "Scene", "Symptom", "distances", "drift", "gradients_sent", "too_many_bytes"]
 

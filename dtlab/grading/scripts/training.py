@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import (
@@ -18,7 +19,6 @@ from dtlab.grading.scripts.reference import (
     off,
     steps_of,
 )
-from dtlab.grading.trials import Observation
 
 if TYPE_CHECKING:
     import torch

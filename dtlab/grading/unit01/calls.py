@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.groups import Groups, draw_groups
-from dtlab.grading.sums import labelled, total, wrong_sum
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.groups import Groups, draw_groups
+from dtlab.grading.checking.sums import labelled, total, wrong_sum
+from dtlab.grading.checking.trials import Case
 
 if TYPE_CHECKING:
     import torch

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Case, Observation, Trial
 from dtlab.grading.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
 from dtlab.grading.unit01.judges import Seen
 from dtlab.grading.words import amount, links_of, nodes_of

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from dtlab.grading.checks import Check, Rule
-from dtlab.grading.mends import Mend
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.mends import Mend
+from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Case, Observation, Trial
 from dtlab.grading.unit01.choose import CHOOSE
 from dtlab.grading.unit01.diagnose_cases import Batches, Blocks, Grid
 from dtlab.grading.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
@@ -28,7 +29,6 @@ from dtlab.grading.unit01.diagnose_traffic import (
     sums_at_most,
     too_much_on_the_wire,
 )
-from dtlab.grading.waits import judge_waits
 
 __all__ = ["PARTS"]
 

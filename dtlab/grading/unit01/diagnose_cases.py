@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.sums import labelled, wrong_sum
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.sums import labelled, wrong_sum
+from dtlab.grading.checking.trials import Case
 
 if TYPE_CHECKING:
     import torch

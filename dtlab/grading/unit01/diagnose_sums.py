@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.sums import labelled, total, wrong_sum
+from dtlab.grading.checking.trials import Case, Observation
 from dtlab.grading.questions.quantities import short, whole
-from dtlab.grading.sums import labelled, total, wrong_sum
-from dtlab.grading.trials import Case, Observation
 from dtlab.grading.unit01.diagnose_cases import Program, are_tensors, plain, same, whose
 from dtlab.grading.words import amount
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.unit01.judges import Seen, messages, not_waited_for
 from dtlab.grading.words import amount, ranks_in_words
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit01.calls import HierarchicalAllReduce, draw_groups
 from dtlab.grading.unit01.judges import (
     Message,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.unseen import unseen_messages
 from dtlab.grading.unit01.calls import Call
-from dtlab.grading.unseen import unseen_messages
 from dtlab.grading.words import amount, count_ranks
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Trial
 from dtlab.grading.unit01.calls import AllReduce, ReduceScatter, draw_groups
 from dtlab.grading.unit01.judges import (
     Seen,

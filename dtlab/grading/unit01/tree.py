@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Trial
 from dtlab.grading.unit01.calls import Broadcast, draw_groups
 from dtlab.grading.unit01.judges import (
     Message,

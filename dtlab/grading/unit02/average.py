@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, lost, ok
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.nets import Net, draw_nets
+from dtlab.grading.checking.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.nets import Net, draw_nets
+from dtlab.grading.checking.topics import right_on_some
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.topics import right_on_some
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.judges import (
     Seen,
     advise_on_groups,

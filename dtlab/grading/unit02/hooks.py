@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checks import Check, Rule
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.nets import Net, draw_nets
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.nets import Net, draw_nets
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.average import judge_all_reduces
 from dtlab.grading.unit02.judges import advise_on_groups, judge_gradients, judge_topic
 from dtlab.grading.unit02.training import Arguments, Training, begin, train
@@ -45,7 +45,7 @@ class Beginning(Training):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
         """See `Case`."""
-        from dtlab.grading.modules import tensors_of
+        from dtlab.grading.checking.modules import tensors_of
 
         module, group = begin(given)
         fn(module, **group)
@@ -57,7 +57,7 @@ class Beginning(Training):
 
     def mistake(self, results: Sequence[Any]) -> str:
         """The first tensor that is not that of the first member of its group: see `Case`."""
-        from dtlab.grading.modules import tensors_of
+        from dtlab.grading.checking.modules import tensors_of
 
         states = [self.on(seed=self.seed + 1 + rank).module() for rank in range(len(results))]
         every = [tensors_of(state) for state in states]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.nets import Net
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.judges import (
     Seen,
     advise_on_groups,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtlab.grading import topics
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.finished import called_by
-from dtlab.grading.topics import Seen, of_topic
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking import topics
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
 from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
 from dtlab.grading.unit02.training import Trained
-from dtlab.grading.unseen import unseen_collectives, unseen_source
 
 __all__ = [
     "Seen",

@@ -15,11 +15,11 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.nets import Net, draw_nets
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.nets import Net, draw_nets
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit02.in_buckets import (
     draw_plan,
     judge_number_of_buckets,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Case, Observation, Trial
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 __all__ = ["SAMPLES_OF_EPOCH", "Epochs"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtlab.errors import RankError
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import uneven_epochs
-from dtlab.grading.trials import Observation
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 from dtlab.grading.words import ranks_in_words
 

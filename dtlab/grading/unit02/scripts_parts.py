@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from dtlab.grading.checks import Check, Rule
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import (
@@ -25,7 +26,6 @@ from dtlab.grading.scripts.judges import (
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
-from dtlab.grading.trials import Trial
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS

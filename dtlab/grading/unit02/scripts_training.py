@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import (
@@ -16,7 +17,6 @@ from dtlab.grading.scripts.reference import (
     off,
     steps_of,
 )
-from dtlab.grading.trials import Observation
 
 __all__ = ["not_as_one_process_on_shards"]
 

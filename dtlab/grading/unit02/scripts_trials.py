@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
-from dtlab.grading.trials import Trial
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 
 __all__ = ["accumulated", "on_nodes", "shards", "shared"]

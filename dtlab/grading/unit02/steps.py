@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.marks import inside_marks
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking.marks import inside_marks
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.unit02.training import Training
 
 if TYPE_CHECKING:

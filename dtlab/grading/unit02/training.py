@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.gradients import same_bits, sgd_step
-from dtlab.grading.groups import Groups, groups_in_words, members_of
-from dtlab.grading.nets import Net
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import same_bits, sgd_step
+from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
+from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.trials import Case
 from dtlab.grading.unit02.wrong import wrong_gradient
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
     """Runs on every rank: its model, and the keyword `group` where there are groups."""
     import torch.distributed as dist
 
-    from dtlab.grading.modules import filled
+    from dtlab.grading.checking.modules import filled
 
     module = filled(given.kind, given.sizes, given.state, given.turned)
     made = {group: dist.new_group(list(group)) for group in given.groups}

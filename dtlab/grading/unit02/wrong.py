@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.gradients import close
+from dtlab.grading.checking.gradients import close
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checks import Check, Rule
-from dtlab.grading.nets import Net, draw_nets
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.nets import Net, draw_nets
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit03.judges import judge_equal, judge_graphs, judge_losses, judge_topic
 from dtlab.grading.unit03.training import Accumulating
 

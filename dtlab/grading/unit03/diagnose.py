@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from dtlab.grading.checks import Check, Rule
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import (
@@ -24,7 +25,6 @@ from dtlab.grading.scripts.judges import (
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
-from dtlab.grading.trials import Trial
 from dtlab.grading.unit03.reach import REACH
 from dtlab.grading.unit03.runs_cases import (
     BASE_BATCH,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dtlab.grading import topics
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.finished import called_by
-from dtlab.grading.topics import Seen, of_topic
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking import topics
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
 from dtlab.grading.unit03.training import Accumulated, Accumulating
-from dtlab.grading.unseen import unseen_collectives, unseen_source
 
 __all__ = ["foreign", "judge_equal", "judge_graphs", "judge_losses", "judge_topic", "waits"]
 

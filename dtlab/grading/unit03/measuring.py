@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.groups import Groups, groups_in_words, members_of
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
+from dtlab.grading.checking.trials import Case
 from dtlab.grading.unit03.wrong import plain_value
 
 if TYPE_CHECKING:

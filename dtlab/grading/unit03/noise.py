@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.finished import called_by
-from dtlab.grading.gradients import close
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.marks import inside_marks
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.gradients import close
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.marks import inside_marks
+from dtlab.grading.checking.topics import Seen, judge_topic, of_topic, right_on_some
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
 from dtlab.grading.parts import Part
-from dtlab.grading.topics import Seen, judge_topic, of_topic, right_on_some
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit03.measuring import Measuring
 from dtlab.grading.unit03.travel import travels_once
-from dtlab.grading.unseen import unseen_collectives, unseen_source
 
 __all__ = ["MEASURE_NOISE_SCALE"]
 

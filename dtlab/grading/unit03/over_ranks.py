@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.gradients import close
-from dtlab.grading.groups import draw_groups
-from dtlab.grading.marks import inside_marks
-from dtlab.grading.nets import Net
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import close
+from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.marks import inside_marks
+from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.topics import Seen, of_topic
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit03.judges import (
     judge_equal,
     judge_graphs,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Script, Training, trained
-from dtlab.grading.trials import Trial
 
 if TYPE_CHECKING:
     import torch

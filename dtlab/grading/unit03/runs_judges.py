@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import Step, gradient_of, mean, steps_of
-from dtlab.grading.trials import Observation
 from dtlab.grading.unit03.runs_cases import BASE_BATCH
 
 __all__ = ["MOMENTUM", "Move", "RatesOf", "moved_within_an_update", "moves", "other_rates"]

@@ -6,11 +6,11 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from dtlab.grading.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.finished import called_by
+from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.topics import Seen, of_topic
-from dtlab.grading.trials import Observation, Trial
 from dtlab.grading.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
 from dtlab.grading.unit03.scheduled import Rates, Resuming, Scheduled, same_rate
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.trials import Case
 from dtlab.grading.unit03.curves import Curve
 
 if TYPE_CHECKING:

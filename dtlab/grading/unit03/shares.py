@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.gradients import sgd_step
+from dtlab.grading.checking.gradients import sgd_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.finished import finished_calls
-from dtlab.grading.gradients import sgd_step
-from dtlab.grading.groups import Groups, groups_in_words, members_of
-from dtlab.grading.nets import Net
-from dtlab.grading.trials import Case
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import sgd_step
+from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
+from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.trials import Case
 from dtlab.grading.unit03.shares import Shares, loss_sum, shares_of
 from dtlab.grading.unit03.wrong import plain_value, wrong_gradients, wrong_loss
 
@@ -219,7 +219,7 @@ def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from dtlab.grading.modules import filled
+    from dtlab.grading.checking.modules import filled
     from dtlab.parallel.data import DataParallel
 
     module = filled(given.kind, given.sizes, given.state)

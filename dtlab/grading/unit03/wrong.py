@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.gradients import close
+from dtlab.grading.checking.gradients import close
 from dtlab.grading.unit03.shares import Shares
 
 if TYPE_CHECKING:

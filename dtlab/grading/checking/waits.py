@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dtlab.errors import DeadlockError, Waiting
-from dtlab.grading.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.questions.quantities import short, whole
-from dtlab.grading.trials import Observation
 from dtlab.grading.words import ranks_in_words
 
 __all__ = ["Wait", "judge_waits", "waits_of"]

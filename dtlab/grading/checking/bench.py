@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dtlab.grading.checking.trials import Observation, Trial, observe
 from dtlab.grading.learners import graded_student
-from dtlab.grading.trials import Observation, Trial, observe
 
 __all__ = ["HERE", "Bench"]
 

@@ -20,13 +20,13 @@ class Net(NamedTuple):
 
     def state(self, seed: int) -> list[Tensor]:
         """Contents of its parameters and buffers, drawn from `seed`."""
-        from dtlab.grading.modules import KINDS, numbers
+        from dtlab.grading.checking.modules import KINDS, numbers
 
         return numbers(KINDS[self.kind](self.sizes), seed)
 
     def module(self, seed: int) -> nn.Module:
         """The model with these contents."""
-        from dtlab.grading.modules import filled
+        from dtlab.grading.checking.modules import filled
 
         return filled(self.kind, self.sizes, self.state(seed))
 

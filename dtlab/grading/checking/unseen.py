@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtlab.grading.groups import Groups
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking.groups import Groups
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
 
 if TYPE_CHECKING:

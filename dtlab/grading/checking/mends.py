@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.bench import HERE, Bench
-from dtlab.grading.checks import Check, Rule, Verdict, blocked, lost
+from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion
-from dtlab.grading.trials import Observation, Trial
 
 __all__ = ["Mend"]
 

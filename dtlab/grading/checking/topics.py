@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dtlab.grading.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.trials import Observation
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Observation
 
 __all__ = ["Seen", "judge_topic", "of_topic", "right_on_some"]
 

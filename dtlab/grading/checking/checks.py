@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dtlab.grading.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.report import Criterion, Status
-from dtlab.grading.trials import Observation, Trial
-from dtlab.grading.warm import warm_up
 
 __all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
 
