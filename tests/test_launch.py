@@ -236,6 +236,27 @@ def test_launches_in_a_row_pay_for_a_slow_import_only_at_first(script: Path) -> 
     assert done.stdout.strip().endswith("True, True, True]"), done.stderr
 
 
+@pytest.mark.slow
+def test_ranks_begin_with_what_the_notebook_has_imported_of_dtlab(script: Path) -> None:
+    """A check's own modules take longer to import than its ranks need to run."""
+    done = run_script(
+        script,
+        """
+        import sys
+        import dtlab
+
+        def there():  # cells hold nothing of dtlab's, so opening it imports nothing
+            return [name in sys.modules for name in
+                    ("dtlab.training.metrics", "dtlab.parallel.local_sgd", "dtlab.show.style")]
+
+        before = dtlab.launch(there).values[0]
+        import dtlab.parallel.local_sgd, dtlab.show.style, dtlab.training.metrics
+        print(before, dtlab.launch(there).values[0])
+        """,
+    )
+    assert done.stdout == "[False, False, False] [True, True, False]\n", done.stderr
+
+
 def test_the_server_has_one_thread_and_its_name() -> None:
     import psutil
 

@@ -31,6 +31,7 @@ START = (
 )
 START_LIMIT = 120.0  # seconds that the server may take to import torch
 SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
+NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.__main__")
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
 
 
@@ -55,6 +56,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
+        self._shared: set[str] = set()  # modules of dtlab that the server has as well
 
     def start(self) -> None:
         """Start it if it is not running, without waiting until it is ready."""
@@ -80,6 +82,7 @@ class Server:
                 sock = self._start_if_needed()
                 try:
                     self._wait_until_ready(sock)
+                    self._share_modules(sock)
                     send_request(sock, kind, fds)
                     return
                 except ConnectionError:
@@ -125,6 +128,21 @@ class Server:
             said = self._last_words()
             raise LaunchError(f"the server that forks ranks did not start. It said:\n{said}")
 
+    def _share_modules(self, sock: socket.socket) -> None:
+        """Have the server import what this process has of dtlab, so that not every rank does.
+
+        Figures are for notebooks alone, and what they are drawn with takes long to import.
+        """
+        ours = {name for name in list(sys.modules) if name.startswith("dtlab.")}
+        fresh = {name for name in ours if not name.startswith(NOT_FOR_RANKS)} - self._shared
+        if fresh:
+            reader, writer = os.pipe()
+            with open(writer, "wb") as pipe, open(reader, "rb"):
+                pipe.write("\n".join(sorted(fresh)).encode())
+                pipe.flush()
+                send_request(sock, protocol.MODULES, [reader])
+            self._shared |= fresh
+
     def _last_words(self) -> str:
         process = self._process
         if process is None or process.stderr is None:
@@ -146,6 +164,7 @@ class Server:
             if self._process.stderr:
                 self._process.stderr.close()
         self._process = self._socket = None
+        self._shared = set()
 
 
 SERVER = Server()  # one warm server per process: one of dtlab's two pieces of global state

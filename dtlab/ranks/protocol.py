@@ -36,6 +36,7 @@ ASKED_FOR_SLOW_MODULES = 3  # a supervisor's exit status: a rank did
 LAUNCH = b"L"  # a supervisor: the control socket, then (channel, stdout, stderr) of each rank
 WARDEN = b"W"  # a server behind walls: its socket
 ROOM = b"N"  # a notebook's cells, behind walls: the socket for them, one to tell how they ended
+MODULES = b"M"  # nothing, but to have modules of dtlab ready: a pipe with their names
 
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec

@@ -123,7 +123,7 @@ def _serve(
             _import([to_import.pop(0)])
             asked = False
         if sock in ready:
-            forked.add(_fork(sock, walls))
+            forked |= _answer(sock, walls)
             served_at = time.monotonic()
         elif to_import and not ready and not forked:
             _import([to_import.pop(0)])
@@ -134,22 +134,33 @@ def _serve(
 def _import(names: Sequence[str]) -> None:
     """Have modules ready for the ranks to come."""
     for name in names:
-        with contextlib.suppress(ImportError):
+        # Its ranks will say it better, and a file may be half written just now.
+        with contextlib.suppress(ImportError, SyntaxError):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
 
 
-def _fork(sock: socket.socket, walls: Walls | None) -> int:
+def _answer(sock: socket.socket, walls: Walls | None) -> set[int]:
     """Fork what is asked for; the descriptors of the request go to it alone."""
     kind, fds = receive_request(sock)
+    if kind == protocol.MODULES:
+        names = b"".join(_read(fd) for fd in fds).decode().split()
+        if walls is None:  # else it is a learner's code that asks
+            _import([name for name in names if name.startswith("dtlab.")])
+        return set()
     pid = os.fork()
     if pid == 0:
         sock.close()
         _become(kind, fds, walls)
     for fd in fds:
         os.close(fd)
-    return pid
+    return {pid}
+
+
+def _read(fd: int) -> bytes:
+    with open(fd, "rb") as pipe:
+        return pipe.read()
 
 
 def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
