@@ -316,4 +316,8 @@ WRONG = {
     below_the_recorder: {"scale": "left it as the operating system counts"},
 }
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "dist.all_reduce(mean, group=group); dist.all_reduce(norm, group=group) -> "
+    "dist.all_reduce(norm, group=group); dist.all_reduce(mean, group=group)":
+        "two messages that know nothing of each other, in the same order on every rank",
+}
