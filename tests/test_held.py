@@ -46,3 +46,16 @@ def test_other_objects_are_looked_into() -> None:
             self.tensors, self.own = [torch.zeros(3), torch.zeros(3)], self
 
     assert dtlab.held_bytes(Holder()) == 24
+
+
+def test_nothing_is_left_out_that_lies_where_something_else_was() -> None:
+    """Lists made on the way are gone at once, and the next thing may get their ids."""
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(40)])
+    optimizers = [torch.optim.Adam(layer.parameters()) for layer in model]
+    model(torch.ones(1, 3)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    states = 2 * 4 * sum(each.numel() for each in model.parameters())
+    steps = 4 * 2 * len(optimizers)
+    assert dtlab.held_bytes(*optimizers) == states + steps
+    assert dtlab.held_bytes([{"all": optimizers}]) == states + steps

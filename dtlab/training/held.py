@@ -19,17 +19,20 @@ def held_bytes(*objects: Any) -> int:
     Objects of other classes are looked into; what holds no tensor counts nothing.
     """
     storages = {}
-    for tensor in _tensors(objects, set()):
+    for tensor in _tensors(objects, {}):
         storage = tensor.untyped_storage()
         storages[tensor.device, storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
-def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """All tensors in a thing, gradients of parameters among them; in no cycle twice."""
+def _tensors(thing: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
+    """All tensors in a thing, gradients of parameters among them; in no cycle twice.
+
+    `seen` has things by their id, and so keeps them: an id is given again once its thing is gone.
+    """
     if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)):
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing
     if isinstance(thing, Tensor):
         yield thing
         if thing.is_leaf and thing.grad is not None:
