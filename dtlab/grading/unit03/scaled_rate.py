@@ -13,7 +13,8 @@ __all__ = ["SCALED_RATE"]
 
 def _draw(draw: Random) -> Values:
     times, base_batch = draw.choice((4, 9, 16)), draw.choice((32, 64, 128, 256))
-    epochs, steps = draw.choice((2, 3, 5)), draw.choice((20, 25, 40, 50, 60))
+    # So short a warm-up that a line which is a step off is off by more than a rounded answer.
+    epochs, steps = draw.choice(((2, 5), (2, 8), (2, 10), (3, 4), (3, 5), (3, 8), (5, 4)))
     warmup = epochs * steps
     parts = draw.choice([parts for parts in (4, 5) if warmup % parts == 0])
     return {
@@ -189,6 +190,16 @@ SCALED_RATE = Questions(
             (
                 lambda given: _full(given) - (_full(given) - given["sgd_rate"]) * _way(given),
                 "this goes down the line.",
+            ),
+            (
+                lambda given: given["sgd_rate"]
+                + (_full(given) - given["sgd_rate"]) * given["step"] / (_warmup(given) - 1),
+                "this line is at `sgd` in the last step of the warm-up already.",
+            ),
+            (
+                lambda given: given["sgd_rate"]
+                + (_full(given) - given["sgd_rate"]) * (given["step"] + 1) / _warmup(given),
+                "steps count from 0: in step 0 nothing of the way is done.",
             ),
             (lambda given: given["sgd_rate"], "this is step 0."),
             (_full, "this is the rate after the warm-up."),

@@ -145,6 +145,8 @@ def _advise_on_resume(one: Observation) -> str:
         rates = [step[0] for step in seen.rates[1:]]
         anew = [case.bases[0] * case.curve.factor(step + 1) for step in range(len(rates))]
         pairs = zip(rates, anew, strict=True)
+        if seen.unwritable:
+            return ""  # nothing was resumed
         if rates and all(same_rate(*pair, case.bases[0]) for pair in pairs):
             return (
                 "The schedule begins from the start again: self.last_epoch says where it is, and "
