@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["held_bytes"]
+Storage = tuple[torch.device, int]
+
+__all__ = ["held_bytes", "storage_of"]
 
 
 def held_bytes(*objects: Any) -> int:
@@ -18,11 +20,14 @@ def held_bytes(*objects: Any) -> int:
     parameters, their gradients and its buffers; an optimizer has its state, not the parameters.
     Objects of other classes are looked into; what holds no tensor counts nothing.
     """
-    storages = {}
-    for tensor in _tensors(objects, {}):
-        storage = tensor.untyped_storage()
-        storages[tensor.device, storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return sum(dict(map(storage_of, _tensors(objects, {}))).values())
+
+
+def storage_of(tensor: Tensor) -> tuple[Storage, int]:
+    """The storage behind a tensor: what tells it from others that are there, and its bytes."""
+    storage = tensor.untyped_storage()
+    # On the meta device, where sizes can be tried without memory, nothing has an address.
+    return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
 
 
 def _tensors(thing: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
