@@ -1,36 +1,22 @@
-"""What there is: links, and clusters of GPUs joined by them."""
+"""What there is: cards, links, and clusters of GPUs joined by them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bytes", "Cluster", "Link", "check_count"]
+from dtlab.predict.cards import CARDS, Card, card_from
+from dtlab.predict.units import check_count, in_units, is_number
+
+__all__ = ["CARDS", "LINKS", "Bytes", "Card", "Cluster", "Link", "card_from", "check_count"]
 
 Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
-def check_count(name: str, value: int) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is a whole number from 1 on, not {value!r}.")
-    return int(value)
-
-
-def _in_units(value: float, unit: str) -> str:
-    """A quantity with the prefix that suits it: 2.5e10, "B/s" is 25 GB/s."""
-    if value == 0 or math.isinf(value):
-        return f"{value:g} {unit}"
-    prefixes = {-3: "n", -2: "u", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}
-    power = min(max(math.floor(math.log10(value) / 3 + 1e-9), -3), 4)
-    return f"{value / 1000**power:.4g} {prefixes[power]}{unit}"
 
 
 @dataclass(frozen=True)
@@ -54,11 +40,26 @@ class Link:
         return self.latency + nbytes / self.bandwidth
 
     def __str__(self) -> str:
-        return f"{_in_units(self.bandwidth, 'B/s')} {_in_units(self.latency, 's')}"
+        return f"{in_units(self.bandwidth, 'B/s')} {in_units(self.latency, 's')}"
 
 
 NVLINK = Link(2e-6, 300e9)  # of an A100
 INFINIBAND = Link(5e-6, 25e9)  # HDR, one 200 Gb/s adapter per GPU
+
+# Bandwidths are the standards' and the vendors', one-way per GPU. Latencies are round figures of a
+# whole message, from program to program: for teaching, and not measured.
+LINKS: Final[Mapping[str, Link]] = MappingProxyType(
+    {
+        "NVLink 3": NVLINK,  # A100: 12 links of 25 GB/s
+        "NVLink 4": Link(2e-6, 450e9),  # H100 and H200: 18 links of 25 GB/s
+        "InfiniBand HDR": INFINIBAND,  # 200 Gb/s
+        "InfiniBand NDR": Link(5e-6, 50e9),  # 400 Gb/s
+        "PCIe 4": Link(3e-6, 31e9),  # 16 lanes
+        "PCIe 5": Link(3e-6, 63e9),  # 16 lanes
+        "10 Gb Ethernet": Link(30e-6, 1.25e9),
+        "100 Gb Ethernet": Link(30e-6, 12.5e9),
+    }
+)
 
 
 @dataclass(frozen=True, repr=False)

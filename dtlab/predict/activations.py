@@ -1,0 +1,88 @@
+"""Activations: the bytes that one transformer layer keeps for its backward pass.
+
+    of sbh elements                         bytes each   over t ranks
+    inputs of the two norms                      4        whole, or 1/t with sequence parallelism
+    inputs of attention and of the MLP           4        the same
+    two dropout masks                            2        the same; none without dropout
+    Q, K, V, and what attention gives            8        1/t
+    inside the MLP, of width 4h                 16        1/t
+    of as/h as many: attention matrices
+    softmax, its dropout's mask, its result      5        1/t; 2 without dropout; none where fused
+
+Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+section 4 and Table 2: sequence s, microbatch b, hidden size h, heads a, t tensor ranks. Elements
+have 16 bits, those of masks one byte; kernels on CPUs keep masks of two.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dtlab.predict.units import check_bytes, check_count
+
+__all__ = ["Recompute", "activation_bytes", "first_stage_activation_bytes"]
+
+Recompute = Literal["none", "selective", "full"]
+
+
+def activation_bytes(
+    sequence_length: int,
+    microbatch_size: int,
+    hidden_size: int,
+    num_heads: int,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    recompute: Recompute = "none",
+    dropout: bool = True,
+    fused_attention: bool = False,
+) -> int:
+    """Bytes kept for backward by one layer of a transformer, for one microbatch, on one rank.
+
+    none sbh(34 + 5as/h), tensor parallel sbh(10 + 24/t + 5as/(ht)), with sequence parallelism all
+    of it over t; "selective" recomputes the attention matrices, and so drops the term with a, as
+    `fused_attention` does, which never has them; "full" keeps 2sbh, the layer's input, whole on
+    every rank. Without dropout 34 and 5 are 32 and 2. Table 2 of Korthikanti et al. 2022.
+    Raises: ValueError for counts below 1, heads that do not divide the hidden size, tensor ranks
+    that do not divide the heads, or with sequence parallelism the sequence.
+    """
+    s = check_count("sequence_length", sequence_length)
+    b = check_count("microbatch_size", microbatch_size)
+    h, a = check_count("hidden_size", hidden_size), check_count("num_heads", num_heads)
+    t = check_count("tensor_parallel", tensor_parallel)
+    _check_divides("num_heads", a, "hidden_size", h)
+    _check_divides("tensor_parallel", t, "num_heads", a)
+    if sequence_parallel:
+        _check_divides("tensor_parallel", t, "sequence_length", s)
+    if recompute not in ("none", "selective", "full"):
+        raise ValueError(f"recompute is 'none', 'selective' or 'full', not {recompute!r}.")
+    if recompute == "full":
+        return 2 * s * b * h
+    norms_and_masks = (10 if dropout else 8) * s * b * h
+    matrices = 0 if fused_attention or recompute == "selective" else (5 if dropout else 2)
+    split = 24 * s * b * h + matrices * a * s * s * b
+    return norms_and_masks // (t if sequence_parallel else 1) + split // t
+
+
+def first_stage_activation_bytes(
+    layer_bytes: float, num_layers: int, num_stages: int = 1, num_chunks: int = 1
+) -> float:
+    """Bytes that the first of `num_stages` pipeline stages keeps under 1F1B.
+
+    `layer_bytes` is one layer's, for one microbatch. The first stage has L/p layers and p
+    microbatches under way: L layers' worth, whatever p is. With `num_chunks` m > 1 parts of the
+    model on each stage (interleaved), that times 1 + (p-1)/(pm). With fewer microbatches than
+    that, or for the embedding and the head, it is not right.
+    Korthikanti et al. 2022, section 4.2.3.
+    Raises: ValueError for counts below 1, or chunks that the layers cannot be cut into.
+    """
+    check_bytes("layer_bytes", layer_bytes)
+    p, m = check_count("num_stages", num_stages), check_count("num_chunks", num_chunks)
+    layers = check_count("num_layers", num_layers)
+    _check_divides("num_stages * num_chunks", p * m, "num_layers", layers)
+    all_layers = layer_bytes * layers
+    return all_layers if m == 1 else all_layers * (p * m + p - 1) / (p * m)
+
+
+def _check_divides(part_name: str, part: int, whole_name: str, whole: int) -> None:
+    if whole % part:
+        raise ValueError(f"{part_name} divides {whole_name}, but {part} does not divide {whole}.")

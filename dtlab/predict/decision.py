@@ -1,0 +1,217 @@
+"""The decision tree of a training job, as data; one function walks it, another prints it.
+
+A question compares two numbers: it is answered yes where its fact is not more than its limit, and
+where one of them is not known (NaN), so that only what is known stands against a strategy.
+`strategy.choose` works the numbers out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from dtlab.predict.units import four_digits, in_gb
+
+__all__ = ["FACTS", "ROOT", "TREE", "Leaf", "Question", "Step", "tree_words", "walk"]
+
+Facts = Mapping[str, float]
+
+FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {  # what a number is, and its unit
+        "budget_bytes": ("the budget of a card", "bytes"),
+        "activation_bytes": ("the activations of one microbatch", "bytes"),
+        "replica_bytes": ("a whole replica with its activations", "bytes"),
+        "stage1_bytes": ("a rank's part at stage 1", "bytes"),
+        "stage2_bytes": ("a rank's part at stage 2", "bytes"),
+        "stage3_bytes": ("a rank's part at stage 3", "bytes"),
+        "tensor_bytes": ("a rank's part where a node shares the activations too", "bytes"),
+        "split_bytes": ("a whole replica with its part of a sample", "bytes"),
+        "split_stage3_bytes": ("a rank's part of the states and of a sample", "bytes"),
+        "hours": ("the time on one GPU", "hours"),
+        "deadline_hours": ("the time there is", "hours"),
+        "gpus_in_time": ("the fewest GPUs that could be in time", "GPUs"),
+        "num_gpus": ("the number of GPUs", "GPUs"),
+        "break_even_tokens": ("what hides the traffic of stage 3", "tokens"),
+        "tokens_per_gpu": ("what each GPU has in a step", "tokens"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A fork: the id of the next node is `no` where `facts[fact] > facts[limit]`, else `yes`."""
+
+    id: str
+    text: str
+    fact: str
+    limit: str
+    yes: str
+    no: str
+
+    def holds(self, facts: Facts) -> bool:
+        """The answer; yes where a number is not known."""
+        return not facts[self.fact] > facts[self.limit]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A strategy, and `why`; `because` is the id of the question whose answer drove to it.
+
+    `needs` is the fact that says how many bytes each GPU then holds; None where nothing fits.
+    """
+
+    id: str
+    strategy: str
+    why: str
+    because: str
+    needs: str | None
+
+
+_BUDGET: Final = "budget_bytes"
+_NODES: Final[tuple[Question | Leaf, ...]] = (
+    Question("replica", "Does a whole replica fit on a card?", "replica_bytes", _BUDGET,
+             yes="time", no="sample"),
+    # It fits, so speed is all that can be missing.
+    Question("time", "Is one GPU fast enough?", "hours", "deadline_hours",
+             yes="one_gpu", no="gpus"),
+    Leaf("one_gpu", "one GPU", "It fits and it is in time; a second GPU would add communication, "
+         "and work for you.", because="time", needs="replica_bytes"),
+    Question("gpus", "Are there enough GPUs to be in time?", "gpus_in_time", "num_gpus",
+             yes="data", no="more_gpus"),
+    Leaf("data", "data parallelism", "Every GPU holds a whole replica and takes other samples. "
+         "Nothing in the model changes, and only gradients travel, once a step.",
+         because="time", needs="replica_bytes"),
+    Leaf("more_gpus", "more GPUs", "Data parallelism is the way, but even at an efficiency of "
+         "100 % these GPUs are too few.", because="gpus", needs="replica_bytes"),
+    # It does not fit: is it the model states, or a single sample?
+    Question("sample", "Do the activations of one microbatch fit on a card?", "activation_bytes",
+             _BUDGET, yes="stage1", no="split"),
+    # The model states are too large: share out no more of them than it takes.
+    Question("stage1", "Does it fit with the optimizer's state shared out?", "stage1_bytes",
+             _BUDGET, yes="zero1", no="stage2"),
+    Leaf("zero1", "ZeRO stage 1", "Data parallelism in which each rank keeps the optimizer's "
+         "state of its part: no more traffic, and 2 Psi whatever is accumulated.",
+         because="replica", needs="stage1_bytes"),
+    Question("stage2", "Does it fit with the gradients shared out too?", "stage2_bytes", _BUDGET,
+             yes="zero2", no="stage3"),
+    Leaf("zero2", "ZeRO stage 2", "Gradients go to their owners as they come: 2 Psi, or "
+         "(k + 1) Psi with k microbatches.", because="replica", needs="stage2_bytes"),
+    Question("stage3", "Does it fit with the parameters shared out too?", "stage3_bytes", _BUDGET,
+             yes="tokens", no="tensor"),
+    Question("tokens", "Does a step compute enough to hide the traffic of stage 3?",
+             "break_even_tokens", "tokens_per_gpu", yes="zero3", no="three_d"),
+    Leaf("zero3", "ZeRO stage 3 (FSDP)", "Parameters are gathered block by block, in forward and "
+         "in backward: 3 Psi for each microbatch, and nothing in the model changes.",
+         because="replica", needs="stage3_bytes"),
+    Leaf("three_d", "data x tensor x pipeline parallelism", "It would fit at stage 3, but each "
+         "GPU has too few tokens to compute on while parameters travel. Tensor parallelism in "
+         "the node and a pipeline over nodes send activations instead.",
+         because="tokens", needs="tensor_bytes"),
+    Question("tensor", "Does it fit if the GPUs of a node share the activations too?",
+             "tensor_bytes", _BUDGET, yes="tensor_parallel", no="context"),
+    Leaf("tensor_parallel", "tensor parallelism", "With its sequence parallelism it shares out "
+         "what a layer keeps, not only states. It talks in every layer, so it stays in the node; "
+         "over the nodes, stage 3 or a pipeline.", because="stage3", needs="tensor_bytes"),
+    Question("context", "Does it fit if all GPUs share both?", "split_stage3_bytes", _BUDGET,
+             yes="context_parallel", no="too_few"),
+    Leaf("context_parallel", "context or domain parallelism with ZeRO stage 3", "Each sample is "
+         "split over the nodes as well as in them, and the states over all.",
+         because="tensor", needs="split_stage3_bytes"),
+    Leaf("too_few", "more GPUs", "Even with everything shared out, each GPU's part is too large.",
+         because="context", needs=None),
+    # A single sample is too large: split it, by its tokens or by its space.
+    Question("split", "Does a whole replica fit if all GPUs share a sample?", "split_bytes",
+             _BUDGET, yes="split_sample", no="split_all"),
+    Leaf("split_sample", "context or domain parallelism", "One sample is split: a sequence by its "
+         "tokens, an image or a field by its space, with halos. The model is small enough for "
+         "whole replicas.", because="sample", needs="split_bytes"),
+    Question("split_all", "Does it fit if all GPUs share the states too?", "split_stage3_bytes",
+             _BUDGET, yes="split_and_shard", no="too_few_for_sample"),
+    Leaf("split_and_shard", "context or domain parallelism with ZeRO stage 3", "One sample is "
+         "split, by its tokens or by its space, and the states are shared out as well.",
+         because="sample", needs="split_stage3_bytes"),
+    Leaf("too_few_for_sample", "more GPUs", "Even with everything shared out, each GPU's part is "
+         "too large.", because="split_all", needs=None),
+)  # fmt: skip
+ROOT: Final = "replica"
+TREE: Final[Mapping[str, Question | Leaf]] = MappingProxyType({node.id: node for node in _NODES})
+
+
+@dataclass(frozen=True)
+class Step:
+    """A question that was asked on the way, the two numbers it compared, and the answer."""
+
+    question: Question
+    value: float
+    limit: float
+    holds: bool
+
+    def __str__(self) -> str:
+        fact, limit = FACTS[self.question.fact][0], FACTS[self.question.limit][0]
+        value, most = self.numbers
+        than = "is not more than" if self.holds else "is more than"
+        return f"{fact}, {value}, {than} {limit}, {most}"
+
+    @property
+    def known(self) -> bool:
+        """Whether both numbers are."""
+        return not math.isnan(self.value + self.limit)
+
+    @property
+    def numbers(self) -> tuple[str, str]:
+        """Value and limit with their unit; bytes in GB, or where that shows no difference, all."""
+        unit = FACTS[self.question.fact][1]
+        if unit != "bytes":
+            return _words(self.value, unit), _words(self.limit, unit)
+        value, limit = in_gb(self.value), in_gb(self.limit)
+        if value == limit and self.value != self.limit:
+            return f"{self.value:,.0f} bytes", f"{self.limit:,.0f} bytes"
+        return value, limit
+
+
+def _words(value: float, unit: str) -> str:
+    return "not known" if math.isnan(value) else f"{four_digits(value)} {unit}"
+
+
+def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
+    """The way from the root to a leaf, as the facts have it."""
+    path: list[Step] = []
+    node = TREE[ROOT]
+    while isinstance(node, Question):
+        holds = node.holds(facts)
+        path.append(Step(node, facts[node.fact], facts[node.limit], holds))
+        node = TREE[node.yes if holds else node.no]
+    return tuple(path), node
+
+
+def tree_words(path: Sequence[Step] = ()) -> str:
+    """The tree as text; the numbers of a `path` stand beside its questions, and `<--` at its end.
+
+    Does a whole replica fit on a card?   642 GB > 80 GB
+    ├─ yes: Is one GPU fast enough?
+    │  ├─ yes: one GPU
+    """
+    return "\n".join(_lines(ROOT, "", "", {step.question.id: step for step in path}, bool(path)))
+
+
+def _lines(
+    node_id: str, head: str, indent: str, steps: Mapping[str, Step], on_path: bool
+) -> Iterator[str]:
+    """A node and what is under it; `head` stands before it, `indent` before all that follow."""
+    node, step = TREE[node_id], steps.get(node_id)
+    if isinstance(node, Leaf):
+        yield f"{head}{node.strategy}{'   <--' if on_path else ''}"
+        return
+    beside = "" if step is None else f"   {_comparison(step)}"
+    yield f"{head}{node.text}{beside}"
+    for answer, child in ((True, node.yes), (False, node.no)):
+        fork, below = ("├─ yes: ", "│  ") if answer else ("└─ no: ", "   ")
+        taken = on_path and step is not None and step.holds is answer
+        yield from _lines(child, indent + fork, indent + below, steps, taken)
+
+
+def _comparison(step: Step) -> str:
+    return (" <= " if step.holds else " > ").join(step.numbers) if step.known else "not known"

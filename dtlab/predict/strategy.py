@@ -1,0 +1,178 @@
+"""Which strategy: the numbers of a job worked out, and the decision tree walked with them.
+
+print(choose(40e9, 80e9, activation_bytes=2e9, num_gpus=16))
+
+The tree itself is data, in `decision.py`. Nothing is recommended that does not fit in a card's
+budget; and where a whole replica fits, nothing is sharded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from dtlab.predict.cards import Card
+from dtlab.predict.cheaper import Cheaper, cheaper_measures
+from dtlab.predict.decision import Leaf, Step, tree_words, walk
+from dtlab.predict.memory import (
+    PrecisionPolicy,
+    model_states,
+    precision_policy,
+    smallest_world_size,
+)
+from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, is_number
+
+__all__ = ["PATIENCE_HOURS", "Cheaper", "Choice", "choose", "tree_words"]
+
+PATIENCE_HOURS: Final = 24.0  # how long is not too long, where nobody says
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy; the way to it through the tree; and what to try first.
+
+    `facts` are the numbers that the tree looks at. `bytes_per_gpu` is what each GPU then holds,
+    None where nothing fits. `gpus_to_fit` is the fewest that stage 3 of ZeRO would fit on, None
+    where there are none. `efficiency` is what the deadline asks of the GPUs there are: the part
+    of each one's time that has to be put to use; None without a deadline.
+    """
+
+    leaf: Leaf
+    path: tuple[Step, ...]
+    facts: Mapping[str, float]
+    cheaper: tuple[Cheaper, ...]
+    gpus_to_fit: int | None
+    efficiency: float | None
+
+    @property
+    def strategy(self) -> str:
+        """What to do."""
+        return self.leaf.strategy
+
+    @property
+    def because(self) -> Step:
+        """The one fact that drove it, with its number: the last one if that is not known."""
+        asked = [step.question.id for step in self.path].index(self.leaf.because)
+        return [step for step in self.path[: asked + 1] if step.known][-1]
+
+    @property
+    def bytes_per_gpu(self) -> float | None:
+        """Bytes that each GPU holds."""
+        return None if self.leaf.needs is None else self.facts[self.leaf.needs]
+
+    @property
+    def tree(self) -> str:
+        """The decision tree as text, with this way through it."""
+        return tree_words(self.path)
+
+    def __str__(self) -> str:
+        held = "" if self.bytes_per_gpu is None else f" ({in_gb(self.bytes_per_gpu)} on each GPU)"
+        first = [f"  {each}" for each in self.cheaper]
+        return "\n".join(
+            [
+                f"{self.strategy}{held}",
+                f"Because {self.because}.",
+                self.leaf.why,
+                *(["Cheaper, so try these first:", *first] if first else []),
+            ]
+        )
+
+
+def choose(
+    num_params: float,
+    budget_bytes: float,
+    activation_bytes: float = 0,
+    *,
+    policy: str | PrecisionPolicy = "mixed",
+    num_gpus: int = 8,
+    gpus_per_node: int = 8,
+    hours: float | None = None,
+    deadline_hours: float | None = None,
+    microbatch_size: int = 1,
+    num_blocks: int = 16,
+    block_params: float = 0,
+    tokens_per_gpu: float | None = None,
+    card: Card | None = None,
+) -> Choice:
+    """The strategy for a training job, the one fact that drove it, and what to try first.
+
+    `budget_bytes` is what a card has for tensors. `activation_bytes` is kept on one GPU for the
+    smallest microbatch that is useful, of `microbatch_size` samples. `hours` is what the job takes
+    on one GPU. Where a replica fits, that is held against `deadline_hours`, or a day; it counts as
+    fast enough if it is not known. `num_blocks` alike blocks may be recomputed; one of them has
+    `block_params`, which stage 3 gathers whole, with the next one's, and makes gradients of.
+    `tokens_per_gpu` in each step and the `card` say whether compute hides the traffic of stage 3.
+    Raises: ValueError for numbers that cannot be.
+    """
+    scheme, params = precision_policy(policy), check_whole("num_params", num_params)
+    for name, value in (("budget_bytes", budget_bytes), ("activation_bytes", activation_bytes)):
+        check_bytes(name, value)
+    block = check_whole("block_params", block_params) if block_params else 0
+    ranks, node = check_count("num_gpus", num_gpus), check_count("gpus_per_node", gpus_per_node)
+    facts = {"budget_bytes": budget_bytes, "activation_bytes": activation_bytes, "num_gpus": ranks}
+    facts |= _byte_facts(params, activation_bytes, scheme, ranks, node, block)
+    facts |= _time_facts(hours, deadline_hours)
+    facts |= _token_facts(tokens_per_gpu, card, scheme, ranks, node)
+    path, leaf = walk(facts)
+    cheaper = cheaper_measures(
+        params, budget_bytes, activation_bytes, scheme,
+        check_count("microbatch_size", microbatch_size), check_count("num_blocks", num_blocks),
+    )  # fmt: skip
+    if leaf.needs == "replica_bytes":  # memory is not what is missing; of these, bf16 is faster
+        late = leaf.id != "one_gpu"
+        cheaper = tuple(each for each in cheaper if late and each.name == "bf16")
+    needed = None if hours is None or deadline_hours is None else hours / deadline_hours
+    return Choice(
+        leaf, path, MappingProxyType(facts), cheaper,
+        smallest_world_size(params, 3, budget_bytes, scheme, activation_bytes=activation_bytes),
+        None if needed is None else needed / ranks,
+    )  # fmt: skip
+
+
+def _byte_facts(
+    params: int, activations: float, policy: PrecisionPolicy, ranks: int, node: int, block: int
+) -> dict[str, float]:
+    """Bytes on each GPU, for every way to share out states and activations."""
+    states = [model_states(params, stage, ranks, policy).total for stage in range(4)]
+    gathered = block * (2 * policy.weights + policy.gradients)
+    inside = ranks if ranks <= node else math.gcd(ranks, node)
+    return {
+        "replica_bytes": states[0] + activations,
+        "stage1_bytes": states[1] + activations,
+        "stage2_bytes": states[2] + activations,
+        "stage3_bytes": states[3] + gathered + activations,
+        "tensor_bytes": states[3] + (gathered + activations) / inside,
+        "split_bytes": states[0] + activations / ranks,
+        "split_stage3_bytes": states[3] + gathered + activations / ranks,
+    }
+
+
+def _time_facts(hours: float | None, deadline_hours: float | None) -> dict[str, float]:
+    for name, value in (("hours", hours), ("deadline_hours", deadline_hours)):
+        if value is not None and not (is_number(value) and 0 < value < math.inf):
+            raise ValueError(f"{name} is a time above 0, or None where there is none, "
+                             f"not {value!r}.")  # fmt: skip
+    limit = deadline_hours or PATIENCE_HOURS
+    in_time = 2 if deadline_hours is None or hours is None else math.ceil(hours / limit)
+    return {"hours": hours or math.nan, "deadline_hours": limit, "gpus_in_time": in_time}
+
+
+def _token_facts(
+    tokens_per_gpu: float | None, card: Card | None, policy: PrecisionPolicy, ranks: int, node: int
+) -> dict[str, float]:
+    """Tokens whose compute takes as long as stage 3's traffic on the slowest link it uses.
+
+    6 Psi operations per token, against two passes of parameters and one of gradients: it does not
+    depend on Psi. At the card's peak; where half of it is reached, half as many are enough.
+    """
+    if tokens_per_gpu is not None and not (is_number(tokens_per_gpu) and tokens_per_gpu > 0):
+        raise ValueError(f"tokens_per_gpu is a number above 0, or None, not {tokens_per_gpu!r}.")
+    link = None if card is None else card.nvlink if ranks <= node else card.nic
+    if tokens_per_gpu is None or card is None or card.bf16_flops is None or link is None:
+        return {"break_even_tokens": math.nan, "tokens_per_gpu": tokens_per_gpu or math.nan}
+    bytes_each = (2 * policy.weights + policy.gradients) * (ranks - 1) / ranks
+    break_even = bytes_each / link * card.bf16_flops / 6
+    return {"break_even_tokens": break_even, "tokens_per_gpu": tokens_per_gpu}
