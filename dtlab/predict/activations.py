@@ -20,7 +20,12 @@ from typing import Literal
 
 from dtlab.predict.units import check_bytes, check_count
 
-__all__ = ["Recompute", "activation_bytes", "first_stage_activation_bytes"]
+__all__ = [
+    "Recompute",
+    "activation_bytes",
+    "activation_pieces",
+    "first_stage_activation_bytes",
+]
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -45,6 +50,28 @@ def activation_bytes(
     Raises: ValueError for counts below 1, heads that do not divide the hidden size, tensor ranks
     that do not divide the heads, or with sequence parallelism the sequence.
     """
+    pieces = activation_pieces(
+        sequence_length, microbatch_size, hidden_size, num_heads, tensor_parallel,
+        sequence_parallel, recompute, dropout, fused_attention,
+    )  # fmt: skip
+    return sum(pieces.values())
+
+
+def activation_pieces(
+    sequence_length: int,
+    microbatch_size: int,
+    hidden_size: int,
+    num_heads: int,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    recompute: Recompute = "none",
+    dropout: bool = True,
+    fused_attention: bool = False,
+) -> dict[str, int]:
+    """The bytes of `activation_bytes` by what they are; pieces of no bytes are left out.
+
+    Raises: ValueError as `activation_bytes` does.
+    """
     s = check_count("sequence_length", sequence_length)
     b = check_count("microbatch_size", microbatch_size)
     h, a = check_count("hidden_size", hidden_size), check_count("num_heads", num_heads)
@@ -56,11 +83,18 @@ def activation_bytes(
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f"recompute is 'none', 'selective' or 'full', not {recompute!r}.")
     if recompute == "full":
-        return 2 * s * b * h
-    norms_and_masks = (10 if dropout else 8) * s * b * h
-    matrices = 0 if fused_attention or recompute == "selective" else (5 if dropout else 2)
-    split = 24 * s * b * h + matrices * a * s * s * b
-    return norms_and_masks // (t if sequence_parallel else 1) + split // t
+        return {"input of the layer": 2 * s * b * h}
+    outside = t if sequence_parallel else 1  # of the ranks that share the norms' regions
+    has_matrices = not fused_attention and recompute == "none"
+    pieces = {
+        "inputs of the norms": 4 * s * b * h // outside,
+        "inputs of attention and MLP": 4 * s * b * h // outside,
+        "Q, K, V, attention's result": 8 * s * b * h // t,
+        "inside the MLP": 16 * s * b * h // t,
+        "dropout masks": 2 * s * b * h // outside if dropout else 0,
+        "attention matrices": (5 if dropout else 2) * a * s * s * b // t if has_matrices else 0,
+    }
+    return {name: size for name, size in pieces.items() if size}
 
 
 def first_stage_activation_bytes(

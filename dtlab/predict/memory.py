@@ -20,7 +20,11 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Final
 
-from dtlab.predict.activations import activation_bytes, first_stage_activation_bytes
+from dtlab.predict.activations import (
+    activation_bytes,
+    activation_pieces,
+    first_stage_activation_bytes,
+)
 from dtlab.predict.gpt import gpt_flops, gpt_parameters
 from dtlab.predict.traffic import Traffic, check_stage, zero_traffic
 from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, in_gib
@@ -31,6 +35,7 @@ __all__ = [
     "PrecisionPolicy",
     "Traffic",
     "activation_bytes",
+    "activation_pieces",
     "first_stage_activation_bytes",
     "floor_bytes",
     "gpt_flops",

@@ -12,11 +12,15 @@ from dtlab.show.batch_widgets import (
     explore_schedule,
 )
 from dtlab.show.figures import (
+    activation_bars,
     collective_table,
     cost_curves,
     crossover,
     effective_batch,
+    gradient_ranges,
     line_chart,
+    loss_scale_chart,
+    number_line,
     overlap,
     published_sweep,
     ring,
@@ -27,6 +31,11 @@ from dtlab.show.figures import (
     tree,
 )
 from dtlab.show.guess import Guess, guess
+from dtlab.show.precision_widgets import (
+    explore_activations,
+    explore_gradients,
+    explore_number_line,
+)
 from dtlab.show.style import COLOURS, Figure
 from dtlab.show.training_widgets import explore_overlap, explore_straggler
 from dtlab.show.widgets import Explorer, explore_crossover, step_ring, step_tree
@@ -36,18 +45,25 @@ __all__ = [
     "Explorer",
     "Figure",
     "Guess",
+    "activation_bars",
     "collective_table",
     "cost_curves",
     "crossover",
     "effective_batch",
+    "explore_activations",
     "explore_crossover",
     "explore_effective_batch",
+    "explore_gradients",
+    "explore_number_line",
     "explore_overlap",
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
+    "gradient_ranges",
     "guess",
     "line_chart",
+    "loss_scale_chart",
+    "number_line",
     "overlap",
     "published_sweep",
     "ring",

@@ -7,10 +7,14 @@ global state.
 
 from __future__ import annotations
 
+from dtlab.show.activation_figure import activation_bars
 from dtlab.show.batch_figure import effective_batch
 from dtlab.show.cost_figure import cost_curves
 from dtlab.show.crossover_figure import crossover
+from dtlab.show.gradient_figure import gradient_ranges
 from dtlab.show.line_figure import line_chart
+from dtlab.show.loss_scale_figure import loss_scale_chart
+from dtlab.show.number_line_figure import number_line
 from dtlab.show.overlap_figure import overlap
 from dtlab.show.published_figure import published_sweep
 from dtlab.show.ring_figure import ring
@@ -22,11 +26,15 @@ from dtlab.show.timeline_figure import timeline
 from dtlab.show.tree_figure import tree
 
 __all__ = [
+    "activation_bars",
     "collective_table",
     "cost_curves",
     "crossover",
     "effective_batch",
+    "gradient_ranges",
     "line_chart",
+    "loss_scale_chart",
+    "number_line",
     "overlap",
     "published_sweep",
     "ring",
