@@ -1,10 +1,26 @@
 """Forms of parallel training, built on torch.distributed alone: they run under torchrun too.
 
-    data.py                 DataParallel: all ranks average their gradients in each step
-      buckets.py              gradients that travel together
-      replicas.py             whether all ranks have the same parameters
-    local_sgd.py            LocalSGD: all ranks average their parameters every few steps
-    parameter_server.py     ParameterServer: some ranks keep the parameters, the others compute
-      parameter_worker.py     the side of those that compute
-      parameter_shards.py     which server keeps what, and what is sent how
+data.py                 DataParallel: all ranks average their gradients in each step
+  buckets.py              gradients that travel together
+  replicas.py             whether all ranks have the same parameters
+zero.py                 Zero1, Zero2: each rank steps a shard of the parameters
+  sharded_optimizer.py    parameter groups, the step, and state of a shard
+  zero_buckets.py         the values of some parameters, and this rank's shard of the rest
+  zero_state.py           state saved by some ranks and loaded by others
+  elementwise.py          which optimizers can step a part of a parameter
+  shards.py               flat tensors that ranks share evenly, and how they move
+fully_sharded.py        Zero3: parameters too, gathered block by block for as long as they are used
+  wrap_policy.py          which modules are the blocks
+  flat_shard.py           this rank's shard of a block, and the pieces of parameters in it
+  sharded_block.py        a block: gathered, used, freed, its gradients reduced
+  sharded_gradients.py    gradients on their way to their owners
+  sharded_module.py       a module whose parameters are shards: groups, clipping, state
+  call_order.py           which block comes next
+  module_hooks.py         around a module's forward and backward
+  sharded_state.py        state of shards, saved and put together
+  sharded_loading.py      and loaded, at any number of ranks
+local_sgd.py            LocalSGD: all ranks average their parameters every few steps
+parameter_server.py     ParameterServer: some ranks keep the parameters, the others compute
+  parameter_worker.py     the side of those that compute
+  parameter_shards.py     which server keeps what, and what is sent how
 """

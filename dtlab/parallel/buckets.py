@@ -5,10 +5,12 @@ flat   [ gradient of p0 | gradient of p1 | ... | used0 used1 ... | present ]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from dtlab.parallel.shards import in_packs, views
 
 __all__ = ["Bucket", "in_buckets"]
 
@@ -20,18 +22,8 @@ def in_buckets(
 
     A bucket is closed once it has `first` bytes, or `others` if it is not the first of its kind.
     """
-    closed: list[tuple[int, Bucket]] = []
-    kinds = dict.fromkeys((one.dtype, one.device) for one in parameters)
-    for kind in kinds:
-        limit, taken, size = first, list[nn.Parameter](), 0
-        own = [(n, p) for n, p in enumerate(parameters) if (p.dtype, p.device) == kind]
-        for number, parameter in own:
-            taken.append(parameter)
-            size += parameter.numel() * parameter.element_size()
-            if size >= limit or number == own[-1][0]:
-                closed.append((number, Bucket(taken, world_size)))
-                limit, taken, size = others, [], 0
-    return [bucket for _, bucket in sorted(closed, key=lambda pair: pair[0])]
+    packs = in_packs(parameters, first, others)
+    return [Bucket(pack, world_size) for pack in packs]
 
 
 class Bucket:
@@ -48,7 +40,7 @@ class Bucket:
             count + len(parameters) + 1, dtype=first.dtype, device=first.device
         )
         self._gradients, self._used = self.flat[:count], self.flat[count:-1]
-        self._views = list(_views(self.flat, parameters))
+        self._views = list(views(self.flat, parameters))
         self._arrived: set[int] = set()  # places of parameters
         self._unused: set[int] = set()
         self.wait: Callable[[], object] = lambda: None
@@ -101,12 +93,3 @@ class Bucket:
             for place in self._unused:
                 used = counts[place] > 0
                 self.parameters[place].grad = self._views[place] if used else None
-
-
-def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """A place in `flat` for each gradient, laid out in memory as its parameter is."""
-    start = 0
-    for one in parameters:
-        strides = torch.empty_like(one, device="meta").stride()
-        yield flat.as_strided(one.shape, strides, start)
-        start += one.numel()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-NAMES = ("launch", "recorder", "collectives", "watcher", "data_parallel", "parameter_server")
+NAMES = (
+    "launch", "recorder", "collectives", "watcher", "data_parallel", "zero", "fully_sharded",
+    "parameter_server",
+)  # fmt: skip
 
 
 def main() -> None:

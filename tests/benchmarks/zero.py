@@ -1,0 +1,114 @@
+"""`Zero2` against DDP with ZeroRedundancyOptimizer: the same GPT and data, gloo, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dtlab
+from dtlab.parallel.zero import Zero1, Zero2
+from dtlab.training.models import GPT, GPTConfig
+
+CONFIG = GPTConfig(num_layers=4, width=128, context=32)
+LARGE = GPTConfig(num_layers=8, width=512, context=32)
+BATCH, WARM, STEPS = 2, 5, 41
+CAP = 0.5  # MiB: several buckets of a model of 3.5 MB
+Pair = tuple[nn.Module, Any]
+
+
+def _pytorchs(gpt: GPT, cap: float | None) -> Pair:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = DistributedDataParallel(gpt, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+    return model, ZeroRedundancyOptimizer(
+        gpt.parameters(), torch.optim.Adam, parameters_as_bucket_view=True, lr=1e-3
+    )
+
+
+def _ours(stage: type[Zero1]) -> Callable[[GPT, float | None], Pair]:
+    return lambda gpt, cap: (
+        gpt,
+        stage(gpt.parameters(), torch.optim.Adam, lr=1e-3, bucket_cap_mb=cap),
+    )
+
+
+PAIRS: dict[str, Callable[[GPT, float | None], Pair]] = {
+    "DDP": _pytorchs, "Zero2": _ours(Zero2), "Zero1": _ours(Zero1),
+}  # fmt: skip
+
+
+def _step(model: nn.Module, optimizer: Any, tokens: Tensor) -> None:
+    logits = model(tokens)
+    nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def in_turns(steps: int) -> dict[str, list[float]]:
+    """Seconds of each step on this rank."""
+    made = {name: make(GPT(CONFIG), CAP) for name, make in PAIRS.items()}
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for number in range(WARM + steps):
+        tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
+        for name, pair in made.items():
+            dist.barrier()
+            begun = time.perf_counter()
+            _step(*pair, tokens)
+            if number >= WARM:
+                times[name].append(time.perf_counter() - begun)
+    return times
+
+
+def peak(name: str) -> tuple[int, int]:
+    """Most and last bytes in use, beyond those before the model was made, as the kernel counts."""
+    for each in PAIRS.values():  # what is imported on the way counts for nobody
+        each(GPT(GPTConfig(num_layers=1, width=4)), None)
+    before = _memory("VmRSS")
+    pair = PAIRS[name](GPT(LARGE), None)
+    for _ in range(3):
+        _step(*pair, torch.zeros(1, 8, dtype=torch.long))
+    return _memory("VmHWM") - before, _memory("VmRSS") - before
+
+
+def _memory(field: str) -> int:
+    with open("/proc/self/status") as status:
+        line = next(row for row in status if row.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def main(steps: int = STEPS) -> None:
+    """Print ratios."""
+    print("ZeRO stages 1 and 2: a GPT of 0.9 million parameters, Adam, gloo")
+    for ranks in (2, 4):
+        runs = dtlab.launch(in_turns, steps, world_size=ranks, trace=False, timeout=300).values
+        slowest = {
+            name: [max(run[name][step] for run in runs) for step in range(steps)]
+            for name in runs[0]
+        }
+        ratios = {
+            name: median(a / b for a, b in zip(each, slowest["DDP"], strict=True))
+            for name, each in slowest.items()
+        }
+        print(
+            f"  {ranks} ranks: DDP and ZeroRedundancyOptimizer "
+            f"{median(slowest['DDP']) * 1e3:.1f} ms a step; Zero2 {ratios['Zero2']:.2f} times "
+            f"that (goal 1.0), Zero1 {ratios['Zero1']:.2f}"
+        )
+    most = {name: dtlab.launch(peak, name, world_size=2, timeout=120).values for name in PAIRS}
+    each = {name: max(found for found, _ in values) / 1e6 for name, values in most.items()}
+    print(
+        f"  peak of a model of 25 million parameters on 2 ranks: DDP {each['DDP']:.0f} MB, Zero2 "
+        f"{each['Zero2']:.0f} MB (goal: at most DDP's), Zero1 {each['Zero1']:.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,905 @@
+"""ZeRO stages 1 and 2 against one process on the whole batch, and against PyTorch's own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import OneCycleLR
+
+import dtlab
+from dtlab import collectives
+from dtlab.parallel.data import DataParallel, assert_replicas_equal
+from dtlab.parallel.zero import Zero1, Zero2
+from dtlab.training.accumulation import accumulate
+from tests.marks import slow
+from tests.test_data_parallel import MODELS, Branches, Recomputing, batch, share_of
+
+STEPS, LOCAL_BATCH = 10, 6
+TINY = 0.0003  # MiB: some parameters a bucket
+STAGES: dict[int, Any] = {1: Zero1, 2: Zero2}
+Params = list[Tensor]
+
+
+class Few(nn.Module):
+    """Three elements, one of which is a parameter without a dim."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x[:, :3] * self.scale, x[:, 3:5] + self.shift], 1)
+
+
+ALL: dict[str, Callable[[], nn.Module]] = {**MODELS, "few": Few}
+
+
+def decayed(model: nn.Module) -> list[dict[str, Any]]:
+    """Weights with decay, and the others at a rate of their own."""
+    weights = [one for one in model.parameters() if one.ndim > 1]
+    others = [one for one in model.parameters() if one.ndim <= 1]
+    return [{"params": weights, "weight_decay": 0.3}, {"params": others, "lr": 0.02}]
+
+
+# Parameters, class and arguments. A large eps: Adam makes steps of rounding errors otherwise.
+OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], Any, dict[str, Any]]] = {
+    "Adam": (lambda model: model.parameters(), torch.optim.Adam, {"lr": 0.01, "eps": 1e-4}),
+    "SGD": (lambda model: model.parameters(), torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "AdamW": (decayed, torch.optim.AdamW, {"lr": 0.01, "eps": 1e-4, "weight_decay": 0.0}),
+}
+Wrap = Callable[[Any, Any, dict[str, Any]], Any]
+
+
+def in_stage(stage: int, **more: Any) -> Wrap:
+    more = {"bucket_cap_mb": TINY, **more}
+    return lambda params, cls, arguments: STAGES[stage](params, cls, **arguments, **more)
+
+
+def plain(params: Any, cls: Any, arguments: dict[str, Any]) -> Any:
+    return cls(params, **arguments)
+
+
+def train(
+    model: nn.Module, optimizer: Any, share: bool, ranks: int, tokens: bool, steps: int = STEPS
+) -> Params:
+    for step in range(steps):
+        whole = batch(step, LOCAL_BATCH * ranks, tokens)
+        inputs, labels = share_of(whole) if share else whole
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [one.detach().clone() for one in model.state_dict().values()]
+
+
+def made(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return ALL[name]()
+
+
+def ours(name: str, wrap: Wrap) -> dict[str, Params]:
+    results = {}
+    for key, (params, cls, arguments) in OPTIMIZERS.items():
+        model = made(name, seed=dist.get_rank())  # other parameters, until the optimizer is made
+        optimizer = wrap(params(model), cls, arguments)
+        results[key] = train(model, optimizer, True, dist.get_world_size(), name == "tied")
+        assert_replicas_equal(model)
+    return results
+
+
+def alone(name: str, ranks: int) -> dict[str, Params]:
+    results = {}
+    for key, (params, cls, arguments) in OPTIMIZERS.items():
+        model = made(name)
+        results[key] = train(model, cls(params(model), **arguments), False, ranks, name == "tied")
+    return results
+
+
+def same(got: dict[str, Params], wanted: dict[str, Params], **tolerance: float) -> None:
+    assert got.keys() == wanted.keys()
+    for key in got:
+        for one, other in zip(got[key], wanted[key], strict=True):
+            torch.testing.assert_close(
+                one, other, **tolerance, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+CLOSE = {"rtol": 1e-3, "atol": 3e-5}
+
+
+@pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ["mlp", slow("tied"), slow("frozen"), slow("mixed"), "few"])
+def test_equals_one_process_on_the_whole_batch(name: str, stage: int, ranks: int) -> None:
+    run = dtlab.launch(ours, name, in_stage(stage), world_size=ranks)
+    wanted = alone(name, ranks)
+    for values in run.values:
+        same(values, wanted, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_also_with_rings_and_in_large_buckets(stage: int) -> None:
+    ring = {"all_gather": collectives.ring_all_gather,
+            "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip
+    wanted = alone("mlp", 3)
+    for more in (ring, {"bucket_cap_mb": None}):
+        for values in dtlab.launch(ours, "mlp", in_stage(stage, **more), world_size=3).values:
+            same(values, wanted, **CLOSE)
+
+
+# Beside PyTorch's own ------------------------------------------------------------------------
+
+
+def beside(data_parallel: Any, wrap: Wrap, name: str) -> dict[str, Params]:
+    results = {}
+    for key, (params, cls, arguments) in OPTIMIZERS.items():
+        inner = made(name)
+        model = data_parallel(inner)
+        optimizer = wrap(params(inner), cls, arguments)
+        train(model, optimizer, True, dist.get_world_size(), name == "tied")
+        results[key] = [one.detach().clone() for one in inner.parameters()]
+    return results
+
+
+def pytorchs(params: Any, cls: Any, arguments: dict[str, Any]) -> Any:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # seconds, on every rank
+
+    return ZeroRedundancyOptimizer(params, cls, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlp", "tied"])
+def test_equals_pytorchs_own(name: str) -> None:
+    wanted = dtlab.launch(beside, DistributedDataParallel, pytorchs, name, world_size=3).values[0]
+    cases: list[tuple[Any, Wrap]] = [
+        (nn.Identity, in_stage(1)), (nn.Identity, in_stage(2)),
+        (DistributedDataParallel, in_stage(1, reduces=False)),
+        (DataParallel, in_stage(1, reduces=False)),
+    ]  # fmt: skip
+    for wrapper, wrap in cases:
+        keep = (lambda module: module) if wrapper is nn.Identity else wrapper
+        for values in dtlab.launch(beside, keep, wrap, name, world_size=3).values:
+            same(values, wanted, **CLOSE)
+
+
+# What is used, and what is not ---------------------------------------------------------------
+
+
+def branches(wrap: Wrap, whole: bool, ranks: int) -> Params:
+    """Ranks take turns with two branches; the third is used in no step, and one step only one."""
+    torch.manual_seed(3)
+    model = Branches()
+    optimizer = wrap(model.parameters(), torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1})
+    for step in range(4):
+        if step == 3 and not whole:  # some have been stepped more often than others in a bucket
+            states = model.state_dict(), optimizer.full_state_dict()
+            model = Branches()
+            optimizer = wrap(model.parameters(), torch.optim.Adam, {"lr": 0.01})
+            model.load_state_dict(states[0])
+            optimizer.load_full_state_dict(states[1])
+        for rank in range(ranks) if whole else [dist.get_rank()]:
+            left = step == 2 or (rank + step) % 2 == 1
+            loss = model(torch.full((2, 3), float(rank + 1)), left).square().sum()
+            (loss / ranks if whole else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("cap", [TINY / 10, slow(None)])
+def test_what_no_rank_uses_is_not_stepped(stage: int, cap: float | None) -> None:
+    wanted = branches(plain, True, 3)
+    wrap = in_stage(stage, bucket_cap_mb=cap)
+    for values in dtlab.launch(branches, wrap, False, 3, world_size=3).values:
+        same({"": values}, {"": wanted}, rtol=1e-4, atol=1e-5)
+
+
+def without_a_gradient(stage: int) -> Params:
+    """The last rank has no batch at all in one of the steps."""
+    model = made("mlp")
+    optimizer = in_stage(stage)(model.parameters(), torch.optim.SGD, {"lr": 0.1})
+    for step in range(2):
+        if step or dist.get_rank() < dist.get_world_size() - 1:
+            inputs, labels = batch(step, 4, False)
+            cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_without_a_gradient_counts_as_zero(stage: int) -> None:
+    model = made("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step, share in enumerate((2 / 3, 1.0)):
+        inputs, labels = batch(step, 4, False)
+        optimizer.zero_grad()
+        (share * cross_entropy(model(inputs), labels)).backward()
+        optimizer.step()
+    for values in dtlab.launch(without_a_gradient, stage, world_size=3).values:
+        same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-5)
+
+
+# Schedules, clipping, accumulation -----------------------------------------------------------
+
+
+def scheduled(wrap: Wrap, share: bool, ranks: int, norm: float) -> tuple[Params, list[float]]:
+    """A schedule for rate and momentum, clipping, and a group that joins in the middle."""
+    model: Any = made("mlp")
+    groups = [{"params": [*model[0].parameters()]}, {"params": [model[2].bias], "lr": 0.05}]
+    optimizer = wrap(groups, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    schedule = OneCycleLR(optimizer, [0.2, 0.4], total_steps=STEPS)
+    norms = []
+    for step in range(STEPS):
+        if step == 6:
+            optimizer.add_param_group({"params": model[4].weight, "lr": 0.03, "momentum": 0.5})
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+        whole = batch(step, LOCAL_BATCH * ranks, False)
+        inputs, labels = share_of(whole) if share else whole
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        if share:
+            total = optimizer.clip_grad_norm_(0.1, norm)
+        else:
+            own = [one for group in optimizer.param_groups for one in group["params"]]
+            total = nn.utils.clip_grad_norm_(own, 0.1, norm)
+        norms.append(float(total))
+        optimizer.step()
+        schedule.step()
+    return [one.detach().clone() for one in model.parameters()], norms
+
+
+@pytest.mark.parametrize("norm", [2.0, slow(float("inf"))])
+@pytest.mark.parametrize("stage", STAGES)
+def test_schedules_groups_and_clipping(stage: int, norm: float) -> None:
+    wanted, norms = scheduled(plain, False, 3, norm)
+    for values, seen in dtlab.launch(
+        scheduled, in_stage(stage), True, 3, norm, world_size=3
+    ).values:
+        same({"": values}, {"": wanted}, rtol=1e-4, atol=1e-5)
+        assert seen == pytest.approx(norms, rel=1e-4)
+
+
+def clips_beside(stage: int) -> float:
+    inner = made("mlp")
+    model = DataParallel(inner)
+    optimizer = Zero1(inner.parameters(), torch.optim.SGD, reduces=False, lr=0.1)
+    inputs, labels = share_of(batch(0, 12, False))
+    cross_entropy(model(inputs), labels).backward()
+    return float(optimizer.clip_grad_norm_(0.1))
+
+
+def test_clips_gradients_that_are_averaged_already() -> None:
+    model = made("mlp")
+    inputs, labels = batch(0, 12, False)
+    cross_entropy(model(inputs), labels).backward()
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+    assert dtlab.launch(clips_beside, 1, world_size=2).values == pytest.approx([norm, norm])
+
+
+MICROBATCHES = 3
+
+
+def accumulated(stage: int, how: str) -> tuple[Params, int]:
+    model = made("mlp")
+    optimizer = in_stage(stage)(model.parameters(), torch.optim.SGD, {"lr": 0.1})
+    parts = [share_of(batch(step, 4 * dist.get_world_size(), False)) for step in range(3)]
+    if how == "accumulate":
+        accumulate(model, parts, lambda m, b: cross_entropy(m(b[0]), b[1], reduction="sum"))
+    for number, (inputs, labels) in enumerate(parts if how != "accumulate" else []):
+        silent = how == "all silent" or (how == "silent" and number < 2)
+        with optimizer.no_sync() if silent else nullcontext():
+            (cross_entropy(model(inputs), labels) / 3).backward()
+    held = dtlab.held_bytes(optimizer.gradients, [one.grad for one in model.parameters()])
+    optimizer.step()
+    return [one.detach().clone() for one in model.parameters()], held
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("how", ["each", "silent", slow("all silent"), slow("accumulate")])
+def test_microbatches_add_up(stage: int, how: str) -> None:
+    model = made("mlp")
+    for step in range(MICROBATCHES):
+        inputs, labels = batch(step, 12, False)
+        (cross_entropy(model(inputs), labels) / 3).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    run = dtlab.launch(accumulated, stage, how, world_size=3)
+    for values, _ in run.values:
+        same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
+    buckets = 3
+    rounds = 3 if stage == 2 and how in ("each", "accumulate") else 1
+    assert run.trace.ops(0)["all_to_all"] == rounds * buckets
+
+
+# Backward passes of other kinds --------------------------------------------------------------
+
+
+class TiedAcross(nn.Module):
+    """A weight used inside a checkpoint and outside, before and after it."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.middle, self.weight = Recomputing(reentrant), nn.Linear(7, 7)
+        self.last = nn.Linear(5, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = self.middle
+        x = self.weight(x).tanh()
+        x = torch.utils.checkpoint.checkpoint(
+            lambda y: self.weight(y).tanh(), x, use_reentrant=middle.reentrant
+        )
+        x = self.last(middle(x))
+        return self.weight(x)[:, :5]
+
+
+def recomputed(stage: int, reentrant: bool) -> Params:
+    torch.manual_seed(1)
+    model = TiedAcross(reentrant)
+    optimizer = in_stage(stage)(model.parameters(), torch.optim.SGD, {"lr": 0.1})
+    for step in range(3):
+        inputs, labels = share_of(batch(step, 4 * dist.get_world_size(), False))
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_count_once(stage: int, reentrant: bool) -> None:
+    torch.manual_seed(1)
+    model = TiedAcross(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        inputs, labels = batch(step, 8, False)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    for values in dtlab.launch(recomputed, stage, reentrant, world_size=2).values:
+        same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-5)
+
+
+def broken_off(stage: int) -> Params:
+    """A backward pass that fails in the middle on all ranks, and a good one after it."""
+    model: Any = made("mlp")
+    optimizer = in_stage(stage)(model.parameters(), torch.optim.SGD, {"lr": 0.1})
+    inputs, labels = share_of(batch(0, 4 * dist.get_world_size(), False))
+
+    def fail(_: Tensor) -> None:
+        raise KeyError("in the middle")
+
+    handle = model[0].bias.register_hook(fail)
+    with pytest.raises(KeyError):
+        cross_entropy(model(inputs), labels).backward()
+    handle.remove()
+    optimizer.zero_grad()
+    cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_pass_that_was_broken_off_leaves_nothing_behind(stage: int) -> None:
+    model = made("mlp")
+    inputs, labels = batch(0, 8, False)
+    cross_entropy(model(inputs), labels).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    for values in dtlab.launch(broken_off, stage, world_size=2).values:
+        same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
+
+
+def with_closure(stage: int) -> tuple[float, bool, bool]:
+    model = made("mlp")
+    optimizer = in_stage(stage)(model.parameters(), torch.optim.SGD, {"lr": 0.1})
+    inputs, labels = batch(0, 4, False)
+
+    def closure() -> Tensor:
+        loss = cross_entropy(model(inputs), labels)
+        loss.backward()
+        return loss
+
+    before = [one.detach().clone() for one in model.parameters()]
+    loss = float(optimizer.step(closure).detach())
+    after = [one.detach().clone() for one in model.parameters()]
+    optimizer.step()  # the gradients are used up
+    moved = not torch.equal(before[0], after[0])
+    return loss, moved, torch.equal(after[0], next(model.parameters()))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_closure_is_run_and_a_step_uses_gradients_up(stage: int) -> None:
+    inputs, labels = batch(0, 4, False)
+    loss = float(cross_entropy(made("mlp")(inputs), labels).detach())
+    for got, moved, rests in dtlab.launch(with_closure, stage, world_size=2).values:
+        assert got == pytest.approx(loss)
+        assert moved and rests
+
+
+def in_a_group(stage: int) -> Params:
+    """Ranks 1 and 3 share, and the others do nothing."""
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return []
+    model = made("mlp", dist.get_rank())
+    optimizer = STAGES[stage](model.parameters(), torch.optim.SGD, group, lr=0.1)
+    inputs, labels = share_of(batch(0, 8, False), group)
+    cross_entropy(model(inputs), labels).backward()
+    optimizer.clip_grad_norm_(1e3)
+    optimizer.step()
+    optimizer.full_state_dict()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_shares_within_a_group(stage: int) -> None:
+    model = made("mlp", 1)
+    inputs, labels = batch(0, 8, False)
+    cross_entropy(model(inputs), labels).backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    values = dtlab.launch(in_a_group, stage, world_size=4).values
+    for rank in (1, 3):
+        same({"": values[rank]}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
+
+
+# Sixteen bits, and master weights ------------------------------------------------------------
+
+
+def rounded(ranks: int, share: bool) -> Params:
+    """Ten steps of a bfloat16 model whose fp32 master weights Adam steps."""
+    model = made("mlp").bfloat16()
+    own = [*model.parameters()]
+    arguments: dict[str, Any] = {"lr": 1e-3}
+    masters = [nn.Parameter(one.detach().float()) for one in own]
+    plain_adam = torch.optim.Adam(masters, **arguments)
+    sharded = (
+        Zero2(own, torch.optim.Adam, master_dtype=torch.float, **arguments) if share else None
+    )
+    for step in range(10):
+        inputs, labels = batch(step, 4 * ranks, False)
+        parts = [(x.bfloat16(), y) for x, y in zip(inputs.split(4), labels.split(4), strict=True)]
+        gradients = []
+        for x, y in [parts[dist.get_rank()]] if sharded else parts:
+            cross_entropy(model(x), y).backward()
+            if not sharded:
+                gradients.append([one.grad * (1 / ranks) for one in own])
+                model.zero_grad()
+        if sharded:
+            sharded.step()
+            continue
+        for one, *each in zip(masters, *gradients, strict=True):
+            one.grad = torch.stack(each).float().sum(0).bfloat16().float()
+        plain_adam.step()
+        for one, master in zip(own, masters, strict=True):
+            one.data.copy_(master)
+    return [one.detach().clone() for one in own]
+
+
+def test_master_weights_are_stepped_and_rounded() -> None:
+    """Bit by bit: gradients are divided in bfloat16, and rounded once more after their sum."""
+    wanted = rounded(2, share=False)
+    for values in dtlab.launch(rounded, 2, True, world_size=2).values:
+        assert all(map(torch.equal, values, wanted))
+
+
+def taken_over() -> tuple[bool, bool]:
+    model = made("mlp").bfloat16()
+    optimizer = Zero1(model.parameters(), torch.optim.SGD, master_dtype=torch.float, lr=0.0)
+    other = {name: one + 1 for name, one in model.state_dict().items()}
+    fine = [one.clone() for one in optimizer.state["masters"]]
+    optimizer.step()
+    kept = all(map(torch.equal, fine, optimizer.state["masters"]))
+    model.load_state_dict(other)
+    optimizer.step()
+    return kept, all(torch.equal(one, other[name]) for name, one in model.state_dict().items())
+
+
+def test_parameters_that_are_loaded_become_the_masters() -> None:
+    assert dtlab.launch(taken_over, world_size=2).values == [(True, True)] * 2
+
+
+# What it costs -------------------------------------------------------------------------------
+
+
+def big() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(211, 601), nn.ReLU(), nn.Linear(601, 197))
+
+
+PSI = 211 * 601 + 601 + 601 * 197 + 197
+
+
+def steps(wrap: Wrap, count: int, microbatches: int, data_parallel: Any = None) -> None:
+    inner = big()
+    model = data_parallel(inner) if data_parallel else inner
+    optimizer = wrap(inner.parameters(), torch.optim.Adam, {"lr": 1e-3})
+    for _ in range(count):
+        for _ in range(microbatches):
+            model(torch.ones(2, 211)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sent(ranks: int, *arguments: Any) -> float:
+    """Elements in one step of a rank, over Psi (N-1)/N, as the operating system counted bytes."""
+    few, many = (
+        dtlab.launch(steps, arguments[0], count, *arguments[1:], world_size=ranks).trace
+        for count in (2, 6)
+    )
+    each = [(b - a) / 4 for a, b in zip(few.bytes_wire(), many.bytes_wire(), strict=True)]
+    assert max(each) <= 1.02 * min(each)
+    return max(each) / 4 / (PSI * (ranks - 1) / ranks)
+
+
+RING = {"all_gather": collectives.ring_all_gather,
+        "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [slow(2), slow(3), 4])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("more", [{}, slow(RING)])
+def test_two_psi_on_the_wire(stage: int, ranks: int, more: dict[str, Any]) -> None:
+    """In 5 buckets, each padded to N: less than 4 N elements more."""
+    padded = 1 + 4 * ranks / PSI
+    wrap = in_stage(stage, bucket_cap_mb=0.3, **more)
+    assert sent(ranks, wrap, 1) == pytest.approx(2 * padded, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [2, 3])
+def test_with_k_microbatches_stage_2_sends_k_plus_one_psi(k: int) -> None:
+    assert sent(2, in_stage(2), k) == pytest.approx(k + 1, rel=0.01)
+    assert sent(2, in_stage(1), k) == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.slow
+def test_beside_data_parallelism_stage_1_sends_three_psi() -> None:
+    wrap = in_stage(1, reduces=False)
+    assert sent(2, wrap, 1, DataParallel) == pytest.approx(3, rel=0.01)
+
+
+def held(stage: int, master: bool) -> dict[str, int]:
+    """Bytes on this rank after backward of the second step."""
+    model = big().bfloat16() if master else big()
+    dtype = torch.float32 if master else None
+    wrap = in_stage(stage, bucket_cap_mb=0.3, master_dtype=dtype)
+    optimizer = wrap(model.parameters(), torch.optim.Adam, {"lr": 1e-3})
+    inputs = torch.ones(2, 211).to(next(model.parameters()).dtype)
+    model(inputs).square().sum().backward()
+    optimizer.step()
+    model(inputs).square().sum().backward()
+    gradients = [one.grad for one in model.parameters()]
+    return {
+        "parameters": dtlab.held_bytes([one.data for one in model.parameters()]),
+        "gradients": dtlab.held_bytes(gradients, optimizer.gradients),
+        "optimizer": dtlab.held_bytes(optimizer),
+        "everything": dtlab.held_bytes(model, optimizer, optimizer.gradients),
+    }
+
+
+@pytest.mark.parametrize("ranks", [slow(1), slow(2), slow(3), 4])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("master", [False, slow(True)])
+def test_holds_what_the_formula_says(stage: int, ranks: int, master: bool) -> None:
+    """Rajbhandari et al. 2020, section 5: in fp32, K = 8; mixed, K = 12."""
+    width, k = (2, 12) if master else (4, 8)
+    wanted = {
+        "parameters": width * PSI,
+        "gradients": width * PSI / (ranks if stage == 2 else 1),
+        "optimizer": k * PSI / ranks,
+    }
+    wanted["everything"] = sum(wanted.values())
+    for values in dtlab.launch(held, stage, master, world_size=ranks).values:
+        assert values == pytest.approx(wanted, rel=0.02)
+
+
+def slow_backward() -> None:
+    """Layers whose backward takes 20 ms each, without a core; weights and biases in groups."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:
+            dtlab.compute(0.02)
+            return gradient
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(Slow.apply(x))
+
+    model = nn.Sequential(*(Layer(64, 64) for _ in range(6)))
+    groups = [{"params": [one.bias for one in model]}, {"params": [one.weight for one in model]}]
+    optimizer = Zero2(groups, torch.optim.SGD, lr=0.1, bucket_cap_mb=64 * 64 * 4 / 2**20)
+    for _ in range(2):
+        loss = model(torch.ones(2, 64)).sum()
+        with dtlab.span("backward"):
+            loss.backward()
+        optimizer.step()
+
+
+def test_buckets_travel_while_backward_goes_on() -> None:
+    """From the second step on also with groups, of which the first is full last."""
+    wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
+    trace = dtlab.launch(slow_backward, world_size=2, cluster=wire).trace
+    for rank in (0, 1):
+        passes = [e for e in trace.events if e.rank == rank and e.name == "backward"]
+        reduced = [e for e in trace.events if e.rank == rank and e.name == "all_to_all"]
+        assert len(passes) == 2 and len(reduced) == 14
+        inside = [e for e in reduced if passes[1].start <= e.start <= passes[1].end]
+        assert inside[0].start < passes[1].start + 0.06
+        assert passes[1].end - passes[1].start < 6 * 0.02 + 0.06
+
+
+# Saved and loaded ----------------------------------------------------------------------------
+
+
+def half_way(
+    stage: int, ranks: int, key: str, name: str, state: Any, steps: tuple[int, int]
+) -> Any:
+    """Train from one step to another, after loading; the states of model and optimizer."""
+    params, cls, arguments = OPTIMIZERS[key]
+    model = made(name)
+    optimizer = in_stage(stage)(params(model), cls, arguments)
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_full_state_dict(state["optimizer"])
+    for step in range(*steps):
+        inputs, labels = share_of(batch(step, 12, name == "tied"))
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.full_state_dict()}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("key", "name"), [("AdamW", "frozen"), slow("SGD", "few"), slow("Adam", "few")]
+)
+def test_saved_by_three_ranks_and_loaded_by_two(stage: int, key: str, name: str) -> None:
+    """And by one process: a whole state has the form that the optimizer itself has."""
+    arguments = (key, name)
+    saved = dtlab.launch(half_way, stage, 3, *arguments, None, (0, 4), world_size=3).values[2]
+    loaded = dtlab.launch(half_way, stage, 2, *arguments, saved, (4, 8), world_size=2).values[1]
+    params, cls, options = OPTIMIZERS[key]
+    model = made(name)
+    model.load_state_dict(saved["model"])
+    optimizer = cls(params(model), **options)
+    optimizer.load_state_dict(saved["optimizer"])
+    for step in range(4, 8):
+        inputs, labels = batch(step, 12, False)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    same({"": [*loaded["model"].values()]}, {"": [*model.state_dict().values()]}, **CLOSE)
+    wanted = optimizer.state_dict()
+    got = loaded["optimizer"]
+    assert [group["params"] for group in got["param_groups"]] == [
+        group["params"] for group in wanted["param_groups"]
+    ]
+    assert got["state"].keys() == wanted["state"].keys()
+    for number, values in wanted["state"].items():
+        assert values.keys() == got["state"][number].keys()
+        for name_, value in values.items():
+            torch.testing.assert_close(got["state"][number][name_], value, **CLOSE)
+
+
+def of_one_shard(stage: int) -> tuple[bool, bool, str]:
+    def run(optimizer: Any, model: nn.Module, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            inputs, labels = share_of(batch(step, 12, False))
+            cross_entropy(model(inputs.bfloat16()), labels).backward()
+            optimizer.step()
+
+    def new() -> tuple[nn.Module, Any]:
+        model = made("mlp").bfloat16()
+        return model, in_stage(stage, master_dtype=torch.float)(
+            model.parameters(), torch.optim.Adam, {"lr": 0.01}
+        )
+
+    model, optimizer = new()
+    run(optimizer, model, 0, 3)
+    saved = [dict(model.state_dict()), optimizer.state_dict()]
+    saved = torch.load(_stored(saved), weights_only=True)
+    whole = [dict(model.state_dict()), optimizer.full_state_dict()]
+    whole = torch.load(_stored(whole), weights_only=True)
+    run(optimizer, model, 3, 6)
+    same_bits = []
+    for state, load in ((saved, "load_state_dict"), (whole, "load_full_state_dict")):
+        again, other = new()
+        again.load_state_dict(state[0])
+        getattr(other, load)(state[1])
+        run(other, again, 3, 6)
+        same_bits.append(all(map(torch.equal, again.parameters(), model.parameters())))
+    saved[1]["shard"]["rank"] += 1
+    try:
+        other.load_state_dict(saved[1])
+    except ValueError as error:
+        return same_bits[0], same_bits[1], str(error)
+    return same_bits[0], same_bits[1], ""
+
+
+def _stored(thing: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("stage", [slow(1), 2])
+def test_a_shard_is_saved_and_loaded_with_its_master_weights(stage: int) -> None:
+    for shard, whole, text in dtlab.launch(of_one_shard, stage, world_size=3).values:
+        assert shard and whole
+        assert "this is not the state of this shard" in text
+
+
+# Which optimizers, and what is said ----------------------------------------------------------
+
+
+class Signs(torch.optim.Optimizer):
+    """A class of one's own that works element by element."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in group["params"]:
+                if one.grad is not None:
+                    one -= group["lr"] * self.of(one.grad)
+
+    def of(self, gradient: Tensor) -> Tensor:
+        return gradient.sign()
+
+
+class Normed(Signs):
+    """One that is not: each parameter's step has the same length."""
+
+    def of(self, gradient: Tensor) -> Tensor:
+        return gradient / gradient.norm()
+
+
+class Together(Signs):
+    """Nor is this one: the norm is that of all parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        own = [one for group in self.param_groups for one in group["params"]]
+        nn.utils.clip_grad_norm_(own, 0.1)
+        super().step()
+
+    def of(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def tried(cls: Any, arguments: dict[str, Any]) -> str:
+    return refused(lambda: Zero1(made("mlp").parameters(), cls, **arguments))
+
+
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def all_tried() -> dict[str, str]:
+    optim, rate = torch.optim, {"lr": 0.1}
+    right = {optim.SGD: rate, optim.Adam: rate, optim.AdamW: rate, optim.Adagrad: {},
+             optim.Adadelta: {}, optim.Adamax: {}, optim.NAdam: {}, optim.RAdam: {},
+             optim.RMSprop: {}, optim.Rprop: {}, optim.ASGD: {}, Signs: {}}  # fmt: skip
+    wrong = {optim.LBFGS: {}, optim.SparseAdam: {}, optim.Adafactor: {}, optim.Muon: {},
+             Normed: {}, Together: {}}  # fmt: skip
+    said = {"right " + cls.__name__: tried(cls, own) for cls, own in right.items()}
+    said |= {"wrong " + cls.__name__: tried(cls, own) for cls, own in wrong.items()}
+    said["right fused"] = tried(optim.Adam, {"fused": True, "lr": 0.0, "amsgrad": True})
+    said["right foreach"] = tried(optim.SGD, {"foreach": True, "lr": 0.1, "nesterov": True,
+                                              "momentum": 0.9})  # fmt: skip
+    said["wrong at rate 0"] = tried(Normed, {"lr": 0.0})
+    return said
+
+
+def test_optimizers_that_work_element_by_element() -> None:
+    for name, text in dtlab.launch(all_tried, world_size=1).values[0].items():
+        if name.startswith("right"):
+            assert text == "", name
+        else:
+            assert text.startswith("TypeError: "), name
+            assert "does not work element by element" in text, name
+
+
+def sparse(stage: int) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    optimizer = STAGES[stage](model.parameters(), torch.optim.SGD, lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+
+
+def moved() -> None:
+    model = made("mlp")
+    optimizer = Zero1(model.parameters(), torch.optim.SGD, lr=0.1)
+    model.double()
+    optimizer.step()
+
+
+def thawed() -> None:
+    model: Any = made("frozen")
+    optimizer = Zero1(model.parameters(), torch.optim.SGD, lr=0.1)
+    model.requires_grad_(True)
+    model(torch.ones(2, 7)).sum().backward()
+    optimizer.step()
+
+
+def late() -> None:
+    model = made("mlp")
+    optimizer = Zero1(model.parameters(), torch.optim.SGD, lr=0.1)
+    for _ in range(2):
+        model(torch.ones(2, 7)).sum().backward()
+        optimizer.clip_grad_norm_(1.0)
+    optimizer.step()
+
+
+def sharing() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = nn.Parameter(first.weight.detach())
+    Zero1([*first.parameters(), *second.parameters()], torch.optim.SGD)
+
+
+def other_model() -> None:
+    optimizer = Zero1(made("mlp").parameters(), torch.optim.SGD)
+    state = Zero1(made("few").parameters(), torch.optim.SGD).full_state_dict()
+    optimizer.load_full_state_dict(state)
+
+
+def over_data_parallel() -> None:
+    Zero2(DataParallel(made("mlp")).parameters(), torch.optim.SGD)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "TypeError: a gradient of shape (5, 3) is sparse, and shards": lambda: sparse(1),
+    "TypeError: a gradient of shape (5, 3) is sparse, and": lambda: sparse(2),
+    "RuntimeError: a parameter of shape (5,) has moved to other memory": moved,
+    "RuntimeError: a parameter of shape (9, 7) was frozen when": thawed,
+    "RuntimeError: gradients have arrived since clip_grad_norm_": late,
+    "ValueError: two parameters, one of shape (3, 3), share memory": sharing,
+    "ValueError: the saved state has groups of [2] parameters, and this": other_model,
+    "ValueError: the gradient of a parameter of shape (33, 7) is already": over_data_parallel,
+    "ValueError: bucket_cap_mb=0: give MiB": lambda: in_stage(1, bucket_cap_mb=0)(
+        made("mlp").parameters(), torch.optim.SGD, {}
+    ),
+    "ValueError: no parameter needs a gradient": lambda: Zero1(
+        made("mlp").requires_grad_(False).parameters(), torch.optim.SGD
+    ),
+    "ValueError: Invalid learning rate: -1": lambda: Zero1(
+        made("mlp").parameters(), torch.optim.SGD, lr=-1
+    ),
+    "TypeError: optimizer_class='Adam' is not a class": lambda: tried_as_text(),
+    "TypeError: Zero2 reduces gradients itself": lambda: in_stage(2, reduces=False)(
+        made("mlp").parameters(), torch.optim.SGD, {}
+    ),
+}
+
+
+def tried_as_text() -> None:
+    name: Any = "Adam"
+    Zero1(made("mlp").parameters(), name)
+
+
+def all_refused() -> dict[str, str]:
+    return {says: refused(call) for says, call in REFUSED.items()}
+
+
+def test_what_does_not_go_is_said() -> None:
+    for values in dtlab.launch(all_refused, world_size=2).values:
+        for says, text in values.items():
+            assert text.startswith(says)
