@@ -122,6 +122,18 @@ def test_what_is_extra_comes_last() -> None:
     assert Progress([Row(part, None) for part in [*extra, *required]]).next == required[0]
 
 
+def test_what_is_next_comes_after_what_was_passed_last() -> None:
+    parts = list(known_parts())
+    in_unit = [part for part in parts if part.unit == "02" and not part.stretch]
+    for passed in (in_unit, in_unit[:3], [part for part in parts if not part.stretch][-1:]):
+        rows = [Row(part, 1.0 if part in passed else None) for part in parts]
+        shown = Progress(rows).next
+        behind = parts[parts.index(passed[-1]) + 1 :]
+        required = [part for part in [*behind, *parts] if not part.stretch]
+        assert shown == required[0]
+    assert shown == parts[0]  # round the end
+
+
 # The learner's own copies ----------------------------------------------------------------------
 
 
@@ -274,6 +286,14 @@ def test_reset_refuses_what_it_cannot_find(course: Course) -> None:
         Path(LEVEL_2).write_bytes(broken)
         with pytest.raises(DtlabError, match="cannot be read as a notebook"):
             reset(course, RING)
+
+
+def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
+    list(start(course, "02_data_parallelism"))
+    parts = [part for part in known_parts() if part.unit == "02"]
+    record(parts[0].name, 1, 1)
+    assert f"Next: {parts[1].name}, " in repr(progress())
+    assert repr(progress()).endswith("   my/exercises/02_data_parallelism/level-1.ipynb")
 
 
 # The command -----------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from dtlab.grading import Criterion, find_part
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives
-from dtlab.grading.unit02.in_buckets import draw_plan, packed
 from dtlab.grading.unit02.overlap import OVERLAP, Overlapping
+from dtlab.grading.unit02.packing import draw_plan, packed
 from dtlab.grading.unit02.sampler import Epochs, Shares
 from dtlab.grading.unit02.training import Trained
 from dtlab.grading.unit02.wrong import wrong_gradient
@@ -132,23 +132,26 @@ def judged(trace: Trace) -> dict[str, Criterion]:
     results = [[Trained(gradients, frozenset())] * 2]
     seen = [Observation(Trial(2, [case]), results, trace)]
     rules = {rule.name: rule for rule in OVERLAP.check.rules}  # type: ignore[attr-defined]
-    return {name: rules[name].settle(seen) for name in ("overlap", "waits")}
+    return {name: rules[name].settle(seen) for name in ("overlap", "at_once", "waits")}
 
 
 @pytest.mark.parametrize(
     ("begins", "waits", "statuses"),
     [
-        ((1.9, 3.9, 6.1), (6.2, 7.0, 8.0), ("ok", "ok")),
-        ((4.9, 5.9, 6.1), (6.2, 7.0, 8.0), ("ok", "ok")),
-        ((5.1, 5.9, 6.1), (6.2, 7.0, 8.0), ("lost", "blocked")),
-        ((6.1, 6.2, 6.3), (6.4, 7.0, 8.0), ("lost", "blocked")),
-        ((1.9, 3.9, 6.1), (2.0, 7.0, 8.0), ("ok", "lost")),
-        ((1.9, 3.9, 6.1), (5.1, 7.0, 8.0), ("ok", "ok")),
-        ((1.9, 3.9), (6.2, 7.0), ("blocked", "blocked")),
+        ((1.9, 3.9, 6.1), (6.2, 7.0, 8.0), ("ok", "ok", "ok")),
+        ((1.9, 3.9, 14.0), (14.1, 14.2, 14.3), ("ok", "ok", "ok")),
+        ((2.1, 3.9, 6.1), (6.2, 7.0, 8.0), ("ok", "lost", "ok")),
+        ((1.9, 4.1, 6.1), (6.2, 7.0, 8.0), ("ok", "lost", "ok")),
+        ((4.9, 5.9, 6.1), (6.2, 7.0, 8.0), ("ok", "lost", "ok")),
+        ((5.1, 5.9, 6.1), (6.2, 7.0, 8.0), ("lost", "blocked", "blocked")),
+        ((6.1, 6.2, 6.3), (6.4, 7.0, 8.0), ("lost", "blocked", "blocked")),
+        ((1.9, 3.9, 6.1), (2.0, 7.0, 8.0), ("ok", "ok", "lost")),
+        ((1.9, 3.9, 6.1), (5.1, 7.0, 8.0), ("ok", "ok", "ok")),
+        ((1.9, 3.9), (6.2, 7.0), ("blocked", "blocked", "blocked")),
     ],
 )
 def test_the_order_of_events_decides(
-    begins: Sequence[float], waits: Sequence[float], statuses: tuple[str, str]
+    begins: Sequence[float], waits: Sequence[float], statuses: tuple[str, str, str]
 ) -> None:
     criteria = judged(backward_of(begins=begins, waits=waits))
     assert tuple(one.status for one in criteria.values()) == statuses

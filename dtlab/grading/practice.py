@@ -26,6 +26,7 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
     check = Check(
         trials=lambda seed: [Trial(len(returns), [case])],
         rules=(Rule("result", 1, _judge),),
+        wrapped=True,
     )
     name = getattr(fn, "__name__", "the answer")
     return Report(name, tuple(check.run(name, fn)))

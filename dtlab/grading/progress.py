@@ -54,8 +54,14 @@ class Progress:
 
     @property
     def next(self) -> Part | None:
-        """The first required part that is not passed, then the extra ones; None when all are."""
-        unfinished = [row.part for row in self.rows if not row.passed]
+        """The first required part that is not passed, then the extra ones; None when all are.
+
+        Both from the last part on that is passed: a learner may have begun with a later unit. What
+        was left open before it comes after what is open behind it.
+        """
+        last = max((at for at, row in enumerate(self.rows) if row.passed), default=-1)
+        onwards = [*self.rows[last + 1 :], *self.rows[: last + 1]]
+        unfinished = [row.part for row in onwards if not row.passed]
         return min(unfinished, key=lambda part: part.stretch, default=None)
 
     def __repr__(self) -> str:

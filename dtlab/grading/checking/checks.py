@@ -67,13 +67,15 @@ class Check:
 
     A trial that hangs is the last one run, so that a hang costs its time limit once. What is seen
     may ask for more trials, of functions of ours: `then` gives them. `compiles` says that ranks
-    make optimizers or DistributedDataParallel, which import PyTorch's compiler.
+    make optimizers or DistributedDataParallel, which import PyTorch's compiler. `wrapped` says
+    that what is run is ours and calls the learner's function, which is named if not written yet.
     """
 
     trials: Callable[[int], Sequence[Trial]]
     rules: tuple[Rule, ...]
     then: Callable[[Sequence[Observation]], Sequence[tuple[Trial, Callable[..., Any]]]] = _no_more
     compiles: bool = False
+    wrapped: bool = False
 
     @property
     def points(self) -> float:
@@ -99,8 +101,9 @@ class Check:
         for trial in self.trials(seed):
             seen.append(bench.observe(trial, answer))
             if seen[-1].unwritten:
+                name = (self.wrapped and seen[-1].failed_function) or symbol
                 return self._nothing_to_judge(
-                    f"{symbol} is not written yet: it still raises NotImplementedError."
+                    f"{name} is not written yet: it still raises NotImplementedError."
                 )
             if seen[-1].hung:
                 break

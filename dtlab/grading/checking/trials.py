@@ -149,6 +149,15 @@ class Observation:
         return int(noted[1]) if noted else None
 
     @property
+    def failed_function(self) -> str:
+        """Which function of the learner's failed, the innermost one; empty if it is not known."""
+        failure = self.failure
+        if failure is None or failure.line is None:
+            return ""
+        frames = re.findall(r", line (\d+), in (\w+)", failure.traceback or "")
+        return next((name for line, name in reversed(frames) if int(line) == failure.line), "")
+
+    @property
     def trouble(self) -> str:
         """What went wrong in this launch, in words; empty where nothing did."""
         if self.error is None:

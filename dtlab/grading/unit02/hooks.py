@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AVERAGE_BY_HOOKS"]
 
+_SAME_START = "all ranks begin the same"
+
 
 class FromTheStart(Training):
     """`fn(module)` is called once, before the first step."""
@@ -127,11 +129,15 @@ AVERAGE_BY_HOOKS = Part(
                 2,
                 judge_gradients("after backward every gradient is the mean, in every step"),
             ),
-            Rule("start", 2, judge_topic("start", "all ranks begin the same", _advise_on_start)),
+            Rule("start", 2, judge_topic("start", _SAME_START, _advise_on_start)),
             Rule(
                 "frozen",
                 1,
-                judge_topic("frozen", "frozen parameters are left alone", _advise_on_frozen),
+                judge_topic(
+                    "frozen",
+                    "a model with frozen parameters trains too, and these get no gradient",
+                    _advise_on_frozen,
+                ),
             ),
             Rule("all_reduces", 1, judge_all_reduces),
             Rule(
@@ -141,7 +147,7 @@ AVERAGE_BY_HOOKS = Part(
                     "subgroups",
                     "right on groups of some of the ranks too",
                     advise_on_groups,
-                    after="start",
+                    after=("start", _SAME_START),
                 ),
             ),
         ),

@@ -12,10 +12,12 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
 from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
 from dtlab.grading.unit02.training import Trained
+from dtlab.grading.words import amount
 
 __all__ = [
     "Seen",
     "advise_on_groups",
+    "amounts",
     "cannot_count",
     "judge_gradients",
     "judge_topic",
@@ -84,23 +86,27 @@ def _not_waited_for(one: Observation) -> str:
         if len(step.waits) < len(step.all_reduces):
             return (
                 f"{step.words(one)}: nobody waits for a dist.all_reduce with async_op=True, so "
-                "its result may be there or not. Keep what it returns, and call wait() on it."
+                "its result may be there or not. Keep what it returns, and call wait() on it, "
+                "also where is_completed() has said True."
             )
     return ""
 
 
 def judge_topic(
-    topic: str, right: str, advice: Callable[[Observation], str], after: str = ""
+    topic: str,
+    right: str,
+    advice: Callable[[Observation], str],
+    after: tuple[str, str] | None = None,
 ) -> Judge:
     """As `topics.judge_topic`, once plain gradients are right.
 
-    And those of the topic `after`, where there is one.
+    And those of the topic `after`, which comes with what has to be right in it, in words.
     """
 
     def waits(seen: Seen) -> Verdict | None:
         waiting = _waits(seen)
-        if waiting is None and any(one.mistakes for one in of_topic(seen, after)):
-            return blocked(f"judged once the criterion {after} is met")
+        if waiting is None and after and any(one.mistakes for one in of_topic(seen, after[0])):
+            return blocked(f"judged once {after[1]}")
         return waiting
 
     return topics.judge_topic(topic, right, advice, waits)
@@ -138,3 +144,10 @@ def advise_on_groups(one: Observation) -> str:
     if "began with" in message:
         return f"{give} The first member's parameters are wanted: group_src=0 counts in the group."
     return f"{give} And divide by dist.get_world_size(group)."
+
+
+def amounts(one: int, other: int) -> tuple[str, str]:
+    """Two different counts of bytes in words, to the byte where they would read the same."""
+    if amount(one) != amount(other):
+        return amount(one), amount(other)
+    return f"{one} bytes", f"{other} bytes"

@@ -5,7 +5,7 @@ own backward pass when gradients go on to the layer before (`modules.Marked`):
 
     backward   layer 5 │ layer 4 │ layer 3 │ layer 2 │ layer 1 │ layer 0
     marks              ^         ^         ^         ^         ^ the last one
-    bucket 0                     leaves before it ┘            │
+    bucket 0             leaves ┘                              │
     waiting                                 for no bucket before it
 """
 
@@ -13,32 +13,34 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
+from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit02.in_buckets import (
-    draw_plan,
-    judge_number_of_buckets,
-    packed,
-)
+from dtlab.grading.unit02.in_buckets import judge_number_of_buckets
 from dtlab.grading.unit02.judges import (
     Seen,
     advise_on_groups,
     cannot_count,
     judge_gradients,
     judge_topic,
+    of_topic,
     steps_in,
 )
-from dtlab.grading.unit02.steps import Step
+from dtlab.grading.unit02.packing import draw_plan, packed
+from dtlab.grading.unit02.steps import Step, steps_of
 from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
 __all__ = ["OVERLAP"]
 
 _LAYERS = 6  # of the model whose backward pass is watched
+_PER_LAYER = 2  # gradients
+_LEFT_BEHIND = "What did `finish` leave behind?"
 
 
 class Overlapping(Training):
@@ -60,11 +62,11 @@ class Overlapping(Training):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Counted on four ranks; watched on two; 1 and 3 ranks; another order; groups."""
+    """Counted on four ranks; watched on two; 1 to 3 ranks; another order; groups."""
     draw = random.Random(seed)
     counted, cap, exact = draw_plan(draw)
     chain, tied = draw_nets(draw)
-    width = draw.randint(9, 16)
+    width, small = draw.randint(9, 16), draw.randint(40, 400)
     layer = 4 * (width * width + width)  # bytes
     marked = Net("marked", (width,) * (_LAYERS + 1), "six layers of one size")
     branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
@@ -72,11 +74,47 @@ def _trials(seed: int) -> list[Trial]:
     return [
         Trial(4, [Overlapping(seed, counted, bucket_bytes=n) for n in (cap, exact[0])]),
         Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
-        Trial(1, [Overlapping(seed, chain, bucket_bytes=draw.randint(40, 400))]),
+        *(Trial(n, [Overlapping(seed, chain, bucket_bytes=small)]) for n in (1, 2)),
         Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
         Trial(3, [Overlapping(seed, branches, "order", bucket_bytes=4)]),
         Trial(5, [Overlapping(seed, chain, "subgroups", groups=groups, bucket_bytes=100)]),
     ]
+
+
+def _where_to_look(seen: Seen) -> str:
+    """What right and wrong trials have in common, or what a failure or a number hints at."""
+    wrong = next(sentence for one in seen for sentence in one.mistakes)
+    if "has no attribute 'wait'" in wrong or "has no attribute 'work'" in wrong:
+        return (
+            "A bucket never left: whose gradients does its hook count? And after the first step: "
+            f"{_LEFT_BEHIND.lower()}"
+        )
+    if _nothing_leaves(seen):
+        return f"In step 1 buckets left, and later none does. {_LEFT_BEHIND}"
+    some = right_on_some(seen)
+    if "off the mean" in wrong and not some:
+        return "Does anybody read or write a bucket before wait() for it has returned?"
+    return some
+
+
+def _nothing_leaves(seen: Seen) -> str:
+    """In which later step no bucket leaves though all did in the first one; empty if in none."""
+    for one in seen:
+        whole = False
+        for step in steps_of(one):
+            sizes = [size for size, _ in step.case.sizes_of_gradients]
+            if step.number == 0:
+                whole = sum(event.bytes for event in step.all_reduces) == sum(sizes)
+            elif whole and not step.all_reduces:
+                return f"{step.words(one)}: no bucket leaves"
+    return ""
+
+
+def _judge_number(seen: Seen) -> Verdict:
+    """As in part 3; where nothing leaves after the first step, another advice."""
+    verdict = judge_number_of_buckets(seen)
+    nothing = _nothing_leaves(of_topic(seen, "gradients")) if verdict.status == "lost" else ""
+    return lost(f"{nothing}, and in step 1 all did. {_LEFT_BEHIND}") if nothing else verdict
 
 
 def _later(step: Step) -> bool:
@@ -109,6 +147,38 @@ def _judge_overlap(seen: Seen) -> Verdict:
                 "gradient that fills it."
             )
     return ok("the first bucket leaves while backward goes on")
+
+
+def _judge_at_once(seen: Seen) -> Verdict:
+    """Each bucket leaves with the gradient that fills it, and not with one of the next layer."""
+    waiting = cannot_count(seen, "watched")
+    if waiting:
+        return waiting
+    if _judge_overlap(seen).status != "ok":
+        return blocked("judged once a bucket leaves while backward goes on")
+    for one, step in steps_in(seen, "watched"):
+        if _later(step) and _leaves_late(step):
+            return lost(
+                f"{step.words(one)}: a bucket is full, and backward goes on to the next layer "
+                "before it leaves. Count a gradient first, and look after that whether a bucket "
+                "is full."
+            )
+    return ok("each bucket leaves with the gradient that fills it")
+
+
+def _leaves_late(step: Step) -> bool:
+    """Whether backward went on to some layer while a full bucket had not left.
+
+    Gradients of a layer are there before its mark: autograd hands them out before it goes on.
+    """
+    sizes = [size for size, _ in step.case.sizes_of_gradients][::-1]
+    borders = list(accumulate(packed(sizes, step.case.bucket_bytes)))
+    for number, mark in enumerate(step.layers, 1):
+        there = sum(sizes[: _PER_LAYER * number])
+        full = max((border for border in borders if border <= there), default=0)
+        if sum(event.bytes for event in step.all_reduces if event.start < mark.start) < full:
+            return True
+    return False
 
 
 def _judge_waits(seen: Seen) -> Verdict:
@@ -153,10 +223,13 @@ OVERLAP = Part(
             Rule(
                 "gradients",
                 2,
-                judge_gradients("after finish() every gradient is the mean, in every step"),
+                judge_gradients(
+                    "after finish() every gradient is the mean, in every step", _where_to_look
+                ),
             ),
-            Rule("all_reduces", 1, judge_number_of_buckets),
-            Rule("overlap", 3, _judge_overlap),
+            Rule("all_reduces", 1, _judge_number),
+            Rule("overlap", 2, _judge_overlap),
+            Rule("at_once", 1, _judge_at_once),
             Rule("waits", 2, _judge_waits),
             Rule(
                 "order",

@@ -29,7 +29,10 @@ from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.grading.unit02.scripts_training import not_as_one_process_on_shards
+from dtlab.grading.unit02.scripts_training import (
+    not_as_one_process_on_shards,
+    piled_up_in_an_epoch,
+)
 from dtlab.grading.unit02.scripts_trials import accumulated, on_nodes, shards, shared
 
 __all__ = ["PARTS"]
@@ -206,7 +209,12 @@ SCRIPT_7 = _part(
         Trial(2, [Training(0, 128)]),
         _check(
             shared,
-            ("training", 2, _AS_ONE, [not_shared_out, not_as_one_process(_FAST)]),
+            (
+                "training",
+                2,
+                _AS_ONE,
+                [not_shared_out, piled_up_in_an_epoch(_FAST), not_as_one_process(_FAST)],
+            ),
             ("copies", 1, f"{_COPIES}, on 2 and 3 ranks", [copies_differ]),
         ),
         symptoms=SYMPTOMS,

@@ -1,9 +1,10 @@
-"""Whether ranks have trained as one process does, on shards that are not equally long."""
+"""What else training may come to: on shards of different lengths, with gradients that pile up."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
@@ -12,13 +13,17 @@ from dtlab.grading.scripts.reference import (
     NEAR,
     Optimizer,
     Step,
+    gradient_of,
     in_one_process,
     mean,
     off,
     steps_of,
 )
 
-__all__ = ["not_as_one_process_on_shards"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["not_as_one_process_on_shards", "piled_up_in_an_epoch"]
 
 
 def not_as_one_process_on_shards(optimizer: Optimizer) -> Objection:
@@ -85,3 +90,31 @@ def _over_samples(step: Step) -> dict[int, float]:
 
 
 _MEANS = (_over_all, _over_those_present, _over_samples)
+
+
+def piled_up_in_an_epoch(optimizer: Optimizer) -> Objection:
+    """Gradients are set to zero where an epoch begins, and pile up from there on."""
+
+    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+        steps = steps_of(case, results)
+        each = len(steps) // case.epochs
+        if each < 2 or case.epochs < 2:  # as if zeroed in every step, or never
+            return ""
+        left: list[torch.Tensor] = []
+
+        def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
+            new = gradient_of(case, now, mean(steps[step]))
+            if step % each:
+                new = new + left[-1]
+            left.append(new)
+            return new
+
+        wanted = optimizer.run(case.start(0), gradients, len(steps))
+        if any(off(own.after, wanted, case.start(0)) >= NEAR for own in results):
+            return ""
+        return (
+            "gradients pile up within an epoch, and begin anew with the next one: from its second "
+            "step on, `.grad` still holds earlier batches of it. Which loop is the line for?"
+        )
+
+    return objection

@@ -147,6 +147,20 @@ def dtypes_share_a_bucket(module, bucket_bytes, group=None):
         average_together(bucket, group)
 
 
+def four_bytes_for_every_element(module, bucket_bytes, group=None):
+    def full(bucket):
+        return 4 * sum(one.numel() for one in bucket) >= bucket_bytes
+
+    for same in by_dtype(gradients_of(module)[::-1]):
+        for bucket in in_lists(same, full):
+            average_together(bucket, group)
+
+
+def padded_by_an_element(module, bucket_bytes, group=None):
+    for bucket in right_buckets(module, bucket_bytes):
+        average_together([*bucket, bucket[0].new_zeros(1)], group)
+
+
 def everything_is_float32(module, bucket_bytes, group=None):
     for bucket in right_buckets(module, bucket_bytes):
         narrow = [one.float() for one in bucket]
@@ -312,8 +326,10 @@ WRONG = {
     from_the_first_parameter_on: {"order": "Backward comes to the last layers first"},
     last_bucket_first: {"order": "Backward comes to the last layers first"},
     padded_to_one_size: {"bytes": "A bucket is as large as what is in it"},
+    padded_by_an_element: {"bytes": "have 9564 bytes, the gradients 9552 bytes"},
     travels_as_float64: {"bytes": "Buckets hold the gradients' own dtype, float32"},
     dtypes_share_a_bucket: {"dtypes": "a bucket holds gradients of one dtype"},
+    four_bytes_for_every_element: {"dtypes": "an element of float64 has 8 of them"},
     everything_is_float32: {"dtypes": "travel as float32"},
     other_dtypes_left_out: {"dtypes": "this is the rank's own gradient"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},

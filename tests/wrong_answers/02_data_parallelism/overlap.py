@@ -117,6 +117,34 @@ def when_the_last_gradient_is_there(module, bucket_bytes, group=None):
     return lambda: [bucket.finish() for bucket in buckets]
 
 
+def with_the_next_gradient(module, bucket_bytes, group=None):
+    """A full bucket leaves when another gradient comes: it looks first, and counts after that."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+
+    def start_full_ones():
+        while waiting and waiting[0].full:
+            waiting.pop(0).start()
+
+    def hook_for(bucket):
+        def hook(_):
+            start_full_ones()
+            bucket.arrived += 1
+
+        return hook
+
+    def finish():
+        start_full_ones()
+        for bucket in buckets:
+            bucket.finish()
+        waiting.extend(buckets)
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return finish
+
+
 def all_reduce_that_blocks(module, bucket_bytes, group=None):
     buckets = buckets_of(trained(module), bucket_bytes, group)
     for bucket in buckets:
@@ -197,6 +225,43 @@ def arrived_is_never_reset(module, bucket_bytes, group=None):
         waiting.extend(buckets)
 
     return finish
+
+
+def hooks_that_all_count_in_the_last_bucket(module, bucket_bytes, group=None):
+    """The hooks see `bucket` when they run, and by then it is the last one."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+    for bucket in buckets:
+
+        def hook(_):
+            bucket.arrived += 1  # noqa: B023
+            while waiting and waiting[0].full:
+                waiting.pop(0).start()
+
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def finish():
+        for one in buckets:
+            one.work.wait()
+            one.finish(wait=False)
+        waiting.extend(buckets)
+
+    return finish
+
+
+def asks_and_never_waits(module, bucket_bytes, group=None):
+    def finish(bucket):
+        while not bucket.work.is_completed():
+            pass
+        bucket.finish(wait=False)
+
+    return overlapping(buckets_of(trained(module), bucket_bytes, group), finish)
+
+
+def divided_by_two(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    return overlapping(buckets, lambda bucket: bucket.finish(size=2))
 
 
 def nobody_waits(module, bucket_bytes, group=None):
@@ -392,6 +457,7 @@ WRONG = {
     all_of_it_in_finish: {"overlap": "nothing leaves before backward comes to the first layer"},
     from_the_first_parameter_on: {"overlap": "nothing leaves before backward comes to the first"},
     when_the_last_gradient_is_there: {"overlap": "nothing leaves before backward comes to the"},
+    with_the_next_gradient: {"at_once": "before it leaves. Count a gradient first"},
     all_reduce_that_blocks: {"waits": "Start it with async_op=True"},
     one_bucket_under_way_at_a_time: {"waits": "so the two take turns"},
     as_soon_as_it_is_full: {"order": "waits until those before it have left"},
@@ -406,13 +472,16 @@ WRONG = {
         "all_reduces": "what is left at the end is a bucket too",
     },
     right_in_the_first_step_only: {
-        "gradients": "step 2, ",
-        "all_reduces": "step 2, rank 0: 0 all-reduces, for ",
+        "gradients": "In step 1 buckets left, and later none does",
+        "all_reduces": "no bucket leaves, and in step 1 all did. What did `finish` leave behind?",
     },
     arrived_is_never_reset: {
-        "gradients": "step 2, ",
-        "all_reduces": "step 2, rank 0: 0 all-reduces, for ",
+        "gradients": "In step 1 buckets left, and later none does",
+        "all_reduces": "no bucket leaves, and in step 1 all did. What did `finish` leave behind?",
     },
+    hooks_that_all_count_in_the_last_bucket: {"gradients": "whose gradients does its hook count"},
+    asks_and_never_waits: {"gradients": "also where is_completed() has said True"},
+    divided_by_two: {"gradients": "Right on 2 ranks only"},
     nobody_waits: {"gradients": "nobody waits for a dist.all_reduce"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
     never_copied_back: {"gradients": "this is the rank's own gradient"},
