@@ -33,6 +33,9 @@ def _foreign(one: Observation) -> str:
     return unseen_source(one, "the gradients are", size, cases[0].groups)
 
 
+_MET = {"uneven": "gradients are right where micro-batches differ"}  # by topic
+
+
 def waits(seen: Seen, *after: str) -> Verdict | None:
     """Why all else cannot be judged yet; None once plain gradients are right.
 
@@ -44,7 +47,7 @@ def waits(seen: Seen, *after: str) -> Verdict | None:
         return blocked("judged once the gradients of equal micro-batches are right")
     for topic in after:
         if any(one.mistakes for one in of_topic(seen, topic)) or not of_topic(seen, topic):
-            return blocked(f"judged once the criterion {topic} is met")
+            return blocked(f"judged once {_MET[topic]}")
     return None
 
 
