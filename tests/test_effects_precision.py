@@ -61,7 +61,7 @@ def error_of(model: nn.Module) -> float:
 
 
 def mlp(seed: int) -> MLP:
-    return MLP(64, 128, 128, 10, seed=seed)
+    return MLP(64, 128, 10, seed=seed)
 
 
 # fp16 ---------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def test_the_gradients_of_a_tiny_loss_are_too_small_for_fp16_and_not_for_bf16(se
 # Master weights -----------------------------------------------------------------------
 
 RECIPES: dict[str, tuple[type[Optimizer], dict[str, Any], int]] = {
-    "AdamW 1e-3": (AdamW, {"lr": 1e-3}, 400),
-    "AdamW 3e-5": (AdamW, {"lr": 3e-5}, 800),
-    "SGD 0.01": (SGD, {"lr": 0.01, "momentum": 0.9}, 400),
+    "AdamW 1e-3": (AdamW, {"lr": 1e-3}, 300),
+    "AdamW 3e-5": (AdamW, {"lr": 3e-5}, 900),
+    "SGD 0.01": (SGD, {"lr": 0.01, "momentum": 0.9}, 300),
 }
 
 
@@ -167,11 +167,9 @@ def bf16_runs() -> dict[Any, float]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bf16_stalls_at_small_rates_and_not_with_masters(bf16_runs: Any, seed: int) -> None:
-    for name, good in ("AdamW 3e-5", 75), ("SGD 0.01", 45):
+    for name, good in ("AdamW 3e-5", 77), ("SGD 0.01", 35):
         with_masters, without = (bf16_runs[name, masters, seed] for masters in (True, False))
-        assert with_masters < good
-        assert without > with_masters + 15
-        assert without > 65
+        assert with_masters < good < 80 < without
 
 
 @pytest.mark.parametrize("seed", SEEDS)

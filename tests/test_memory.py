@@ -78,6 +78,7 @@ def test_a_policy_of_ones_own() -> None:
     assert precision_policy(eight_bit) is eight_bit
 
 
+@pytest.mark.slow
 def test_fp32_is_what_a_model_holds_under_adam() -> None:
     model = nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())

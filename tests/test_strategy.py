@@ -145,7 +145,7 @@ def test_enough_is_enough() -> None:
         "activation checkpointing", "LoRA", "offload", "a bigger card",
     }  # fmt: skip
     card = almost.cheaper[-1]
-    assert str(card) == "a bigger card: H200 SXM, 150.8 GB, of which 90% are counted as free " \
+    assert str(card) == "a bigger card: H200 SXM, 150.8 GB, of which 90 % are counted as free " \
                         "for tensors. Brings up to 55.68 GB, which may be enough."  # fmt: skip
     assert "bf16" not in {each.name for each in almost.cheaper}  # it is there already
     fp32_gradients = choose(8e9, 80e9, policy="mixed_fp32_grads").cheaper
@@ -206,7 +206,7 @@ def test_it_says_what_and_why() -> None:
     assert lines[0] == "ZeRO stage 3 (FSDP) (42 GB on each GPU)"
     assert lines[1].startswith("Because a whole replica with its activations, 642 GB, is more")
     assert lines[3] == "Cheaper, so try these first:"
-    assert lines[4].startswith("  activation checkpointing: Of 16 blocks every 4th is kept")
+    assert lines[4].startswith("  activation checkpointing: Of 16 blocks one in 4 is kept")
     known = choose(200e6, 80e9)  # nobody knows how long it takes
     assert known.because.question.id == "replica"
     assert str(choose(5e9, 80e9 - 1).because).endswith(

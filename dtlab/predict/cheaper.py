@@ -12,8 +12,8 @@ from dtlab.predict.units import in_gb
 
 __all__ = ["Cheaper", "cheaper_measures"]
 
-_LORA_SHARE = 0.01  # parameters that it trains, as a part of all
-_FOR_TENSORS = 0.9  # of a card; the CUDA context, buffers and gaps between blocks take the rest
+_LORA_PERCENT = 1  # parameters that it trains, of all
+_PERCENT_FOR_TENSORS = 90  # of a card; context, buffers and gaps between blocks take the rest
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _smaller_activations(
     left = min(1, 2 / math.sqrt(num_blocks))
     yield (
         "activation checkpointing",
-        f"Of {num_blocks} blocks every {round(math.sqrt(num_blocks))}th is kept, for one more "
+        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is kept, for one more "
         "forward pass.",
         activation_bytes * (1 - left),
     )
@@ -82,9 +82,9 @@ def _smaller_states(
     )
     yield (  # Hu et al. 2021
         "LoRA",
-        f"If a trained model is to be tuned: weights stay as they are, and {_LORA_SHARE:.0%} as "
-        "many are trained.",
-        (policy.total - policy.weights - _LORA_SHARE * policy.total) * num_params,
+        "If a trained model is to be tuned: weights stay as they are, and "
+        f"{_LORA_PERCENT} % as many are trained.",
+        (policy.total * (1 - _LORA_PERCENT / 100) - policy.weights) * num_params,
     )
     yield (  # Ren et al. 2021, ZeRO-Offload
         "offload",
@@ -95,7 +95,8 @@ def _smaller_states(
 
 def _bigger_card(replica: float, budget_bytes: float) -> tuple[str, str, float]:
     """The smallest known card that holds a replica, or the largest there is."""
-    cards = sorted(CARDS.values(), key=lambda card: card.memory)
-    card = next((card for card in cards if _FOR_TENSORS * card.memory >= replica), cards[-1])
-    how = f"{card}, of which {_FOR_TENSORS:.0%} are counted as free for tensors."
-    return "a bigger card", how, _FOR_TENSORS * card.memory - budget_bytes
+    room = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
+    cards = sorted(room, key=lambda card: card.memory)
+    card = next((card for card in cards if room[card] >= replica), cards[-1])
+    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % are counted as free for tensors."
+    return "a bigger card", how, room[card] - budget_bytes

@@ -53,8 +53,8 @@ def gpt_flops(
     selective_as_printed   72BLsh^2 (1 + s/(3h) + V/(12hL))
     full                   96BLsh^2 (1 + s/(6h) + V/(16hL))    every layer's forward once more
 
-    Korthikanti et al. 2022 print the third as equation (9), though their appendix adds 4Bs^2h for
-    each layer, which makes the second. The last is Narayanan et al. 2021, equation (3).
+    Korthikanti et al. 2022 print the third, and say beside it that each layer recomputes 4Bs^2h,
+    which makes the second. The last is Narayanan et al. 2021, equation (3).
     Raises: ValueError for counts below 1, or another word for `recompute`.
     """
     layers, h = check_count("num_layers", num_layers), check_count("hidden_size", hidden_size)
