@@ -1,0 +1,174 @@
+"""What ranks run by a learner's checkpoint. This file loads torch: imported when one runs."""
+
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+__all__ = ["Saved", "go_through", "put_before", "seeded"]
+
+Apply = Callable[..., Tensor]
+
+
+class Gated(nn.Module):
+    """Two linear layers; between them what other inputs there are: a scale, a mask, places.
+
+    Knows how often it was run, and which of the tensors that it made are still there.
+    """
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.runs = 0
+        self._made: list[weakref.ref[Any]] = []
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """[n, width] to [n, width], or [places, width]."""
+        self.runs += 1
+        hidden = self._note(torch.tanh(self._note(self.first(x))))
+        for other in others:
+            picks = other.dtype == torch.int64
+            hidden = self._note(hidden[other] if picks else hidden * other)
+        return self._note(torch.sigmoid(self._note(self.second(hidden))))
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        self._made.append(weakref.ref(tensor.untyped_storage()))
+        return tensor
+
+    @property
+    def alive(self) -> int:
+        """How many of the tensors that it made are still in memory."""
+        return sum(each() is not None for each in self._made)
+
+
+class Saved:
+    """Bytes that autograd saves in a forward pass, each storage once, without some tensors'."""
+
+    def __init__(self, but: Sequence[Tensor]) -> None:
+        self._but = {one.untyped_storage().data_ptr() for one in but}
+        self._kept: list[weakref.ref[Any]] = []
+
+    def hooks(self) -> saved_tensors_hooks:
+        """To be entered for the forward pass."""
+
+        def keep(tensor: Tensor) -> _Holder:
+            holder = _Holder(tensor.detach())
+            self._kept.append(weakref.ref(holder))
+            return holder
+
+        return saved_tensors_hooks(keep, lambda holder: holder.tensor)
+
+    @property
+    def bytes(self) -> int:
+        """Of what is still saved."""
+        holders = [holder for each in self._kept if (holder := each()) is not None]
+        storages = [holder.tensor.untyped_storage() for holder in holders]
+        sizes = {one.data_ptr(): one.nbytes() for one in storages}
+        return sum(size for place, size in sizes.items() if place not in self._but)
+
+
+class _Holder:
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def seeded(module: Any, seed: int) -> Any:
+    """The module with other contents, drawn from a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return module
+
+
+def inputs_of(kinds: Sequence[str], rows: int, width: int, hidden: int, seed: int) -> list[Tensor]:
+    """What a `Gated` layer takes: "x"; then "scale" (trained), "mask" (not), "places" (whole)."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for kind in kinds:
+        drawn = torch.randn(rows, width if kind == "x" else hidden, generator=generator)
+        if kind == "places":
+            made.append(torch.randint(rows, (rows + 2,), generator=generator))
+        elif kind == "mask":
+            made.append((drawn > 0).float())
+        else:
+            made.append(drawn.requires_grad_())
+    return made
+
+
+def put_before(tensors: Sequence[Tensor | None], seed: int) -> list[Tensor | None]:
+    """What is in `.grad` of each before backward: numbers for every other one, else None."""
+    generator = torch.Generator().manual_seed(seed + 7)
+    drawn = [
+        None if one is None else torch.randn(one.shape, generator=generator) for one in tensors
+    ]
+    return [one if place % 2 else None for place, one in enumerate(drawn)]
+
+
+def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
+    """What a `Recomputing` case sees: layers are run by `apply(layer, *inputs)`."""
+    topic, seed = given["topic"], given["seed"]
+    sizes = given["width"], given["hidden"]
+    inputs = inputs_of(given["kinds"], given["rows"], *sizes, seed)
+    before = seeded(nn.Linear(sizes[0], sizes[0]), seed + 3)
+    layers = [seeded(Gated(*sizes), seed + number) for number in range(1 + (topic == "chain"))]
+    trained = [*inputs, *(one for layer in layers for one in layer.parameters())]
+    if topic == "chain":
+        trained += before.parameters()
+    for tensor, old in zip(trained, put_before(trained, seed), strict=True):
+        tensor.grad = old if tensor.requires_grad else None
+    saved = Saved(trained)
+    # Under hooks autograd does not notice changes in place: so only where nothing else is asked.
+    with saved.hooks() if topic == "result" else nullcontext():
+        x = before(inputs[0]).tanh() if topic == "chain" else inputs[0] * 1
+        output = apply(layers[0], x, *inputs[1:])
+        output = apply(layers[1], output) if topic == "chain" else output
+    seen = {"output": output.detach().clone(), "alive": 0, "saved": 0}
+    loss = (output * weights_of(output)).sum() if output.requires_grad else None
+    del output
+    if topic == "result":
+        seen |= {"alive": _alive(layers), "saved": saved.bytes - x.nbytes}
+    ran = [layer.runs for layer in layers]
+    raised = None if topic == "result" else _backward(loss, x if topic == "changed" else None)
+    return seen | {
+        "gradients": [None if one.grad is None else one.grad.clone() for one in trained],
+        "runs": [ran, [layer.runs - first for layer, first in zip(layers, ran, strict=True)]],
+        "raised": raised,
+    }
+
+
+def weights_of(output: Tensor) -> Tensor:
+    """The gradient that the output gets: no ones."""
+    numbers = torch.arange(output.numel(), dtype=torch.float32)
+    return (numbers.cos() + 0.5).view(output.shape)
+
+
+def _alive(layers: Sequence[Gated]) -> int:
+    if any(layer.alive for layer in layers):
+        gc.collect()  # nobody may count on that, and nobody is blamed for a cycle
+    return sum(layer.alive for layer in layers)
+
+
+def _backward(loss: Tensor | None, changed: Tensor | None) -> str | None:
+    """Go back; where x is changed before, say what is raised for that."""
+    if loss is None:
+        raise RuntimeError("the output has no gradient: requires_grad is False")
+    if changed is None:
+        loss.backward()
+        return None
+    with torch.no_grad():
+        changed.add_(1)
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return str(error)[:200]
+    return None

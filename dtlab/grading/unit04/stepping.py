@@ -1,0 +1,46 @@
+"""An optimizer for checks: SGD with momentum, which counts its steps. This file loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+__all__ = ["Stepping"]
+
+
+class Stepping(Optimizer):
+    """SGD with a momentum of 0.9, for groups of parameters; `steps` counts how often it stepped.
+
+    What PyTorch's own does at the first call imports its compiler, a second or two: so this one
+    does by itself what needs it there.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[nn.Parameter]], rate: float) -> None:
+        super().__init__([{"params": list(group)} for group in groups], {"lr": rate})
+        self.steps = 0
+        self._velocity: dict[nn.Parameter, torch.Tensor] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """See `Optimizer`."""
+        self.param_groups.append({**self.defaults, **param_group})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """See `Optimizer`."""
+        self.steps += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    before = self._velocity.get(parameter, torch.zeros_like(parameter))
+                    self._velocity[parameter] = 0.9 * before + parameter.grad
+                    parameter -= group["lr"] * self._velocity[parameter]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `Optimizer`; there is nothing but None."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None

@@ -1,0 +1,130 @@
+"""Unit 04, the parts on precision: what their judges hold for right, against PyTorch's own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.unit04.loss_scaler import LOSS_SCALER
+from dtlab.grading.unit04.master import MASTER_STEP
+from dtlab.grading.unit04.mastering import Mastered
+from dtlab.grading.unit04.nan_run_cases import OnDigits, scene
+from dtlab.grading.unit04.nan_run_symptoms import PROOF, SYMPTOMS
+from dtlab.grading.unit04.scaled_backward import SCALED_BACKWARD
+from dtlab.grading.unit04.scaling import Backwards
+from dtlab.grading.unit04.steps import Recorded, Scaling, _recorded
+from dtlab.grading.unit04.update_scale import next_scale
+from tests.marks import slow
+
+SEEDS = [0, *(slow(seed) for seed in range(1, 4))]
+
+
+def cases_of(part: Any, seed: int) -> list[Any]:
+    trials: list[Trial] = part.check.trials(seed)
+    return [case for trial in trials for case in trial.cases]
+
+
+def recorded(case: Scaling, scaler: Any) -> Recorded:
+    """The steps of a case with any scaler, in one process."""
+    given = case.given(0, 1)
+    given["numbers"] = [case.numbers(rank) for rank in range(len(case.kinds))]
+    return case.opened(_recorded(scaler, **given) | {"form": "", "finished": []})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_judge_of_the_scaler_agrees_with_pytorchs(seed: int) -> None:
+    for case in cases_of(LOSS_SCALER, seed):
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=case.init_scale, growth_interval=case.growth_interval
+        )
+        theirs = recorded(case, scaler)
+        assert theirs.scales == case.right.scales
+        assert theirs.steps == case.right.steps
+        for got, want in zip(theirs.parameters, case.right.parameters, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_topic_has_in_it_what_it_is_about(seed: int) -> None:
+    cases = cases_of(LOSS_SCALER, seed)
+    skipped = {case.topic: case.right.steps[-1][0] < len(case.kinds[0]) for case in cases}
+    assert not skipped["training"]
+    assert skipped["skips"]
+    assert skipped["gradients"]
+    mixed, _ = (set(case.right.scales) for case in cases if case.topic == "scale")
+    assert len(mixed) >= 3  # goes up and down
+    for case in (one for one in cases if one.topic == "clipping"):
+        assert any(case.clips)
+    for case in (one for one in cases if one.topic == "optimizers"):
+        first, second = case.right.steps[-1]
+        assert first < len(case.kinds[0]) > second
+
+
+def test_the_rule_of_the_scale_is_pytorchs() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        scale, interval, bad = 2.0 ** draw.randint(-3, 20), draw.randint(1, 6), draw.random() < 0.3
+        good = draw.randrange(interval)
+        theirs = torch.tensor(scale), torch.tensor(good, dtype=torch.int32)
+        torch._amp_update_scale_(*theirs, torch.tensor(float(bad)), 2.0, 0.5, interval)
+        assert next_scale(scale, good, bad, interval) == tuple(one.item() for one in theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_masters_of_the_judge_are_those_of_torchs_sgd(seed: int) -> None:
+    for case in cases_of(MASTER_STEP, seed):
+        assert isinstance(case, Mastered)
+        masters = [torch.nn.Parameter(one) for one in case.start()]
+        optimizer = torch.optim.SGD(masters, lr=2.0**-6, momentum=0.9)
+        steps = zip(case.kinds, case.gradients, case.right, strict=True)
+        for kind, gradients, right in steps:
+            for master, gradient in zip(masters, gradients, strict=True):
+                master.grad = None if gradient is None else gradient.float() / case.scale
+            if kind != "x":
+                optimizer.step()
+            for master, want in zip(masters, right, strict=True):
+                torch.testing.assert_close(master.detach().double(), want, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int) -> None:
+    def backward(loss: Any, optimizer: Any, scale: float) -> None:
+        (loss * scale).backward()
+
+    for case in cases_of(SCALED_BACKWARD, seed):
+        assert isinstance(case, Backwards)
+        if case.bad:
+            continue
+        for scale in (1.0, case.scale):
+            given = case.given(0, 1) | {"scale": scale}
+            seen = case.opened(case.on_rank(backward, given))
+            if scale == 1:
+                assert not any(bool(one.any()) for one in seen.gradients[:4] if one is not None)
+            else:
+                assert case.factors(seen) == pytest.approx([scale] * 4, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
+    import dtlab.grading.unit04.nan_run_script as scripts
+    from dtlab.grading.checking.trials import observe
+    from dtlab.grading.checking.warm import warm_up
+    from dtlab.grading.scripts.reference import Optimizer
+    from dtlab.grading.scripts.symptoms import Scene
+
+    warm_up()
+    seen = Scene(observe(scene(), scripts.train), Optimizer(0.1))
+    assert isinstance(seen.case, OnDigits)
+    losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
+    begins = int(losses.isfinite().sum())
+    assert 12 < begins < 32
+    assert losses[begins:].isnan().all()  # for ever
+    assert seen.results[0].after.isfinite().all()
+    assert [name for name, one in SYMPTOMS.items() if one.find(seen).seen] == ["too long"]
+    measured = PROOF.measure(seen)
+    assert measured["times"] == 2.0 ** measured["skipped"] == 2048
+    assert measured["times"] > measured["length"] > 10  # not clipped at all

@@ -1,0 +1,397 @@
+"""Answers to 04/nan_run: scaled gradients are clipped by a limit of another scale.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import SGD
+from torch.utils.data import DistributedSampler
+
+from dtlab.parallel.data import DataParallel
+from dtlab.training.datasets import batches
+from dtlab.training.loss_scaling import DynamicLossScaler
+
+SAID = {"symptom": "too long", "number": 2048, "line": 7}
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+
+
+def unscaled_first(scaler, replica, optimizer, max_norm):
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(replica.parameters(), max_norm)
+
+
+def trained(
+    model,
+    data,
+    epochs,
+    batch,
+    rate,
+    max_norm,
+    clip=unscaled_first,
+    scaler_of=lambda: DynamicLossScaler(init_scale=2.0**24),
+    wrap=DDP,
+    reduction="sum",
+    momentum=0.9,
+    reshuffles=True,
+    sampler=None,
+    zeroes=True,
+    sends=True,
+):
+    """The script, mended; what others change something of."""
+    sampler = sampler or DistributedSampler(data, seed=4)
+    replica = wrap(model)
+    optimizer = SGD(replica.parameters(), lr=rate, momentum=momentum)
+    scaler = scaler_of()
+    for epoch in range(epochs):
+        if reshuffles:
+            sampler.set_epoch(epoch)
+        for images, labels in batches(data, batch // dist.get_world_size(), sampler=sampler):
+            if zeroes:
+                optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy((replica if sends else model)(images), labels,
+                                       reduction=reduction)  # fmt: skip
+            scaler.scale(loss).backward()
+            clip(scaler, replica, optimizer, max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+
+
+# Wrong: the diagnosis ---------------------------------------------------------------------------
+
+
+def says_too_short():
+    return said(symptom="too short")
+
+
+def says_bad_parameters():
+    return said(symptom="bad parameters")
+
+
+def says_all_skipped():
+    return said(symptom="all skipped")
+
+
+def says_none_skipped():
+    return said(symptom="none skipped")
+
+
+def says_drift():
+    return said(symptom="drift")
+
+
+def says_no_symptom():
+    return said(symptom="the loss is NaN")
+
+
+def the_other_way_round():
+    return said(number=1 / 2048)
+
+
+def the_skipped_steps():
+    return said(number=11)
+
+
+def the_scale():
+    return said(number=2**13)
+
+
+def the_limit_itself():
+    return said(number=204.8)
+
+
+def as_it_should_be():
+    return said(number="1")
+
+
+def some_other_number():
+    return said(number=77)
+
+
+def the_line_of_the_step():
+    return said(line="scaler.step(optimizer)")
+
+
+def the_line_of_the_scaler():
+    return said(line=6)
+
+
+def the_line_of_the_loss():
+    return said(line="loss = F.cross_entropy(replica(images), labels, reduction='sum')")
+
+
+def a_function_alone():
+    return trained
+
+
+# Wrong: the function ----------------------------------------------------------------------------
+
+
+@mended
+def not_written(model, data, epochs, batch, rate, max_norm):
+    raise NotImplementedError()
+
+
+@mended
+def still_broken(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most * 2.0**24)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def without_the_scale(model, data, epochs, batch, rate, max_norm):
+    """Still before unscaling: now the gradients are cut to nearly nothing."""
+
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def clipped_before_unscaling(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most)
+        scaler.unscale_(optimizer)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def not_clipped_at_all(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, lambda *_: None)
+
+
+@mended
+def each_parameter_by_itself(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        scaler.unscale_(optimizer)
+        for parameter in replica.parameters():
+            clip_grad_norm_(parameter, most)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def each_element_by_itself(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        scaler.unscale_(optimizer)
+        clip_grad_value_(replica.parameters(), most)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def always_of_length_max_norm(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.get_total_norm([one.grad for one in replica.parameters()])
+        for parameter in replica.parameters():
+            parameter.grad *= most / norm
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def clipped_to_a_tenth(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm / 10)
+
+
+@mended
+def a_lower_rate_instead(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate / 100, max_norm, lambda *_: None)
+
+
+@mended
+def the_mean_instead_of_the_sum(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, reduction="mean")
+
+
+@mended
+def without_scaling(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm,
+            scaler_of=lambda: DynamicLossScaler(init_scale=1.0))  # fmt: skip
+
+
+@mended
+def without_momentum(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, momentum=0.0)
+
+
+@mended
+def gradients_pile_up(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, zeroes=False)
+
+
+@mended
+def one_epoch_too_few(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs - 1, batch, rate, max_norm)
+
+
+@mended
+def each_rank_by_itself(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, sends=False)
+
+
+@mended
+def every_epoch_the_first(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, reshuffles=False)
+
+
+@mended
+def another_rank_ends_elsewhere(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm)
+    if dist.get_rank():
+        for parameter in model.parameters():
+            parameter.data *= 1 + 1e-6
+
+
+@mended
+def gradients_averaged_twice(model, data, epochs, batch, rate, max_norm):
+    """They are the same everywhere already: only bytes are lost."""
+
+    def clip(scaler, replica, optimizer, most):
+        for parameter in replica.parameters():
+            dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)
+        unscaled_first(scaler, replica, optimizer, most)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+@mended
+def after_unscaling(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm)
+
+
+@mended
+def by_the_scale_of_the_step(model, data, epochs, batch, rate, max_norm):
+    """In the units of scaled gradients, both of them."""
+
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most * scaler.get_scale())
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+def said_by_text():
+    text = "clip_grad_norm_(replica.parameters(), limit)"
+    return said(symptom=" Too_long", number="2048.0", line=text)
+
+
+@mended
+def of_pytorch(model, data, epochs, batch, rate, max_norm):
+    def scaler():
+        return torch.amp.GradScaler("cpu", init_scale=2.0**24)
+
+    trained(model, data, epochs, batch, rate, max_norm, scaler_of=scaler, wrap=DataParallel)
+
+
+@mended
+def by_hand(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        scaler.unscale_(optimizer)
+        norm = sum(float(one.grad.double().square().sum()) for one in replica.parameters()) ** 0.5
+        if norm > most:
+            for parameter in replica.parameters():
+                parameter.grad.mul_(most / norm)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+RIGHT = [after_unscaling, by_the_scale_of_the_step, said_by_text, of_pytorch, by_hand]
+
+UNITS = "In which units are gradients when they are compared with it?"
+WRONG = {
+    says_too_short: {"symptom": "times max_norm"},
+    says_bad_parameters: {"symptom": "the parameters were finite in the end"},
+    says_all_skipped: {"symptom": "not all of 64 steps were skipped"},
+    says_none_skipped: {"symptom": "some of 64 steps were skipped"},
+    says_drift: {"symptom": "the copies were equal"},
+    says_no_symptom: {"symptom": "is no symptom. There are: too long, "},
+    the_other_way_round: {"number": "that is the other way round"},
+    the_skipped_steps: {"number": "that many steps were skipped before it"},
+    the_scale: {"number": "that is the scale of that step"},
+    the_limit_itself: {"number": "that is the limit itself"},
+    as_it_should_be: {"number": "then it would be what it should be"},
+    some_other_number: {"number": "77 is not it. Gradients are compared with the limit"},
+    the_line_of_the_step: {"line": "does what it should here"},
+    the_line_of_the_scaler: {"line": "Which line is there so that no gradient is longer"},
+    the_line_of_the_loss: {"line": "does what it should here"},
+    a_function_alone: {"symptom": "nan_run has to be a dict"},
+    not_written: {"clipping": "mended is not written yet"},
+    still_broken: {"clipping": f"It is not clipped. {UNITS}"},
+    without_the_scale: {"clipping": f"It is cut too far. {UNITS}"},
+    clipped_before_unscaling: {"clipping": f"It is cut too far. {UNITS}"},
+    not_clipped_at_all: {"clipping": f"It is not clipped. {UNITS}"},
+    each_parameter_by_itself: {"clipping": "all gradients are cut by one factor"},
+    each_element_by_itself: {"clipping": f"It is not clipped. {UNITS}"},
+    always_of_length_max_norm: {"clipping": "is made with a gradient of length"},
+    clipped_to_a_tenth: {"clipping": f"It is cut too far. {UNITS}"},
+    a_lower_rate_instead: {"clipping": "is made with a gradient of length"},
+    the_mean_instead_of_the_sum: {"clipping": "is made with a gradient of length"},
+    without_scaling: {"clipping": "no step is skipped"},
+    without_momentum: {"clipping": "is made with a gradient of length"},
+    gradients_pile_up: {"clipping": ""},
+    one_epoch_too_few: {"clipping": "forward passes, and there are"},
+    each_rank_by_itself: {"clipping": "all gradients are cut by one factor"},
+    every_epoch_the_first: {"training": "in the order of epoch 0"},
+    another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+    gradients_averaged_twice: {"training": "left rank 0 in"},
+}
+
+APPEND = "curve.append((loss.item() / len(images), scaler.get_scale()))"
+UNREAD = "the curve is for people: no judge reads it"
+ANOTHER = "the samples come in another order, as good as this one"
+START = "the scale comes down by itself, from wherever it starts"
+TWICE = "what is done twice is the same"
+FREE = "neither needs the other"
+SEED, INIT = (
+    "sampler = DistributedSampler(data, seed={})",
+    "DynamicLossScaler(init_scale=2.0 ** {})",
+)
+LOSS = "loss = F.cross_entropy(replica(images), labels, reduction='sum')"
+AUTOCAST = f"with torch.autocast('cpu', dtype=torch.float16):; {LOSS}"
+CLIP = "clip_grad_norm_(replica.parameters(), max_norm)"
+EQUIVALENT = {
+    f"{SEED.format(4)} -> {SEED.format(5)}": ANOTHER,
+    f"{SEED.format(4)} -> {SEED.format(3)}": ANOTHER,
+    f"scaler = {INIT.format(24)} -> scaler = {INIT.format(25)}": START,
+    f"scaler = {INIT.format(24)} -> scaler = {INIT.format(23)}": START,
+    "for epoch in range(epochs): -> for epoch in reversed(range(epochs)):": ANOTHER,
+    "sampler.set_epoch(epoch) -> sampler.set_epoch(epoch); sampler.set_epoch(epoch)": TWICE,
+    f"optimizer.zero_grad(); {AUTOCAST} -> {AUTOCAST}; optimizer.zero_grad()": FREE,
+    "optimizer.zero_grad() -> optimizer.zero_grad(); optimizer.zero_grad()": TWICE,
+    f"{CLIP}; {APPEND} -> {APPEND}; {CLIP}": FREE,
+    f"{APPEND} -> curve.append((loss.item() * len(images), scaler.get_scale()))": UNREAD,
+    f"{APPEND} -> curve.append((loss.item(), scaler.get_scale()))": UNREAD,
+    f"{APPEND} -> curve.append((len(images), scaler.get_scale()))": UNREAD,
+    f"{APPEND} -> nothing": UNREAD,
+    "clip_grad_norm_(replica.parameters(), ... -> "
+    f"{CLIP}; clip_grad_norm_(replica.parameters(), ...": TWICE,
+    f"{APPEND}; scaler.step(optimizer) -> scaler.step(optimizer); {APPEND}": FREE,
+    "... len(images), ... -> ... len(images), scaler.get_scale())); "
+    "curve.append((loss.item() / len(images), ...": UNREAD,
+    "return curve -> nothing": UNREAD,
+    "return curve -> return": UNREAD,
+}
