@@ -19,7 +19,8 @@ import dtlab
 from dtlab.parallel.data import DataParallel
 from dtlab.training import loss_scaling
 from dtlab.training.accumulation import accumulate
-from dtlab.training.loss_scaling import DynamicLossScaler, StaticLossScaler, has_overflowed
+from dtlab.training.loss_scaling import DynamicLossScaler, StaticLossScaler
+from dtlab.training.overflow import has_overflowed
 
 Scaler = Any  # ours or PyTorch's: they are used alike
 INF, NAN = math.inf, math.nan
@@ -146,6 +147,7 @@ any_event = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(iterations(), st.fixed_dictionaries(constants),
        st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))  # fmt: skip
@@ -156,6 +158,7 @@ def test_good_and_overflowing_gradients(
     alike(ours, Training(of_torch(**given_constants), dtype), events)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(any_event, max_size=25), st.fixed_dictionaries(constants))
 def test_any_order_of_calls(
@@ -391,6 +394,7 @@ def layer() -> nn.Module:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_in_data_parallelism_one_ranks_overflow_is_everyones(n: int) -> None:
     constants = {"init_scale": 1024.0, "growth_interval": 2}
@@ -410,6 +414,7 @@ def test_in_data_parallelism_one_ranks_overflow_is_everyones(n: int) -> None:
             assert scales == alone[1]
 
 
+@pytest.mark.slow
 def test_data_parallelism_needs_no_message_of_the_scaler() -> None:
     def ranks(scaler: Scaler) -> None:
         trained(DataParallel(layer()), scaler, [dist.get_rank()])
@@ -436,6 +441,7 @@ class Shard:
         return self.parameter[0].item(), self.scaler.get_scale()
 
 
+@pytest.mark.slow
 def test_shards_skip_together_with_a_group_and_part_without() -> None:
     def ranks(grouped: bool) -> list[tuple[float, float]]:
         group = dist.group.WORLD if grouped else None
@@ -454,6 +460,7 @@ def test_shards_skip_together_with_a_group_and_part_without() -> None:
     assert apart.trace.ops(0)["all_reduce"] == 0
 
 
+@pytest.mark.slow
 def test_a_rank_without_gradients_and_one_with_fp16_ones() -> None:
     """The first takes part all the same; of the second everybody hears."""
 

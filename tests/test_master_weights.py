@@ -364,6 +364,7 @@ def test_a_scaler_says_where_gradients_were_not_cast() -> None:
 # Ranks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_replicas_stay_equal_and_near_one_process(n: int) -> None:
     def inputs(rank: int, step: int) -> Tensor:

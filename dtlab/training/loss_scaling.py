@@ -28,7 +28,7 @@ Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -38,8 +38,9 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from dtlab.training.metrics import device_of
+from dtlab.training.overflow import gradients_of, has_overflowed
 
-__all__ = ["DynamicLossScaler", "StaticLossScaler", "has_overflowed"]
+__all__ = ["DynamicLossScaler", "StaticLossScaler"]
 
 Losses = TypeVar("Losses", Tensor, list[Tensor], tuple[Tensor, ...])
 
@@ -62,7 +63,7 @@ class StaticLossScaler:
 
     def step(self, optimizer: Optimizer) -> bool:
         """Divide the gradients, and step where all of them are finite. Returns whether it did."""
-        gradients = list(_gradients(optimizer))
+        gradients = list(gradients_of(optimizer))
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
         for gradient in gradients:
             gradient.mul_(1 / self._scale)
@@ -154,7 +155,7 @@ class DynamicLossScaler:
                 "The gradients of this optimizer are unscaled already: a second time would divide "
                 "them by the scale again. Call update first, once per iteration."
             )
-        gradients = list(_gradients(optimizer))
+        gradients = list(gradients_of(optimizer))
         counts = [len(gradients), sum(gradient.dtype == torch.half for gradient in gradients)]
         overflows = int(has_overflowed(gradients))
         num_gradients, num_half, overflows = self._over_ranks([*counts, overflows])
@@ -260,30 +261,3 @@ def _checked_scale(scale: float) -> float:
 def _to_fp32(number: float) -> float:
     """The scale is kept in fp32, as in PyTorch: too large a number becomes inf."""
     return torch.tensor(number, dtype=torch.float64).float().item()
-
-
-# Gradients ----------------------------------------------------------------------------
-
-
-def _gradients(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Those that there are; of a sparse one, the values that it has."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                gradient = parameter.grad.detach()
-                yield gradient._values() if gradient.is_sparse else gradient
-
-
-def has_overflowed(gradients: Sequence[Tensor]) -> bool:
-    """Whether any element of any tensor is inf or NaN.
-
-    One inf or NaN makes a sum inf or NaN, so one finite sum acquits all elements, in a seventh of
-    the time. Large elements can have an infinite sum too: then each has to be looked at.
-    """
-    if not gradients:
-        return False
-    device = gradients[0].device
-    sums = torch.stack([gradient.sum().to(device, torch.float32) for gradient in gradients])
-    if bool(torch.isfinite(sums).all()):
-        return False
-    return not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
