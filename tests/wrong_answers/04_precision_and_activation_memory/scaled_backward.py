@@ -3,9 +3,9 @@
 import math
 
 import torch
-from dtlab.training.overflow import has_overflowed
 
 from dtlab.training.loss_scaling import StaticLossScaler
+from dtlab.training.overflow import has_overflowed
 
 
 def gradients_of(optimizer):
