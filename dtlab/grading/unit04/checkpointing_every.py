@@ -157,6 +157,7 @@ CHECKPOINT_EVERY = Part(
             Rule("runs", 1, _judge_runs),
             Rule("edges", 1, _judge_edges),
         ),
+        compiles=True,  # so that PyTorch's own checkpoint is refused at once: it imports that
     ),
     reference="dtlab.training.activation.checkpoint_every",
 )

@@ -437,3 +437,12 @@ WRONG = {
     Plain: {"kept": "", "runs": "what is kept instead"},
     OfTorch: {"result": "does the work for you"},
 }
+
+EQUIVALENT = {
+    "ctx.layer = layer; ctx.save_for_backward(*inputs) -> "
+    "ctx.save_for_backward(*inputs); ctx.layer = layer": "both are kept, in any order",
+    "ctx.save_for_backward(*inputs) -> "
+    "ctx.save_for_backward(*inputs); ctx.save_for_backward(*inputs)": "the last call counts",
+    "output.backward(gradient); gradients = [None] -> "
+    "gradients = [None]; output.backward(gradient)": "a new list knows nothing of gradients",
+}

@@ -286,3 +286,28 @@ WRONG = {
     the_same_twice: {"fits": "twice"},
     not_written: {"fits": "fit is not written yet"},
 }
+
+_OFFSET = "work that all plans share changes none of the comparisons"
+_ORDER = "of plans that keep the same bytes the cheapest is found in any order"
+_TWICE = "what is there already is not cheaper than itself"
+
+EQUIVALENT = {
+    "best = {0: (0, [])} -> best = {0: (1, [])}": _OFFSET,
+    "best = {0: (0, [])} -> best = {0: (-1, [])}": _OFFSET,
+    "for kept, (work, plan) in best.items(): -> "
+    "for kept, (work, plan) in reversed(best.items()):": _ORDER,
+    "for bytes_kept, *state in (plain, again): -> "
+    "for bytes_kept, *state in reversed((plain, again)):": _ORDER,
+    "if kept + layer['peak'] > limit:; continue; plain = (kept + layer['kept'], work, plan) -> "
+    "plain = (kept + layer['kept'], work, plan); if kept + layer['peak'] > limit:; continue": (
+        "a state that is left out may be worked out before"
+    ),
+    "following[bytes_kept] = state -> following[bytes_kept] = state; "
+    "for bytes_kept, *state in (plain, again):; ...": _TWICE,
+    "following[bytes_kept] = state -> following[bytes_kept] = state; "
+    "for kept, (work, plan) in best.items():; ...": _TWICE,
+    "... not in following or state[0] < following[bytes_kept][0]: -> "
+    "... not in following or state[0] <= following[bytes_kept][0]:": (
+        "of two plans of the same bytes and work either will do"
+    ),
+}

@@ -274,6 +274,10 @@ def no_context(*generators):
     return again
 
 
+def returns_nothing(*generators):
+    right_with_lists(*generators)
+
+
 def not_written(*generators):
     raise NotImplementedError()
 
@@ -350,5 +354,24 @@ WRONG = {
     states_popped: {"often": "for the next time too"},
     for_one_use: {"same": "each call of it gives something for `with`"},
     no_context: {"same": "each call of it gives something for `with`"},
+    returns_nothing: {"same": "each call of it gives something for `with`"},
     not_written: {"same": "keep_random_state is not written yet"},
+}
+
+_ORDER = "states of different generators may be set in any order"
+_TWICE = "a state that is set twice is the same state"
+
+EQUIVALENT = {
+    "line 10: for place in range(len(every)): -> "
+    "for place in reversed(range(len(every))):": _ORDER,
+    "line 15: for place in range(len(every)): -> "
+    "for place in reversed(range(len(every))):": _ORDER,
+    "every[place].set_state(kept[place]) -> "
+    "every[place].set_state(kept[place]); every[place].set_state(kept[place])": _TWICE,
+    "every[place].set_state(kept[place]) -> every[place].set_state(kept[place]); "
+    "for place in range(len(every)):; every[place].set_state(kept[place])": _TWICE,
+    "every[place].set_state(before[place]) -> every[place].set_state(before[place]); "
+    "for place in range(len(every)):; every[place].set_state(before[place])": _TWICE,
+    "every[place].set_state(before[place]) -> "
+    "every[place].set_state(before[place]); every[place].set_state(before[place])": _TWICE,
 }
