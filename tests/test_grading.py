@@ -135,7 +135,7 @@ def test_a_passed_part_is_read_beside_the_librarys_own() -> None:
 )
 def test_references_are_functions_and_classes_of_the_library(name: str) -> None:
     symbol = name.rpartition(".")[2]
-    assert re.search(rf"^(def|class) {symbol}\(", Reference.of(name).source, re.MULTILINE)
+    assert re.search(rf"^(def|class) {symbol}[(:]", Reference.of(name).source, re.MULTILINE)
 
 
 # Parts ------------------------------------------------------------------------------
