@@ -16,7 +16,8 @@ from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
 
-__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "unit_packages"]
+__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "reason_part",
+           "unit_packages"]  # fmt: skip
 
 
 class Checks(Protocol):
@@ -98,6 +99,12 @@ def known_parts() -> Iterator[Part]:
     """All parts, unit after unit: each package of `unit_packages` lists its own as `PARTS`."""
     for package in unit_packages():
         yield from importlib.import_module(package).PARTS
+
+
+def reason_part(name: str, title: str, minutes: int, difficulty: int, check: Questions) -> Part:
+    """A part of Level I: questions, whose answers are called as the part is."""
+    symbol = name.partition("/")[2]
+    return Part(name, 1, title, symbol, f"{symbol}-check", minutes, difficulty, check)
 
 
 def find_part(name: str) -> Part:

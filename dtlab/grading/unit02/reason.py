@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Questions
+from dtlab.grading.parts import Part, reason_part
 from dtlab.grading.unit02.all_reduces import ALL_REDUCES
 from dtlab.grading.unit02.ddp_step import DDP_STEP
 from dtlab.grading.unit02.samples import SAMPLES
@@ -11,25 +10,9 @@ from dtlab.grading.unit02.uneven import UNEVEN
 
 __all__ = ["PARTS"]
 
-
-def _part(
-    name: str, title: str, symbol: str, minutes: int, difficulty: int, check: Questions
-) -> Part:
-    return Part(
-        name=name,
-        level=1,
-        title=title,
-        symbol=symbol,
-        grade_id=f"{symbol}-check",
-        minutes=minutes,
-        difficulty=difficulty,
-        check=check,
-    )
-
-
 PARTS: tuple[Part, ...] = (
-    _part("02/ddp_step", "What a step leaves in a trace", "ddp_step", 8, 2, DDP_STEP),
-    _part("02/all_reduces", "How many all-reduces", "all_reduces", 7, 2, ALL_REDUCES),
-    _part("02/samples", "Who sees which samples", "samples", 6, 1, SAMPLES),
-    _part("02/uneven", "The mean of means", "uneven", 7, 2, UNEVEN),
+    reason_part("02/ddp_step", "What a step leaves in a trace", 8, 2, DDP_STEP),
+    reason_part("02/all_reduces", "How many all-reduces", 7, 2, ALL_REDUCES),
+    reason_part("02/samples", "Who sees which samples", 6, 1, SAMPLES),
+    reason_part("02/uneven", "The mean of means", 7, 2, UNEVEN),
 )

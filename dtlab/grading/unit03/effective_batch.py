@@ -7,7 +7,7 @@ from math import ceil
 from random import Random
 
 from dtlab.grading.questions.answers import Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 
 __all__ = ["EFFECTIVE_BATCH"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from dtlab.grading.questions.answers import Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 
 __all__ = ["MICRO_GRADIENTS"]
 

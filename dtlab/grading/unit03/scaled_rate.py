@@ -6,7 +6,7 @@ from math import sqrt
 from random import Random
 
 from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 
 __all__ = ["SCALED_RATE"]
 

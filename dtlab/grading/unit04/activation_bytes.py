@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 
 __all__ = ["ACTIVATION_BYTES"]
 

@@ -11,7 +11,7 @@ from math import sqrt
 from random import Random
 
 from dtlab.grading.questions.answers import Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 
 __all__ = ["CHECKPOINT_SPACING"]
 

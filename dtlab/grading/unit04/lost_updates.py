@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from dtlab.grading.questions.answers import Choices, Mistake, Question, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 from dtlab.predict.formats import BF16
 
 __all__ = ["LOST", "MASTER", "draw_weights", "weight_rows"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Questions
+from dtlab.grading.parts import Part, reason_part
 from dtlab.grading.unit04.activation_bytes import ACTIVATION_BYTES
 from dtlab.grading.unit04.checkpoint_spacing import CHECKPOINT_SPACING
 from dtlab.grading.unit04.representable import REPRESENTABLE
@@ -12,24 +11,10 @@ from dtlab.grading.unit04.sixteen_bytes import SIXTEEN_BYTES
 
 __all__ = ["PARTS"]
 
-
-def _part(title: str, symbol: str, minutes: int, difficulty: int, check: Questions) -> Part:
-    return Part(
-        name=f"04/{symbol}",
-        level=1,
-        title=title,
-        symbol=symbol,
-        grade_id=f"{symbol}-check",
-        minutes=minutes,
-        difficulty=difficulty,
-        check=check,
-    )
-
-
 PARTS: tuple[Part, ...] = (
-    _part("What a format holds", "representable", 10, 2, REPRESENTABLE),
-    _part("A loss scaler, step by step", "scaler_steps", 5, 2, SCALER_STEPS),
-    _part("Which bytes are what", "sixteen_bytes", 5, 1, SIXTEEN_BYTES),
-    _part("What a layer keeps", "activation_bytes", 5, 2, ACTIVATION_BYTES),
-    _part("Where checkpoints go", "checkpoint_spacing", 5, 3, CHECKPOINT_SPACING),
+    reason_part("04/representable", "What a format holds", 10, 2, REPRESENTABLE),
+    reason_part("04/scaler_steps", "A loss scaler, step by step", 5, 2, SCALER_STEPS),
+    reason_part("04/sixteen_bytes", "Which bytes are what", 5, 1, SIXTEEN_BYTES),
+    reason_part("04/activation_bytes", "What a layer keeps", 5, 2, ACTIVATION_BYTES),
+    reason_part("04/checkpoint_spacing", "Where checkpoints go", 5, 3, CHECKPOINT_SPACING),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from dtlab.grading.questions.answers import Choice, Choices, Mistake, Question, Questions, Values
-from dtlab.grading.unit03.numbers import number
+from dtlab.grading.questions.numbers import number
 from dtlab.grading.unit04.lost_updates import LOST, MASTER, draw_weights, weight_rows
 from dtlab.predict.formats import BF16, FP16, BinaryFormat
 

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 
 from dtlab.grading.questions.answers import Questions, Values
-from dtlab.grading.unit03.numbers import Value, number
+from dtlab.grading.questions.numbers import Value, number
 
 __all__ = ["SCALER_STEPS"]
 

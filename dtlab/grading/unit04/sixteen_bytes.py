@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from dtlab.grading.questions.answers import Choices, Mistake, Question, Questions, Values
-from dtlab.grading.unit03.numbers import Value, number
+from dtlab.grading.questions.numbers import Value, number
 
 __all__ = ["SIXTEEN_BYTES"]
 

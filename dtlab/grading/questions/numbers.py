@@ -1,4 +1,4 @@
-"""A question of this unit that asks for a number: what is right, and what people write instead."""
+"""A question that asks for a number: what is right, and what people write instead."""
 
 from __future__ import annotations
 
