@@ -269,6 +269,25 @@ def test_the_server_has_one_thread_and_its_name() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
+def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(script: Path) -> None:
+    """In huge pages: a rank is then forked, and ends, for three fifths of the CPU time."""
+    done = run_script(
+        script,
+        """
+        import dtlab, psutil
+        for _ in range(6):
+            dtlab.launch(lambda: None, world_size=1)
+        [server] = [each for each in psutil.Process().children() if "server" in each.name()]
+        with open(f"/proc/{server.pid}/smaps_rollup") as lines:
+            size = {line.split()[0]: int(line.split()[1]) for line in list(lines)[1:]}
+        print(size["AnonHugePages:"] > size["Anonymous:"] / 2)
+        """,
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_a_killed_server_is_replaced() -> None:
     dtlab.launch(lambda: None)
     SERVER._process.kill()
