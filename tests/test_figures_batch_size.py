@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from torch import nn
 from torch.optim import SGD
@@ -25,20 +24,7 @@ from dtlab.show import (
 )
 from dtlab.show.published_figure import AT_8K, IMAGENET
 from dtlab.training.learning_rate import WarmupThenDecay
-
-
-def lines(figure: Figure) -> dict[str, Any]:
-    return {line.get_gid(): line for axes in figure.axes for line in axes.lines}
-
-
-def texts(figure: Figure) -> list[str]:
-    every = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-    return [text.get_text() for text in every]
-
-
-def boxes(figure: Figure, name: str) -> list[Any]:
-    return [patch for axes in figure.axes for patch in axes.patches if patch.get_gid() == name]
-
+from tests.drawn import boxes, check_layout, lines, texts
 
 # ----------------------------------------------------------------------- effective batch
 
@@ -229,35 +215,8 @@ SOME_OF_EACH = {
 
 
 @pytest.mark.parametrize("name", SOME_OF_EACH)
-def test_figures_have_a_title_words_and_stay_on_their_sheet(name: str) -> None:
-    figure = SOME_OF_EACH[name]()
-    FigureCanvasAgg(figure).draw()
-    sheet = figure.bbox
-    for text in (*figure.texts, *(text for axes in figure.axes for text in axes.texts)):
-        box = text.get_window_extent()
-        assert sheet.x0 <= box.x0 <= box.x1 <= sheet.x1, text.get_text()
-        assert sheet.y0 <= box.y0 <= box.y1 <= sheet.y1, text.get_text()
-    (title,) = [text for text in figure.texts if text.get_gid() == "title"]
-    assert figure.alt_text.startswith(title.get_text())
-    assert len(figure.alt_text) > 60
-
-
-@pytest.mark.parametrize("name", SOME_OF_EACH)
-def test_no_words_lie_on_others(name: str) -> None:
-    figure = SOME_OF_EACH[name]()
-    FigureCanvasAgg(figure).draw()
-    found = [*figure.texts, *(text for axes in figure.axes for text in axes.texts)]
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
-            low, high = axis.get_view_interval()
-            found += [tick.label1 for tick in axis.get_major_ticks()
-                      if low <= tick.get_loc() <= high]  # fmt: skip
-    placed = [(text.get_text(), text.get_window_extent()) for text in found if text.get_text()]
-    for number, (words, one) in enumerate(placed):
-        for other_words, other in placed[number + 1 :]:
-            apart = one.x1 <= other.x0 + 1 or other.x1 <= one.x0 + 1
-            apart = apart or one.y1 <= other.y0 + 1 or other.y1 <= one.y0 + 1
-            assert apart, (words, other_words)
+def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
+    check_layout(SOME_OF_EACH[name]())
 
 
 def test_explorers_draw_what_their_controls_say() -> None:
