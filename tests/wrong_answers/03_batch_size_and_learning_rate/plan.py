@@ -214,7 +214,7 @@ WRONG = {
     not_written: {"batch": "plan is not written yet"},
 }
 
-_NEAR = "a rate, or a warm-up, that is 3 % off reaches the target as well: a plan is judged by that"
+_NEAR = "3 % off, a rate or a warm-up reaches the target as well, and that is what is judged"
 _SMALLER = "min takes its arguments in any order"
 
 EQUIVALENT = {
