@@ -36,15 +36,18 @@ def _trials(seed: int) -> list[Trial]:
     good, large, both = (_GOOD,), (LARGE,), (_GOOD, _GOOD)
     two = (*draw.sample([both, (_INF, _GOOD), (_GOOD, _NAN), (_INF, _NAN)], 4), *[both] * 4)
     alone = (good, (draw.choice((_INF, _NAN)),), good, good)
+    infinite = tuple((draw.choice((_INF, -_INF)) if one == "x" else _GOOD,) for one in "oxoo")
     finite = (large, good, large, large, good, large)  # losses, whatever gradients are
     return [
         Trial(1, [case("training", row("oooo")),
                   case("training", row("ooooo"), growth_interval=2)]),
         Trial(1, [case("skips", row("oxoxxo")), case("skips", row("xooxo"))]),
         Trial(1, [case("scale", row(_mixed(draw)), growth_interval=3),
-                  case("scale", row("oooxooooxo"), growth_interval=draw.choice((2, 4)))]),
+                  case("scale", row("oooxooooxo"), growth_interval=draw.choice((2, 4))),
+                  case("scale", row("xxxxo"), init_scale=4.0)]),
         Trial(1, [case("clipping", row("oooo"), clips=clips),
-                  case("clipping", row("oxoo"), clips=(True,) * 4)]),
+                  case("clipping", row("oxoo"), clips=(True,) * 4),
+                  case("clipping", infinite, clips=(True,) * 4, by_value=True)]),
         Trial(1, [case("gradients", finite, init_scale=2.0**15)]),
         Trial(2, [case("gradients", alone, (good,) * 4), case("gradients", (good,) * 4, alone)]),
         Trial(1, [case("optimizers", two, backwards=back, clips=2 * clips, growth_interval=3)

@@ -40,7 +40,10 @@ class Stepping(Optimizer):
                     parameter -= group["lr"] * self._velocity[parameter]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `Optimizer`; there is nothing but None."""
+        """See `Optimizer`."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                parameter.grad = None
+                if set_to_none:
+                    parameter.grad = None
+                elif parameter.grad is not None:
+                    parameter.grad = torch.zeros_like(parameter.grad)

@@ -47,8 +47,8 @@ class Recorded:
 class Scaling(Case):
     """`fn(init_scale, growth_interval)`, and steps with it; `kinds` has those of each rank.
 
-    `clips`: whether each step calls `unscale_` and clips in between. `backwards`: whether the
-    second optimizer steps before the first.
+    `clips`: whether each step calls `unscale_` and clips in between; `by_value`: each number, so
+    that none is inf any more. `backwards`: whether the second optimizer steps before the first.
     """
 
     seed: int
@@ -56,6 +56,7 @@ class Scaling(Case):
     init_scale: float = 2.0**16
     growth_interval: int = 2000
     clips: tuple[bool, ...] = ()
+    by_value: bool = False
     backwards: bool = False
     topic: str = "training"
 
@@ -64,7 +65,7 @@ class Scaling(Case):
         if self.growth_interval < 2000:
             words.append(f"growth_interval={self.growth_interval}")
         if any(self.clips):
-            words.append("gradients are clipped")
+            words.append("gradients are clipped" + " by value" * self.by_value)
         if len(self.kinds[0][0]) > 1:
             words.append("two optimizers")
         return ", ".join(words)
@@ -91,6 +92,7 @@ class Scaling(Case):
             "numbers": [self.numbers(rank)],
             "arguments": (self.init_scale, self.growth_interval),
             "clips": self.clips or (False,) * len(self.kinds[rank]),
+            "by_value": self.by_value,
             "backwards": self.backwards,
             "ranks": world_size,
         }
@@ -141,6 +143,7 @@ def _recorded(
     scaler: Any,
     numbers: Sequence[Any],
     clips: Sequence[bool],
+    by_value: bool,
     backwards: bool,
     ranks: int,
     arguments: Any,
@@ -151,12 +154,13 @@ def _recorded(
     from dtlab.grading.unit04.stepping import Stepping
 
     models = [_model(ranks) for _ in numbers[0][0]]
+    clipped = _clipped_by_value if by_value else _clipped
     optimizers = [Stepping([[one] for one in model.parameters()], RATE) for model in models]
     scales, parameters, steps = [], [], []
     for number, clip in enumerate(clips):
         scales.append(float(scaler.scale(torch.ones(()))))
         of_step = [[own[number][which] for own in numbers] for which in range(len(models))]
-        _step(scaler, models, optimizers, of_step, clip, backwards)
+        _step(scaler, models, optimizers, of_step, clipped if clip else None, backwards)
         own = [one.detach().reshape(-1) for model in models for one in model.parameters()]
         parameters.append(torch.cat(own).clone())
         steps.append([optimizer.steps for optimizer in optimizers])
@@ -164,21 +168,32 @@ def _recorded(
 
 
 def _step(
-    scaler: Any, models: Any, optimizers: Any, numbers: Any, clip: bool, backwards: bool
+    scaler: Any, models: Any, optimizers: Any, numbers: Any, clipped: Any, backwards: bool
 ) -> None:
-    from torch.nn.utils import clip_grad_norm_
-
     for model, optimizer, all_ranks in zip(models, optimizers, numbers, strict=True):
         optimizer.zero_grad()
         loss = sum(model(own) for own in all_ranks) / len(all_ranks)
         scaler.scale(loss).backward()
     pairs = list(zip(models, optimizers, strict=True))
-    for model, optimizer in pairs if clip else []:
+    for model, optimizer in pairs if clipped else []:
         scaler.unscale_(optimizer)
-        clip_grad_norm_(model.parameters(), MAX_NORM * _FACTOR)
+        clipped(model)
     for _, optimizer in reversed(pairs) if backwards else pairs:
         scaler.step(optimizer)
     scaler.update()
+
+
+def _clipped(model: Any) -> None:
+    from torch.nn.utils import clip_grad_norm_
+
+    clip_grad_norm_(model.parameters(), MAX_NORM * _FACTOR)
+
+
+def _clipped_by_value(model: Any) -> None:
+    """Also where it is inf: whether it was is known to who has looked before."""
+    from torch.nn.utils import clip_grad_value_
+
+    clip_grad_value_(model.parameters(), MAX_NORM * _FACTOR)
 
 
 def _model(ranks: int) -> Any:

@@ -273,6 +273,11 @@ class BackToTheFirstScale(Right):
         self.current, self.good = self.first / 2, 0
 
 
+class NeverBelowOne(Right):
+    def shrink(self):
+        self.current, self.good = max(1.0, self.current / 2), 0
+
+
 class UpdatesInStepToo(Right):
     """`update` finds nothing any more, and counts a good step."""
 
@@ -309,6 +314,15 @@ class SkipsOnlyWhatItHasUnscaled(Right):
             optimizer.step()
         else:
             super().step(optimizer)
+
+
+class LooksAgainAfterClipping(Right):
+    def step(self, optimizer):
+        if optimizer not in self.found:
+            self.unscale_(optimizer)
+        self.found[optimizer] = bad(optimizer)
+        if not self.found[optimizer]:
+            optimizer.step()
 
 
 class RemembersUnscaling(Right):
@@ -482,10 +496,12 @@ WRONG = {
     NeverShrinks: {"scale": "The steps before it: "},
     ShrinksToAQuarter: {"scale": "The steps before it: "},
     BackToTheFirstScale: {"scale": "The steps before it: "},
+    NeverBelowOne: {"scale": "The steps before it: "},
     UpdatesInStepToo: {"scale": "The steps before it: "},
     UnscalesTwice: {"clipping": "divides only what unscale_ has not"},
     UnscaleDoesNothing: {"clipping": "Between unscale_ and step"},
     SkipsOnlyWhatItHasUnscaled: {"clipping": "skips all the same"},
+    LooksAgainAfterClipping: {"clipping": "gradients are clipped by value"},
     RemembersUnscaling: {"clipping": "divides only what unscale_ has not"},
     OneForAll: {"optimizers": "is kept for each optimizer"},
     TheLastOneCounts: {"optimizers": "the scale is not halved once"},

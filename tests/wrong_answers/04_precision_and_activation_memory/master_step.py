@@ -205,6 +205,16 @@ def zeros_for_what_overflows(optimizer, parameters, masters, scale):
     return steps
 
 
+def gradients_of_zeros_afterwards(optimizer, parameters, masters, scale):
+    cast(parameters, masters, scale)
+    steps = finite(masters)
+    if steps:
+        optimizer.step()
+        write_back(parameters, masters)
+    optimizer.zero_grad(set_to_none=False)
+    return steps
+
+
 def says_nothing(optimizer, parameters, masters, scale):
     right(optimizer, parameters, masters, scale)
 
@@ -339,6 +349,7 @@ WRONG = {
     zeros_for_none: {"gradients": "not zeros, and not the last one"},
     the_last_gradient_again: {"gradients": "not zeros, and not the last one"},
     without_asking_for_none: {"gradients": "has no attribute 'float'"},
+    gradients_of_zeros_afterwards: {"gradients": "masters still have gradients"},
     keeps_the_masters_gradients: {"gradients": "masters still have gradients"},
     keeps_the_parameters_gradients: {"gradients": "parameters still have gradients"},
     keeps_them_where_it_skips: {"gradients": "masters still have gradients"},
