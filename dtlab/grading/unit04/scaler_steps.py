@@ -98,6 +98,10 @@ SCALER_STEPS = Questions(
                 "with the one that is given.",
             ),
             (
+                lambda given: [2**exponent for exponent in _during(given)],
+                "these are the scales. Write their exponents.",
+            ),
+            (
                 _by_other_rules(overflow_clears=False),
                 "here good steps from before an overflow count on after it. It sets the count to "
                 "0.",
@@ -135,6 +139,10 @@ SCALER_STEPS = Questions(
             "steps does not overflow fp16",
             lambda given: _LARGEST + given["gradient"],
             "The largest number of fp16 is 65504. Which powers of two does it hold?",
+            (
+                lambda given: 2 ** (_LARGEST + given["gradient"]),
+                "this is the scale. Write its exponent.",
+            ),
             (
                 lambda given: _LARGEST + 1 + given["gradient"],
                 "with this one, the gradient is 2^16 = 65536. Is that a number of fp16?",
