@@ -14,11 +14,13 @@ from dtlab.show.crossover_figure import crossover
 from dtlab.show.gradient_figure import gradient_ranges
 from dtlab.show.line_figure import line_chart
 from dtlab.show.loss_scale_figure import loss_scale_chart
+from dtlab.show.memory_figure import memory_bar, memory_bars
 from dtlab.show.number_line_figure import number_line
 from dtlab.show.overlap_figure import overlap
 from dtlab.show.published_figure import published_sweep
 from dtlab.show.ring_figure import ring
 from dtlab.show.schedule_figure import schedule
+from dtlab.show.staircase_figure import staircase
 from dtlab.show.straggler_figure import straggler
 from dtlab.show.sweep_figure import sweep_chart
 from dtlab.show.table_figure import collective_table
@@ -34,11 +36,14 @@ __all__ = [
     "gradient_ranges",
     "line_chart",
     "loss_scale_chart",
+    "memory_bar",
+    "memory_bars",
     "number_line",
     "overlap",
     "published_sweep",
     "ring",
     "schedule",
+    "staircase",
     "straggler",
     "sweep_chart",
     "timeline",

@@ -134,6 +134,7 @@ class Figure(MatplotlibFigure):
             dpi=96 * _SHARPNESS,
             facecolor=SHEET,
             bbox_inches=None,
+            pil_kwargs={"compress_level": 2},  # a third less time, a tenth more bytes
         )
         return buffer.getvalue()
 
