@@ -20,13 +20,14 @@ from nbformat.v4 import new_code_cell
 from dtlab.grading import Part, find_part, known_parts
 from dtlab.grading.alike.pairs import LONGEST, Pair, alike
 from dtlab.grading.alike.tokens import pieces
+from dtlab.grading.checking.defences import Defence
 from dtlab.grading.course import Course
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.scripts.mend import MendScript
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = ROOT / "tests" / "wrong_answers"
-PARTS = [part for part in known_parts() if not isinstance(part.check, Questions)]
+PARTS = [part for part in known_parts() if not isinstance(part.check, Questions | Defence)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
 SCRIPTS = [part for part in PARTS if isinstance(part.check, MendScript)]  # all but a line is given
 WRITTEN = [part for part in PARTS if part not in SCRIPTS]

@@ -155,7 +155,7 @@ def test_parts_and_their_graded_cells_agree() -> None:
     for part in known_parts():
         cell = cells.pop((part.unit, part.grade_id))
         assert cell["metadata"]["nbgrader"]["points"] == part.points
-        assert "".join(cell["source"]) == part.call
+        assert part.by_hand or "".join(cell["source"]) == part.call
     assert not cells, "graded cells that no part stands for"
 
 

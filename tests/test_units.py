@@ -16,6 +16,7 @@ import pytest
 from nbformat import NotebookNode
 
 from dtlab.grading import Part, known_parts
+from dtlab.grading.checking.defences import Defence
 from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise_all
 from dtlab.grading.questions.answers import Questions
@@ -203,3 +204,19 @@ def test_a_question_knows_what_people_get_wrong(part: Part) -> None:
     assert isinstance(part.check, Questions)
     for question in part.check.questions:
         assert len(question.answer.mistakes) >= 2, question.name
+
+
+@pytest.mark.parametrize(
+    "part", [part for part in PARTS if part.by_hand], ids=lambda part: part.name
+)
+def test_a_defence_has_its_rubric_above_it_and_room_to_write(part: Part) -> None:
+    assert isinstance(part.check, Defence)
+    cells = read(solution_of(part)).cells
+    place = [cell.id for cell in cells].index(part.answer_id)
+    above = next(c.source for c in cells[place::-1] if "What counts" in c.source)
+    assert [line for line in above.splitlines() if line in part.check.rows] == part.check.rows
+    released = read(ROOT / "exercises" / solution_of(part).relative_to(ROOT / "solutions"))
+    room = next(cell for cell in released.cells if cell.id == part.answer_id)
+    assert room.cell_type == "markdown"
+    assert room.source.strip()
+    assert len(room.source) < len(cells[place].source), "the model answer is handed out"

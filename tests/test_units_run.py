@@ -79,10 +79,11 @@ def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(
 
 
 def earned(notebook: NotebookNode) -> dict[str, float]:
-    """What nbgrader would read from the graded cells: the number that a report shows it."""
+    """What nbgrader would read from the cells with checks: the number that a report shows it."""
     points = {}
     for cell in notebook.cells:
-        if not cell.metadata.get("nbgrader", {}).get("grade"):
+        role = cell.metadata.get("nbgrader", {})
+        if not role.get("grade") or role.get("solution"):  # or graded by hand
             continue
         shown = [o.data["text/plain"] for o in cell.outputs if o.output_type == "execute_result"]
         clean = all(o.output_type not in ("error", "stream") for o in cell.outputs)
@@ -91,9 +92,9 @@ def earned(notebook: NotebookNode) -> dict[str, float]:
 
 
 def points_of(name: str) -> dict[str, float]:
-    """The points of each graded cell of a level."""
-    path = ROOT / "solutions" / name
-    return {part.grade_id: part.points for part in PARTS if solution_of(part) == path}
+    """The points of each cell of a level that has a check."""
+    parts = [part for part in PARTS if solution_of(part) == ROOT / "solutions" / name]
+    return {part.grade_id: part.points for part in parts if not part.by_hand}
 
 
 def copies(path: Path, *learners: str) -> Iterator[NotebookNode]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import nbformat
@@ -87,21 +87,15 @@ def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
     """Raises `DtlabError` where parts and cells do not fit each other."""
     cells = {cell.id: cell for cell in notebook.cells}
     for part in parts:
-        for cell_id, what in (
-            (part.answer_id, "that is filled in"),
-            (part.grade_id, "with its check"),
-        ):
+        for cell_id, what in {
+            part.answer_id: "that is filled in",
+            **({} if part.by_hand else {part.grade_id: "with its check"}),
+        }.items():
             if cell_id not in cells:
                 raise DtlabError(
                     f"{name}: part {part.name} has no cell {what}; its id would be {cell_id!r}."
                 )
-        if not _BLANK.search(cells[part.answer_id].source):
-            raise DtlabError(
-                f"{name}: cell {part.answer_id!r} has no ### BEGIN SOLUTION, so learners would "
-                "get all of it."
-            )
-        if cells[part.grade_id].source.strip() != part.call:
-            raise DtlabError(f"{name}: cell {part.grade_id!r} has to be: {part.call}")
+        _demand_form(part, cells, name)
     known = {part.grade_id for part in parts}
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("grade") and cell.id not in known:
@@ -112,23 +106,44 @@ def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
             )
 
 
+def _demand_form(part: Part, cells: Mapping[str, NotebookNode], name: str) -> None:
+    """Raises `DtlabError` where the cells of a part are not what the part says."""
+    if not _BLANK.search(cells[part.answer_id].source):
+        raise DtlabError(
+            f"{name}: cell {part.answer_id!r} has no ### BEGIN SOLUTION, so learners would "
+            "get all of it."
+        )
+    if part.by_hand and cells[part.grade_id].cell_type != "markdown":
+        raise DtlabError(
+            f"{name}: cell {part.grade_id!r} is graded by hand, and has to be Markdown."
+        )
+    if not part.by_hand and cells[part.grade_id].source.strip() != part.call:
+        raise DtlabError(f"{name}: cell {part.grade_id!r} has to be: {part.call}")
+
+
 def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> None:
     """Leaves of a cell what belongs into git, with nbgrader's metadata where it has a role."""
     metadata = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
     if cell.cell_type == "code":
         cell.outputs, cell.execution_count = [], None
     if cell.id in graded:
-        metadata["nbgrader"] = _role(cell, points=graded[cell.id].points)
+        part = graded[cell.id]
+        metadata["nbgrader"] = _role(cell, points=part.points, by_hand=part.by_hand)
     elif cell.id in answers or _BLANK.search(cell.source):
         metadata["nbgrader"] = _role(cell)
     cell.metadata = nbformat.from_dict(metadata)
 
 
-def _role(cell: NotebookNode, points: float | None = None) -> dict[str, object]:
-    """nbgrader's metadata: of a graded cell where there are points, else of one to fill in."""
-    graded = points is not None
-    role = {"grade": graded, "grade_id": cell.id, "locked": graded, "schema_version": 3}
-    role |= {"solution": not graded, "task": False}
+def _role(
+    cell: NotebookNode, points: float | None = None, by_hand: bool = False
+) -> dict[str, object]:
+    """nbgrader's metadata: of a graded cell where there are points, else of one to fill in.
+
+    One that is graded `by_hand` is both.
+    """
+    graded, filled_in = points is not None, points is None or by_hand
+    role = {"grade": graded, "grade_id": cell.id, "locked": not filled_in, "schema_version": 3}
+    role |= {"solution": filled_in, "task": False}
     if points is not None:
         role["points"] = int(points) if points == int(points) else points
     return role

@@ -12,16 +12,20 @@ from typing import Any, Protocol
 
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.defences import Defence
 from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
 
-__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "reason_part",
-           "unit_packages"]  # fmt: skip
+__all__ = ["Checks", "Part", "ask", "check", "defence_part", "find_part", "known_parts",
+           "reason_part", "unit_packages"]  # fmt: skip
 
 
 class Checks(Protocol):
-    """How a part is checked: `checks.Check` runs functions, `answers.Questions` reads values."""
+    """How a part is checked: `checks.Check` runs functions, `answers.Questions` reads values.
+
+    A `defences.Defence` says what a person looks for, and cannot be run.
+    """
 
     @property
     def points(self) -> float:
@@ -72,13 +76,20 @@ class Part:
         return self.name.partition("/")[0]
 
     @property
+    def by_hand(self) -> bool:
+        """Whether a person grades it: then the cell that is filled in is the graded one."""
+        return isinstance(self.check, Defence)
+
+    @property
     def answer_id(self) -> str:
         """The id of the cell that the learner fills in."""
         return self.grade_id.removesuffix("-check")
 
     @property
     def call(self) -> str:
-        """The source of its graded cell."""
+        """The source of its graded cell; of one that is graded by hand there is no call."""
+        if self.by_hand:
+            return ""
         learner = ", learner=learner" if isinstance(self.check, Questions) else ""
         return f'dtlab.check("{self.name}", {self.symbol}{learner})'
 
@@ -105,6 +116,14 @@ def reason_part(name: str, title: str, minutes: int, difficulty: int, check: Que
     """A part of Level I: questions, whose answers are called as the part is."""
     symbol = name.partition("/")[2]
     return Part(name, 1, title, symbol, f"{symbol}-check", minutes, difficulty, check)
+
+
+def defence_part(
+    name: str, level: int, title: str, minutes: int, difficulty: int, *rubric: tuple[float, str]
+) -> Part:
+    """A written defence, a text cell called as the part is; `rubric` has points and what for."""
+    symbol = name.partition("/")[2]
+    return Part(name, level, title, symbol, symbol, minutes, difficulty, Defence(rubric))
 
 
 def find_part(name: str) -> Part:
@@ -142,7 +161,7 @@ def check(
     A function is run on real ranks, with inputs drawn from `seed`; values are compared with those
     of `learner`. An assignment may give other `points` for the part. Whatever the answer does
     (raises, hangs, exits) becomes a criterion that says so; raises `DtlabError` for an unknown
-    name and `LaunchError` where no ranks can run.
+    name and for a part that is graded by hand, and `LaunchError` where no ranks can run.
     """
     part = find_part(name)
     criteria = tuple(part.check.run(part.symbol, answer, seed, learner))

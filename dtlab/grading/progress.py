@@ -31,7 +31,9 @@ class Row:
 
     @property
     def state(self) -> str:
-        """In words: "passed", "7 of 10", "open"."""
+        """In words: "passed", "7 of 10", "open"; "by hand" of what no check looks at."""
+        if self.part.by_hand:
+            return "by hand"
         if self.passed:
             return "passed"
         if not self.share:
@@ -57,11 +59,12 @@ class Progress:
         """The first required part that is not passed, then the extra ones; None when all are.
 
         Both from the last part on that is passed: a learner may have begun with a later unit. What
-        was left open before it comes after what is open behind it.
+        was left open before it comes after what is open behind it. Nobody on this machine can say
+        whether what is graded by hand is done.
         """
         last = max((at for at, row in enumerate(self.rows) if row.passed), default=-1)
         onwards = [*self.rows[last + 1 :], *self.rows[: last + 1]]
-        unfinished = [row.part for row in onwards if not row.passed]
+        unfinished = [row.part for row in onwards if not row.passed and not row.part.by_hand]
         return min(unfinished, key=lambda part: part.stretch, default=None)
 
     def __repr__(self) -> str:
@@ -95,8 +98,9 @@ class Progress:
     def _units(self) -> Iterator[tuple[str, list[Row]]]:
         for number, rows in groupby(self.rows, key=lambda row: row.part.unit):
             found = list(rows)
-            passed = sum(row.passed for row in found)
-            yield f"{_title(number)}: {passed} of {len(found)} parts passed", found
+            checked = [row for row in found if not row.part.by_hand]
+            passed = sum(row.passed for row in checked)
+            yield f"{_title(number)}: {passed} of {len(checked)} parts passed", found
 
     def _outlook(self) -> list[str]:
         part = self.next

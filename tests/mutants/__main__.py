@@ -22,7 +22,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.list:
         print(*MUTATORS, sep="\n")
         return 0
-    parts = [part for part in known_parts() if part.name.startswith(arguments.what)]
+    named = (part for part in known_parts() if part.name.startswith(arguments.what))
+    parts = [part for part in named if not part.by_hand]
     if not parts:
         print(f"no part begins with {arguments.what!r}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from dtlab.grading import Criterion, Part, find_part
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.trials import Observation, observe
+from dtlab.grading.questions.answers import Questions
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of
 from tests.wrong_answers import Answer, Answers, answers_of
@@ -128,8 +129,8 @@ class Proof:
 
 
 def proof_of(part: Part) -> Proof:
-    """The proof of `part`, with nothing judged yet."""
-    source = solution_of(part).source if part.level > 1 else None
+    """The proof of `part`, with nothing judged yet; values drawn for a learner have no mutants."""
+    source = None if isinstance(part.check, Questions) else solution_of(part).source
     return Proof(part, source, mutants(source) if source else [], answers_of(part))
 
 

@@ -96,13 +96,15 @@ def _reweigh(cells: Sequence[NotebookNode], part: Part, points: float) -> None:
     before, line, after = text.source.partition(_line(part))
     rest, gap, below = after.partition("\n\n")
     worth = f"they give {_count(points)} in this assignment, in proportion"
-    said = f"The check counts {_count(part.points)}; {worth if points else 'here none count'}."
+    counts = "table" if part.by_hand else "check"
+    said = f"The {counts} counts {_count(part.points)}; {worth if points else 'here none count'}."
     line = line.replace(f"{part.points:g} points", _count(points), 1)
     text.source = f"{before}{line}{rest}\n\n{said}{gap}{below}"
     check = next(cell for cell in cells if cell.id == part.grade_id)
     points = int(points) if points == int(points) else points
     check.metadata.nbgrader.points = points
-    check.source = check.source.replace(part.call, f"{part.call[:-1]}, points={points})")
+    if not part.by_hand:
+        check.source = check.source.replace(part.call, f"{part.call[:-1]}, points={points})")
 
 
 def _retitle(cells: Sequence[NotebookNode], parts: Sequence[Part], weights: Weights) -> None:

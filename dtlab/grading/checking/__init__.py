@@ -5,6 +5,7 @@
     bench.py       where it runs: on the learner's machine, or behind walls
     warm.py        what is slow to import, made ready before the clock runs
     mends.py       a broken program: what is said of it, and the mended one
+    defences.py    a written answer, which a person grades by a rubric
     waits.py       who waits for whom, as a learner says and as the watcher finds
     topics.py      trials that show one thing
     groups.py      a function called on several groups of ranks at a time

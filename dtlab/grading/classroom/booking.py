@@ -112,6 +112,19 @@ class Books:
             if grade.manual_score is not None
         ]
 
+    def waiting(self, student: str) -> tuple[tuple[str, float], ...]:
+        """The parts that only a person can grade, and nobody has yet; the points of each.
+
+        One that is as it was handed out has no points already, by nbgrader's own rule.
+        """
+        found = self._submission(student)
+        return tuple(
+            (grade.name, float(grade.max_score))
+            for notebook in (found.notebooks if found else ())
+            for grade in notebook.grades
+            if grade.manual_score is None and grade.auto_score is None
+        )
+
     def settle_late(self, student: str) -> tuple[Lateness, float] | None:
         """How late the work of a student came, and the points that this takes off, booked anew.
 

@@ -44,7 +44,7 @@ class Outcome:
 
     `trouble` says what could not be judged: all of it where there is no record. `late` has how
     late it came, and the points that this takes off. `by_hand` are parts that have points which
-    somebody gave.
+    somebody gave; `waiting` are those that wait for somebody, with the points that they may get.
     """
 
     student: str
@@ -54,6 +54,7 @@ class Outcome:
     trouble: str = ""
     late: tuple[Lateness, float] | None = None
     by_hand: tuple[str, ...] = ()
+    waiting: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,8 @@ class Grading:
             key = verdicts.digest(files.key, self.assignment.key)
             due = self._due(before, key, books)
             if before is not None and not due:
-                late = books.settle_late(student)
-                return Outcome(student, before, before, skipped=True, late=late)
+                late, waiting = books.settle_late(student), books.waiting(student)
+                return Outcome(student, before, before, skipped=True, late=late, waiting=waiting)
         except Exception as error:  # noqa: BLE001  one submission must not stop the others
             return Outcome(student, None, before, trouble=_told(error))
         return _Plan(submission, files, before, key, self._task(submission, files, before, due))
@@ -219,9 +220,12 @@ class Grading:
                 return Outcome(student, None, before, trouble=trouble)
             record = self._booked(plan, done, books)
             late, by_hand = books.settle_late(student), tuple(books.by_hand(student))
+            waiting = books.waiting(student)
         except Exception as error:  # noqa: BLE001  one submission must not stop the others
             return Outcome(student, None, before, trouble=_told(error))
-        return Outcome(student, record, before, trouble=trouble, late=late, by_hand=by_hand)
+        return Outcome(
+            student, record, before, trouble=trouble, late=late, by_hand=by_hand, waiting=waiting
+        )
 
     def _booked(self, plan: _Plan, done: Done, books: Books) -> Record:
         """Books it; until that is done, what was kept says that it is to be judged again."""

@@ -64,6 +64,8 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
     old = outcome.before.score if outcome.before and not outcome.skipped else None
     if old is not None and abs(old - outcome.record.score) > 1e-9:
         yield f"was {old:.6g}"
+    if outcome.waiting:
+        yield f"{sum(points for _, points in outcome.waiting):.6g} to be given by hand"
     if outcome.late:
         yield f"late: -{outcome.late[1]:.4g}" if outcome.late[1] else "late"
     if not outcome.skipped and (notes := sum(map(len, outcome.record.notes.values()))):
@@ -86,9 +88,10 @@ def summary(seen: Iterable[Outcome], folder: str, width: int | None) -> Iterator
         ("What had to be mended, or left out:", _notes(graded)),
         ("Changed since the last run:", _changed(graded)),
         (
-            "Points that were given by hand stay, and count in place of the judge's:",
+            "Points that were given by hand stay, and count in place of any of the judge's:",
             [f"{one.student}: {', '.join(one.by_hand)}" for one in graded if one.by_hand],
         ),
+        ("To be graded by hand, in formgrader (no points are lost by it):", _waiting(seen)),
         ("Walls that this system does not allow, so that graded code gets past them:", [*walls]),
         ("Not graded:", [f"{one.student}: {one.trouble}" for one in seen if one.trouble]),
     ):
@@ -120,6 +123,15 @@ def _notes(graded: list[Outcome]) -> list[str]:
             for note in notes:
                 about.setdefault(f"{name}: {note}", []).append(one.student)
     return [f"{_names(who)}, {note}" for note, who in about.items()]
+
+
+def _waiting(seen: list[Outcome]) -> list[str]:
+    """Each part that waits for a grader, its points, and whose."""
+    whose: dict[tuple[str, float], list[str]] = {}
+    for one in seen:
+        for part in one.waiting:
+            whose.setdefault(part, []).append(one.student)
+    return [f"{name}, {points:g} points: {_names(who)}" for (name, points), who in whose.items()]
 
 
 def _names(names: list[str]) -> str:
