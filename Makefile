@@ -24,7 +24,7 @@ COURSE ?= $(CURDIR)
 # alone. Both runs are in the output, and who fails twice has failed.
 AGAIN = { [ $$? = 1 ] && echo "Once more, alone:" && \
   $(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1; }
-FIRST := notebooks/01_ranks_and_collectives.ipynb
+FIRST := notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: lab check test bench mutants grading notebooks exercises clean

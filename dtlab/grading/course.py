@@ -41,7 +41,7 @@ class Course:
         )
 
     def units(self) -> list[str]:
-        """The names of all units, "01_ranks_and_collectives" first."""
+        """The names of all units, "00_one_gpu_is_not_enough" first."""
         found = {path.stem for path in (self.root / "notebooks").glob("[0-9][0-9]_*.ipynb")}
         for folder in ("solutions", "exercises"):
             found |= {path.name for path in (self.root / folder).glob("[0-9][0-9]_*/")}

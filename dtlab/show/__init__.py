@@ -11,11 +11,13 @@ from dtlab.show.batch_widgets import (
     explore_published_sweep,
     explore_schedule,
 )
+from dtlab.show.decision_widgets import explore_decision
 from dtlab.show.figures import (
     activation_bars,
     collective_table,
     cost_curves,
     crossover,
+    decision_tree,
     effective_batch,
     gradient_ranges,
     line_chart,
@@ -26,6 +28,7 @@ from dtlab.show.figures import (
     overlap,
     published_sweep,
     ring,
+    scaling_chart,
     schedule,
     staircase,
     straggler,
@@ -40,6 +43,7 @@ from dtlab.show.precision_widgets import (
     explore_gradients,
     explore_number_line,
 )
+from dtlab.show.preflight import preflight
 from dtlab.show.style import COLOURS, Figure
 from dtlab.show.training_widgets import explore_overlap, explore_straggler
 from dtlab.show.widgets import Explorer, explore_crossover, step_ring, step_tree
@@ -53,9 +57,11 @@ __all__ = [
     "collective_table",
     "cost_curves",
     "crossover",
+    "decision_tree",
     "effective_batch",
     "explore_activations",
     "explore_crossover",
+    "explore_decision",
     "explore_effective_batch",
     "explore_gradients",
     "explore_memory",
@@ -72,8 +78,10 @@ __all__ = [
     "memory_bars",
     "number_line",
     "overlap",
+    "preflight",
     "published_sweep",
     "ring",
+    "scaling_chart",
     "schedule",
     "staircase",
     "step_ring",

@@ -94,14 +94,16 @@ class Chart:
         for side, spine in axes.spines.items():
             spine.set(visible=side in ("left", "bottom"), color=MUTED)
 
-    def draw_curve(self, name: str, xs: Numbers, ys: Numbers, kind: Kind) -> None:
+    def draw_curve(
+        self, name: str, xs: Numbers, ys: Numbers, kind: Kind, *, joined: bool = True
+    ) -> None:
         """A line for a prediction; else marks on a thin line, without marks where there are many.
 
-        Points without a finite value leave a gap.
+        Points without a finite value leave a gap; marks that are not `joined` have no line.
         """
         marks = kind != "predicted" and len(xs) <= MOST_MARKS
         self._kinds[name] = kind, marks
-        style = self._style(name, kind, marks)
+        style = self._style(name, kind, marks) | ({} if joined else {"linestyle": "none"})
         self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
 
     def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:

@@ -11,6 +11,7 @@ from dtlab.show.activation_figure import activation_bars
 from dtlab.show.batch_figure import effective_batch
 from dtlab.show.cost_figure import cost_curves
 from dtlab.show.crossover_figure import crossover
+from dtlab.show.decision_figure import decision_tree
 from dtlab.show.gradient_figure import gradient_ranges
 from dtlab.show.line_figure import line_chart
 from dtlab.show.loss_scale_figure import loss_scale_chart
@@ -19,6 +20,7 @@ from dtlab.show.number_line_figure import number_line
 from dtlab.show.overlap_figure import overlap
 from dtlab.show.published_figure import published_sweep
 from dtlab.show.ring_figure import ring
+from dtlab.show.scaling_figure import scaling_chart
 from dtlab.show.schedule_figure import schedule
 from dtlab.show.staircase_figure import staircase
 from dtlab.show.straggler_figure import straggler
@@ -32,6 +34,7 @@ __all__ = [
     "collective_table",
     "cost_curves",
     "crossover",
+    "decision_tree",
     "effective_batch",
     "gradient_ranges",
     "line_chart",
@@ -42,6 +45,7 @@ __all__ = [
     "overlap",
     "published_sweep",
     "ring",
+    "scaling_chart",
     "schedule",
     "staircase",
     "straggler",

@@ -83,7 +83,7 @@ def number_from_words(words: str, units: Mapping[str, float]) -> float:
     """
     found = re.fullmatch(rf"{_NUMBER}\s*(.*)", words.strip(), re.IGNORECASE)
     known = {unit.lower(): factor for unit, factor in units.items()} | {"": 1.0}
-    unit = re.sub("[uμ]", "µ", found[2].lower()) if found else ""  # typed for the sign of micro
+    unit = re.sub("^[uμ]", "µ", found[2].lower()) if found else ""  # typed for the sign of micro
     if found is None or unit not in known:
         after = f", then {', '.join(units)} or nothing" if units else ""
         raise ValueError(f"{words.strip()!r} is not understood. Type digits and a point{after}.")
