@@ -36,7 +36,8 @@ def descendants() -> dict[int, str]:
 def files() -> set[Path]:
     """Files in shared memory and in the temporary folder, pytest's own left out.
 
-    And those of another run of the tests that lives: its canaries have its process id.
+    And those of other programs that live: canaries of another run of the tests, which have its
+    process id, and semaphores.
     """
     return {
         path
@@ -57,7 +58,17 @@ def _is_mine(path: Path) -> bool:
 
 def _of_others(path: Path) -> bool:
     name, _, pid = path.name.rpartition("-")
+    if name == "sem.mp":  # of Python's multiprocessing, in memory as long as somebody uses it
+        ours = {os.getpid(), *(process.pid for process in _below())}
+        return any(str(path) in _mapped(pid) for pid in psutil.pids() if pid not in ours)
     return name == ".dtlab-hostile" and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
+
+
+def _mapped(pid: int) -> str:
+    """The files that a process has in its memory, as the kernel tells."""
+    with contextlib.suppress(OSError):  # it has ended, or is none of ours
+        return Path(f"/proc/{pid}/maps").read_text()
+    return ""
 
 
 def listening() -> set[int]:
