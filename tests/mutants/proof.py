@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,7 +21,7 @@ from tests.wrong_answers import Answer, Answers, answers_of
 
 __all__ = ["Fate", "Place", "Proof", "fate_of", "in_workers", "losses_of", "proof_of"]
 
-ENOUGH = 30  # mutants of a part of Level II
+ENOUGH, A_LINE = 30, 2  # mutants of a part of Level II; for a line, where it is a small blank
 
 Key = TypeVar("Key")
 
@@ -59,8 +60,8 @@ def fate_of(mutant: Mutant, losses: Sequence[str], equivalent: Mapping[str, str]
 class Proof:
     """What is to be checked for one part, and the results so far, by their place in `calls`.
 
-    `solution` is the source of the solution's cell, from which the mutants were made; None in
-    Level I, where answers are values.
+    `solution` is the source of the solution's cell, from which the mutants were made; None where
+    answers are values.
     """
 
     part: Part
@@ -122,8 +123,11 @@ class Proof:
         ]
 
     def _too_little(self) -> Iterator[str]:
-        if self.part.level == 2 and len(self.mutants) < ENOUGH:
-            yield f"{len(self.mutants)} mutants; {ENOUGH} or more are asked for"
+        if self.part.level == 2 and self.solution is not None:
+            lines = ast.unparse(ast.parse(self.solution)).splitlines()
+            enough = min(ENOUGH, A_LINE * len(lines))
+            if len(self.mutants) < enough:
+                yield f"{len(self.mutants)} mutants; {enough} or more are asked for"
         if self.answers is None:
             yield f"no file {self.part.symbol}.py of wrong answers"
 

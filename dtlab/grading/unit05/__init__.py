@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtlab.grading.parts import Part
-from dtlab.grading.unit05 import plans, reason
+from dtlab.grading.unit05 import build, diagnose, plans, reason
 
 __all__ = ["PARTS"]
 
-PARTS: tuple[Part, ...] = (*reason.PARTS, *plans.PARTS)
+PARTS: tuple[Part, ...] = (*reason.PARTS, *build.PARTS, *diagnose.PARTS, *plans.PARTS)

@@ -1,0 +1,59 @@
+"""The training run of 00/train_within, as level-3.ipynb shows it. This file loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = ["Batch", "broken", "mended"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+def broken(
+    model: nn.Module, optimizer: Any, batches: Sequence[Batch], held_out: Batch
+) -> tuple[Any, list[Any]]:
+    """Train; the mean of all outputs, and the loss on held-out rows after each step."""
+    inputs, targets = held_out
+    outputs, losses = [], []
+    for x, y in batches:
+        output = model(x)
+        loss = F.mse_loss(output, y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        outputs.append(output)
+        losses.append(F.mse_loss(model(inputs), targets).item())
+    return torch.cat(outputs).mean().item(), losses
+
+
+def mended(
+    model: nn.Module,
+    optimizer: Any,
+    batches: Sequence[Batch],
+    held_out: Batch,
+    *,
+    fault: str = "",
+) -> tuple[Any, list[Any]]:
+    """The same in less memory; `fault` puts one of three back: leak, evaluation, gradients."""
+    inputs, targets = held_out
+    kept, total, count, losses = [], 0.0, 0, []
+    for x, y in batches:
+        output = model(x)
+        loss = F.mse_loss(output, y)
+        if fault == "gradients":
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if fault != "gradients":
+            optimizer.zero_grad()
+        total, count = total + output.detach().double().sum().item(), count + output.numel()
+        kept += [output] if fault == "leak" else []
+        del output, loss
+        with torch.set_grad_enabled(fault == "evaluation"):
+            losses.append(F.mse_loss(model(inputs), targets).item())
+    return total / count, losses

@@ -1,0 +1,214 @@
+"""Two iterations of training, and the bytes of all tensors that exist in each phase of them.
+
+    forward | backward | step | second: forward and backward once more
+
+A setting is a dict:
+
+    widths          of the inputs, of what is between the layers, and of the outputs
+    batch           rows of a batch; they are `samples` equal samples
+    dtype           of all tensors: "fp32" or "bf16"
+    optimizer       "Adam" or "SGD"
+    frozen          so many layers from the first on are not trained
+    clear           when gradients are cleared: "after step", or "before backward"
+    microbatches    into so many parts a batch is cut, one after another
+    checkpoint      whether all layers but the last are run again in backward
+
+This file loads torch. level-3.ipynb has learners use it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dtlab.training.activation import checkpoint
+from dtlab.training.held import Storage, storage_of
+
+__all__ = ["PHASES", "AdamByHand", "SGDByHand", "Watch", "batch_of", "build", "forward",
+           "one_thread", "peaks", "train"]  # fmt: skip
+
+PHASES = ("forward", "backward", "step", "second")
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes of what was there before and of all that operators make, by phase."""
+
+    def __init__(self, *there: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live: dict[Storage, int] = dict(map(storage_of, there))
+        self.now = sum(self._live.values())
+        self.peaks: dict[str, int] = {}
+        self._phase = ""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would import its compiler at the first operator: seconds, and no use here."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, Tensor):
+                self._count(tensor)
+        self._note()
+        return outputs
+
+    def _count(self, tensor: Tensor) -> None:
+        key, size = storage_of(tensor)
+        if key not in self._live:
+            self._live[key] = size
+            self.now += size
+            weakref.finalize(tensor.untyped_storage(), self._gone, key)
+
+    def _gone(self, key: Storage) -> None:
+        self.now -= self._live.pop(key)
+
+    def _note(self) -> None:
+        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self.now)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is done meanwhile counts as this phase."""
+        before, self._phase = self._phase, self._phase or name
+        self._note()
+        yield
+        self._phase = before
+
+
+class SGDByHand:
+    """Steps along the gradient, one parameter after another; it keeps nothing."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rate: float = 0.01) -> None:
+        self.parameters, self.rate = list(parameters), rate
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters that have a gradient."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self.rate)
+
+    def zero_grad(self) -> None:
+        """Let go of the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class AdamByHand(SGDByHand):
+    """As torch.optim.Adam(foreach=False): two moments, made at the first step.
+
+    PyTorch's own imports its compiler when the first one is made, which takes seconds.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rate: float = 0.001) -> None:
+        super().__init__(parameters, rate)
+        self.moments: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """See `SGDByHand`."""
+        self.steps += 1
+        for parameter in self.parameters:
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if parameter not in self.moments:
+                self.moments[parameter] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            mean, square = self.moments[parameter]
+            mean.lerp_(grad, 0.1)
+            square.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            correction = (1 - 0.999**self.steps) ** 0.5
+            length = (square.sqrt() / correction).add_(1e-8)
+            parameter.addcdiv_(mean, length, value=-self.rate / (1 - 0.9**self.steps))
+
+
+# Models and steps -------------------------------------------------------------------------------
+
+
+def build(setting: Mapping[str, Any]) -> nn.ModuleList:
+    """A layer for each pair of widths: Linear, and GELU after all but the last."""
+    torch.manual_seed(0)
+    widths = setting["widths"]
+    dtype = torch.bfloat16 if setting["dtype"] == "bf16" else torch.float32
+    layers = [
+        nn.Sequential(nn.Linear(width, out), *([nn.GELU()] if number < len(widths) - 2 else []))
+        for number, (width, out) in enumerate(pairwise(widths))
+    ]
+    for layer in layers[: setting["frozen"]]:
+        layer.requires_grad_(False)
+    return nn.ModuleList(layers).to(dtype)
+
+
+def batch_of(setting: Mapping[str, Any], number: int) -> tuple[Tensor, Tensor]:
+    """Inputs [batch, width] and targets [batch, last width] of an iteration."""
+    draw = torch.Generator().manual_seed(number)
+    widths, dtype = setting["widths"], setting["dtype"]
+    shapes = (setting["batch"], widths[0]), (setting["batch"], widths[-1])
+    inputs, targets = (torch.randn(shape, generator=draw) for shape in shapes)
+    return (inputs.bfloat16(), targets.bfloat16()) if dtype == "bf16" else (inputs, targets)
+
+
+def forward(layers: nn.ModuleList, x: Tensor, is_checkpointed: bool) -> Tensor:
+    """Through all layers; layers but the last may be run again in backward."""
+    again = layers[:-1] if is_checkpointed else ()
+    for layer in layers:
+        x = checkpoint(layer, x) if layer in again else layer(x)
+    return x
+
+
+def train(
+    layers: nn.ModuleList,
+    optimizer: SGDByHand,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    setting: Mapping[str, Any],
+    watch: Watch,
+) -> None:
+    """Iterations as the plan in `setting` has them: microbatches, checkpoints, when to clear."""
+    for iteration, (inputs, targets) in enumerate(batches):
+        parts = setting["microbatches"]
+        for part, (x, y) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
+            with watch.phase("second" if iteration else "forward"):
+                loss = F.mse_loss(forward(layers, x, setting["checkpoint"]), y) / parts
+            if part == 0 and setting["clear"] == "before backward":
+                optimizer.zero_grad()
+            with watch.phase("second" if iteration else "backward"):
+                loss.backward()
+            del loss
+        with watch.phase("step"):
+            optimizer.step()
+        if setting["clear"] == "after step":
+            optimizer.zero_grad()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Models as small as these lose more by sharing work out to threads than they gain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
+def peaks(setting: Mapping[str, Any]) -> dict[str, int]:
+    """The most bytes of all tensors in each phase of two real iterations."""
+    layers = build(setting)
+    trained = [one for one in layers.parameters() if one.requires_grad]
+    optimizer = (AdamByHand if setting["optimizer"] == "Adam" else SGDByHand)(trained)
+    batches = [batch_of(setting, number) for number in range(2)]
+    there = [*layers.parameters(), *(each for pair in batches for each in pair)]
+    with Watch(*there) as watch:
+        train(layers, optimizer, batches, setting, watch)
+    return {name: watch.peaks[name] for name in PHASES}

@@ -1,0 +1,146 @@
+"""Cases that say by criterion what is wrong, and the judges made of that.
+
+rank r: on_rank ──> what was seen ──> case.faults(results): ("bytes", "rank 0 sends ...")
+                                                                │
+Rule("bytes", 2, judge("bytes", ...))  <────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Case, Observation
+from dtlab.grading.words import amount
+
+__all__ = ["FINISHED", "Fault", "Faulty", "Noted", "judge", "traffic"]
+
+FINISHED = (
+    "dtlab.parallel.data",
+    "dtlab.parallel.zero",
+    "dtlab.parallel.fully_sharded",
+    "dtlab.parallel.flat_shard",
+    "dtlab.parallel.sharded_block",
+    "dtlab.parallel.sharded_gradients",
+    "dtlab.parallel.sharded_optimizer",
+    "dtlab.parallel.shards",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)
+_MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes of gloo's own in a launch
+
+Fault = tuple[str, str]  # the criterion that is lost, and why
+
+
+class Noted:
+    """What a rank noted, by name, and which finished code was called on it."""
+
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self._result = dict(result)
+        self.finished = frozenset(map(str, self._result.get("finished", ())))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._result[name]
+
+    def get(self, name: str) -> Any:
+        """What was noted under this name, None where nothing was."""
+        return self._result.get(name)
+
+
+class Faulty(Case):
+    """A case whose `faults` belong to criteria; a crash in it belongs to its `topic`."""
+
+    topic: str
+
+    @abstractmethod
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """All that is wrong with what the ranks returned."""
+
+    def opened(self, result: Any) -> Noted:
+        """See `Case`."""
+        return Noted(result)
+
+    def mistake(self, results: Sequence[Noted]) -> str:
+        """See `Case`."""
+        return next((words for _, words in self.faults(results)), "")
+
+
+def judge(
+    name: str, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
+) -> Judge:
+    """Judges the criterion of this name, once those `before` it are right.
+
+    `also` says what else may be wrong with it.
+    """
+
+    def judged(seen: Seen) -> Verdict:
+        for other in before:
+            if _fault(seen, other):
+                return blocked(f"judged once `{other}` is right")
+        wrong = _fault(seen, name) or also(seen)
+        if wrong:
+            return lost(wrong)
+        unseen = [one for one in seen if one.error is not None]
+        return blocked("judged once the ranks come back") if unseen else ok(right)
+
+    return judged
+
+
+def _fault(seen: Seen, name: str) -> str:
+    """The first thing that is wrong with a criterion; empty if nothing is."""
+    return next((words for one in seen for words in _faults(one, name)), "")
+
+
+def _faults(one: Observation, name: str) -> Iterator[str]:
+    topics = [case.topic for case in one.trial.cases if isinstance(case, Faulty)]
+    if one.error is not None:
+        if topics[one.failed_case or 0] == name:
+            yield one.trouble
+        return
+    code = called_by(result for results in one.results for result in results)
+    if code and topics[0] == name:
+        yield f"{code} does the work for you, and finished code does not count."
+    if "faults" not in vars(one):  # kept as `mistakes` is: every criterion asks for them
+        vars(one)["faults"] = [*_all_faults(one)]
+    yield from (words for topic, words in vars(one)["faults"] if topic == name)
+
+
+def _all_faults(one: Observation) -> Iterator[Fault]:
+    for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
+        assert isinstance(case, Faulty)
+        try:
+            found = list(case.faults(results))
+        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+            found = [(case.topic, "what the ranks return is not what is asked for.")]
+        yield from ((name, f"{one.trial.words(number)}: {words}") for name, words in found)
+
+
+def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
+    """Says that other bytes leave a rank than should, in trials whose first case has this topic.
+
+    A rank sends (N-1)/N of all elements of the case, `times` so often, at 4 bytes each.
+    """
+
+    def wrong(seen: Seen) -> str:
+        for one in seen:
+            case: Any = one.trial.cases[0]
+            if case.topic != topic or one.error is not None or one.trace is None:
+                continue
+            ranks = one.trial.world_size
+            goal = times * 4 * case.elements * (ranks - 1) / ranks
+            for rank in range(ranks):
+                sent = one.trace.bytes_wire(rank)
+                if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
+                    return (
+                        f"{one.trial.words()}: {amount(sent)} left rank {rank}, and it takes "
+                        f"{amount(goal)}. {advice}"
+                    )
+        return ""
+
+    return wrong

@@ -1,0 +1,155 @@
+"""05/free: the memory of a block's whole parameters is given back, and can be filled again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.unit05.blocks import OnBlock, alike, draw_blocks
+from dtlab.grading.unit05.faults import FINISHED, Fault, Noted, judge
+from dtlab.grading.unit05.gathering import expected_gradients
+
+__all__ = ["FREE"]
+
+
+class Freeing(OnBlock):
+    """`fn(block, flat)` after a forward pass; with the topic "own" before the first gather.
+
+    Then the parameters have memory of their own, as `shard` leaves them.
+    """
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        """See `Case`."""
+        given = super().given(rank, world_size)
+        return {**given, "inputs": self.inputs(), "own": self.topic == "own"}
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        """See `Case`."""
+        from dtlab.grading.checking.modules import filled
+        from dtlab.grading.unit05.alive import Alive
+        from dtlab.grading.unit05.blocks import fill, flat_of, lay
+
+        with Alive() as alive, finished_calls(*FINISHED, refuse=True) as finished:
+            module = filled(given["kind"], given["sizes"], given["state"])
+            parameters = list(module.parameters())
+            flat, shapes = flat_of(parameters, 2), [one.shape for one in parameters]
+            numbers = flat.clone()
+            if not given["own"]:
+                lay(module, flat)
+            loss = None if given["own"] else module(given["inputs"]).square().sum()
+            others = alive.bytes - flat.nbytes * (1 + given["own"])
+            fn(module, flat)
+            seen = {
+                "left": alive.bytes - others,
+                "flat": flat.untyped_storage().nbytes(),
+                "same": all(a is b for a, b in zip(parameters, module.parameters(), strict=False)),
+                "shapes": [list(one.shape) for one in parameters],
+                "nan": [_is_nan(one) for one in parameters],
+                "finished": sorted(finished),
+            }
+            if loss is not None and seen["same"] and flat.shape == numbers.shape:
+                for parameter, shape in zip(parameters, shapes, strict=True):
+                    parameter.data = parameter.data.new_empty(shape)
+                fill(flat, numbers)
+                lay(module, flat)
+                seen |= _went_back(loss, parameters)
+        return seen
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """See `Faulty`."""
+        (seen,) = results
+        module = self.module()
+        wanted = list(module.parameters())
+        size = 4 * self.elements
+        own = seen["left"] - seen["flat"]
+        if self.topic == "own" and seen["same"] and own > size // 4:
+            yield (
+                "own",
+                (
+                    f"{own} of {size} bytes are left. Before its first gather a block has memory "
+                    "of its own beside flat: who holds it afterwards?"
+                ),
+            )
+        if self.topic != "own":
+            if seen["flat"]:
+                yield "storage", f"the storage of flat still has {seen['flat']} bytes. {_BACK}"
+            elif own > size // 4:
+                yield "storage", f"{own} bytes of the block are left somewhere. {_BACK}"
+        if not seen["same"] or seen["shapes"] != [list(one.shape) for one in wanted]:
+            yield "shapes", "parameters have lost their shapes, or are others. " + _SHAPES
+        elif not all(seen["nan"]):
+            yield "nan", "a freed parameter does not read as NaN. " + _NAN
+        if seen.get("raised"):
+            yield "backward", f"after the next gather, backward raises: {seen['raised']}. {_READ}"
+        elif seen.get("gradients") is not None and not all(
+            map(alike, seen["gradients"], expected_gradients(module, self.inputs()))
+        ):
+            yield "backward", f"after the next gather, backward has wrong gradients. {_READ}"
+
+
+def _went_back(loss: Any, parameters: Sequence[Any]) -> dict[str, Any]:
+    """What came of backward."""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        return {"raised": str(error).partition(":")[0][:120]}
+    return {"gradients": [one.grad for one in parameters]}
+
+
+def _is_nan(parameter: Any) -> bool:
+    """Whether all of it is, read without touching memory that is not there."""
+    storage = parameter.untyped_storage().nbytes()
+    last = 1 + sum(
+        (size - 1) * stride
+        for size, stride in zip(parameter.shape, parameter.stride(), strict=True)
+    )
+    if storage < 4 * (parameter.storage_offset() + last):
+        return False
+    return bool(parameter.detach().isnan().all())
+
+
+_BACK = (
+    "Autograd has saved views of it for backward, and they keep the storage alive: change its "
+    "size, not who refers to it."
+)
+_READ = "What autograd has saved is not to be changed: nobody writes into a parameter or flat."
+_SHAPES = "`gather` cuts flat by them: let each parameter keep its shape, and its object."
+_NAN = "Else whoever forgets to gather computes with numbers that are not there, or crashes."
+
+
+def _trials(seed: int) -> list[Trial]:
+    """After forward, and before the first gather."""
+    draw = random.Random(seed)
+
+    def cases(topic: str) -> list[Freeing]:
+        return [Freeing(draw.randrange(10**6), net, topic) for net in draw_blocks(draw)]
+
+    return [Trial(1, cases("storage")), Trial(1, cases("own"))]
+
+
+FREE = Part(
+    name="05/free",
+    level=2,
+    title="Free",
+    symbol="free",
+    grade_id="free-check",
+    minutes=8,
+    difficulty=1,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule("storage", 2, judge("storage", "the storage is given back after forward")),
+            Rule("own", 1, judge("own", "and so is the block's own memory at first")),
+            Rule("shapes", 1, judge("shapes", "parameters keep their objects and shapes")),
+            Rule("nan", 1, judge("nan", "what is freed reads as NaN", "shapes")),
+            Rule("backward", 1, judge("backward", "the next gather serves backward")),
+        ),
+    ),
+    reference="dtlab.parallel.flat_shard.FlatShard",
+)

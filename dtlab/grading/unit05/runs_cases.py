@@ -1,0 +1,128 @@
+"""How a check runs a program of Level III: what it is given, and what is noted of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.unit05.faults import Fault, Faulty, Noted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dtlab.trace import Event
+
+__all__ = ["REDUCES", "ShardedRun", "events_of", "largest_gather", "one_process"]
+
+RATE, _ROWS = 0.1, 8  # as in the scripts; samples of a rank in a step
+REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients up
+
+
+@dataclass(frozen=True)
+class ShardedRun(Faulty):
+    """`script(model, batches)` on `steps` batches of random images for each rank.
+
+    With `watched`, the bytes that exist are noted whenever a batch is drawn.
+    """
+
+    seed: int
+    width: int
+    depth: int
+    steps: int = 4
+    watched: bool = True
+    topic: str = "training"
+
+    def __str__(self) -> str:
+        return f"{self.depth} layers of width {self.width}, {self.steps} steps"
+
+    @property
+    def layer(self) -> int:
+        """Elements of a layer."""
+        return 4 * self.width**2 + 3 * self.width
+
+    @property
+    def root(self) -> int:
+        """Elements of what is in no layer."""
+        return 65 * self.width + 10 * self.width + 10
+
+    @property
+    def elements(self) -> int:
+        """Elements of the model."""
+        return self.root + self.depth * self.layer
+
+    def state(self) -> list[Tensor]:
+        """Parameters to begin with: the same on all ranks."""
+        import torch
+
+        from dtlab.grading.unit05.runs_scripts import Net
+
+        draw = torch.Generator().manual_seed(self.seed)
+        shapes = [one.shape for one in Net(self.width, self.depth).parameters()]
+        return [torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for shape in shapes]
+
+    def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of a rank."""
+        import torch
+
+        draw = torch.Generator().manual_seed((1009 * self.seed + rank) * 97 + step)
+        images = torch.randn(_ROWS, 64, generator=draw)
+        return images, torch.randint(10, (_ROWS,), generator=draw)
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        """See `Case`."""
+        return {
+            "sizes": (self.width, self.depth),
+            "state": self.state(),
+            "batches": [self.batch(rank, step) for step in range(self.steps)],
+            "watched": self.watched,
+        }
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        """See `Case`."""
+        from dtlab.grading.unit05.runs_noted import noted
+
+        return noted(fn, given)
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """See `Faulty`; what is wrong with a run is for its judges to say."""
+        yield from ()
+
+
+def one_process(case: ShardedRun, ranks: int) -> tuple[list[list[float]], list[list[Tensor]]]:
+    """What one process comes to with all batches: each rank's losses; parameters by step."""
+    import torch
+    import torch.nn.functional as F
+
+    from dtlab.grading.unit05.runs_scripts import Net
+
+    model = Net(case.width, case.depth)
+    parameters = list(model.parameters())
+    for parameter, numbers in zip(parameters, case.state(), strict=True):
+        parameter.data = numbers
+    losses: list[list[float]] = [[] for _ in range(ranks)]
+    after = []
+    for step in range(case.steps):
+        every = []
+        for rank in range(ranks):
+            images, labels = case.batch(rank, step)
+            every.append(F.cross_entropy(model(images), labels))
+            losses[rank].append(float(every[-1].detach()))
+        gradients = torch.autograd.grad(sum(every, torch.zeros(())) / ranks, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.data = parameter.data - RATE * gradient
+        after.append([one.detach().clone() for one in parameters])
+    return losses, after
+
+
+def events_of(one: Observation, *names: str) -> list[Event]:
+    """What rank 0 called by these names, in order."""
+    events = one.trace.events if one.trace is not None else ()
+    return [event for event in events if event.rank == 0 and event.name in names]
+
+
+def largest_gather(one: Observation) -> int:
+    """Bytes of the largest all-gather of rank 0."""
+    return max((event.bytes for event in events_of(one, "all_gather")), default=0)

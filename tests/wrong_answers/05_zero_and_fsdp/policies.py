@@ -1,0 +1,221 @@
+"""Answers to 05/policies: layers that do not have the policy of the root.
+
+An answer is a function without arguments that returns what is handed in.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import SGD
+
+from dtlab.grading.unit05.runs_scripts import Layer, train_policies
+from dtlab.parallel.zero import Zero3
+
+SAID = {"symptom": "rounded gradients", "number": 50304, "line": 6}
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def trained(
+    model, batches, layers=(HALF, SINGLE), root=(HALF, SINGLE, SINGLE), rate=0.1, cut=True
+):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers if cut else ():
+        fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(*layers))
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(*root))
+    return stepped(model, batches, rate)
+
+
+def stepped(model, batches, rate=0.1):
+    optimizer = SGD(model.parameters(), lr=rate)
+    losses = []
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def mended(fn):
+    """The right diagnosis, and this function."""
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+
+
+def said(**diagnosis):
+    """The right diagnosis but for this, and a function that is right."""
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+
+
+# Wrong ------------------------------------------------------------------------------------------
+
+
+def says_wide_gathers():
+    return said(symptom="wide gathers")
+
+
+def says_rounded_losses():
+    return said(symptom="rounded losses")
+
+
+def says_stands():
+    return said(symptom="stands")
+
+
+def says_giant():
+    return said(symptom="giant gather")
+
+
+def the_whole_run():
+    return said(number=4 * 50304)
+
+
+def as_in_float32():
+    return said(number=100608)
+
+
+def one_layer():
+    return said(number=8384)
+
+
+def all_of_them():
+    return said(number=59944)
+
+
+def the_root():
+    return said(number=9640)
+
+
+def the_line_of_the_root():
+    return said(line=7)
+
+
+def the_line_of_the_wrapper():
+    return said(line="fully_shard(model, mesh=mesh, mp_policy=for_all)")
+
+
+def a_function_alone():
+    return trained
+
+
+@mended
+def not_written(model, batches):
+    raise NotImplementedError()
+
+
+@mended
+def still_broken(model, batches):
+    return train_policies(model, batches)
+
+
+@mended
+def without_it_at_the_root(model, batches):
+    return trained(model, batches, root=(HALF, None, SINGLE))
+
+
+@mended
+def the_other_one_for_both(model, batches):
+    return trained(model, batches, (HALF, None), (HALF, None, SINGLE))
+
+
+@mended
+def the_roots_policy_for_all(model, batches):
+    """Layers then give float32 to what is in no layer, and that has its weights in bfloat16."""
+    return trained(model, batches, (HALF, SINGLE, SINGLE))
+
+
+@mended
+def reduced_in_float16(model, batches):
+    return trained(model, batches, (HALF, torch.float16))
+
+
+@mended
+def nothing_is_added_up(model, batches):
+    return stepped(model, batches)
+
+
+@mended
+def all_in_float32(model, batches):
+    return trained(model, batches, (SINGLE, SINGLE, SINGLE), (SINGLE, SINGLE, SINGLE))
+
+
+@mended
+def losses_rounded(model, batches):
+    return trained(model, batches, root=(HALF, SINGLE, HALF))
+
+
+@mended
+def the_root_alone(model, batches):
+    """As in FSDP1, but there were wrapped layers there."""
+    return trained(model, batches, cut=False)
+
+
+@mended
+def another_rate(model, batches):
+    return trained(model, batches, rate=5.0)
+
+
+# Right ------------------------------------------------------------------------------------------
+
+
+@mended
+def reduce_dtype_in_layers(model, batches):
+    return trained(model, batches)
+
+
+@mended
+def outputs_by_hand(model, batches):
+    """One policy for all, without output_dtype."""
+
+    def in_float32(module, inputs, output):
+        return output.float()
+
+    model.leave.register_forward_hook(in_float32)
+    return trained(model, batches, root=(HALF, SINGLE))
+
+
+@mended
+def by_our_own(model, batches):
+    class Wide(Zero3):
+        def forward(self, *inputs):
+            return super().forward(*inputs).float()
+
+    return stepped(Wide(model, blocks=Layer, dtype=HALF, reduce_dtype=SINGLE), batches)
+
+
+def said_by_text():
+    return said(number="50304", line="fully_shard(layer, mesh=mesh, mp_policy=in_layers)")
+
+
+RIGHT = [reduce_dtype_in_layers, outputs_by_hand, by_our_own, said_by_text]
+
+WRONG = {
+    says_wide_gathers: {"symptom": "layers computed in bfloat16, gathered were bfloat16"},
+    says_rounded_losses: {"symptom": "more digits than bfloat16"},
+    says_stands: {"symptom": "pieces moved"},
+    says_giant: {"symptom": "of the model was whole"},
+    the_whole_run: {"number": "that is the whole run"},
+    as_in_float32: {"number": "what they would have in float32"},
+    one_layer: {"number": "that is one layer"},
+    all_of_them: {"number": "some of these travel in float32"},
+    the_root: {"number": "as they should"},
+    the_line_of_the_root: {"line": "does what it should here"},
+    the_line_of_the_wrapper: {"line": "does what it should here"},
+    a_function_alone: {"symptom": "policies has to be a dict"},
+    not_written: {"gradients": "mended is not written yet"},
+    still_broken: {"gradients": "travel in 16 bits"},
+    without_it_at_the_root: {"gradients": "travel in 16 bits"},
+    the_other_one_for_both: {"gradients": "travel in 16 bits"},
+    the_roots_policy_for_all: {"gradients": "must have the same dtype"},
+    reduced_in_float16: {"gradients": "travel in 16 bits"},
+    nothing_is_added_up: {"gradients": "not all gradients", "training": "layers compute in"},
+    all_in_float32: {"training": "layers compute in float32"},
+    losses_rounded: {"training": "no more digits than bfloat16"},
+    the_root_alone: {"training": "a block of its own"},
+    another_rate: {"training": "Only what is broken has to change"},
+}
