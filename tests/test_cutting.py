@@ -62,9 +62,9 @@ def test_a_part_alone_has_its_cells_and_what_is_for_all(part: Part) -> None:
     heading = next(
         place
         for place in range(places[part.answer_id], -1, -1)
-        if whole.cells[place].source.startswith("## ")
+        if whole.cells[place].source.startswith("## Part")
     )
-    shared = min(place for place, one in enumerate(whole.cells) if one.source.startswith("## "))
+    shared = min(n for n, one in enumerate(whole.cells) if one.source.startswith("## Part"))
     assert kept == [*range(shared), *range(heading, places[part.grade_id] + 1)]
     graded = [one.id for one in alone.cells if one.metadata.get("nbgrader", {}).get("grade")]
     assert graded == [part.grade_id]
