@@ -29,7 +29,8 @@ ROOT = Path(__file__).parent.parent
 ANSWERS = ROOT / "tests" / "wrong_answers"
 PARTS = [part for part in known_parts() if not isinstance(part.check, Questions | Defence)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
-SCRIPTS = [part for part in PARTS if isinstance(part.check, MendScript)]  # all but a line is given
+LONG = {"05/leak"}  # a script whose mending takes more than a line or two
+SCRIPTS = [p for p in PARTS if isinstance(p.check, MendScript) and p.name not in LONG]
 WRITTEN = [part for part in PARTS if part not in SCRIPTS]
 part_by_name = pytest.mark.parametrize("part", WRITTEN, ids=lambda part: part.name)
 

@@ -142,7 +142,7 @@ def test_references_are_functions_and_classes_of_the_library(name: str) -> None:
 
 
 def test_an_unknown_part_lists_the_known_ones() -> None:
-    with pytest.raises(DtlabError, match=r"Did you mean '01/ring_all_reduce'\?.*Known parts: 01/"):
+    with pytest.raises(DtlabError, match=r"Did you mean '01/ring_all_reduce'\?.*Known parts: 00/"):
         check("01/ring_allreduce", print)
 
 

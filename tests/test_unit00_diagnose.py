@@ -59,10 +59,10 @@ def test_all_that_is_there_is_counted() -> None:
     optimizer = AdamByHand(list(layers.parameters()))
     inputs = torch.ones(32, 32)
     with Watch(*layers.parameters(), inputs) as watch:
-        assert watch.now == held_bytes(layers, inputs)
+        assert watch.bytes == held_bytes(layers, inputs)
         layers[0](inputs).sum().backward()
         optimizer.step()
-        assert watch.now == held_bytes(layers, inputs, list(optimizer.moments.values()))
+        assert watch.bytes == held_bytes(layers, inputs, list(optimizer.moments.values()))
 
 
 @pytest.mark.parametrize(

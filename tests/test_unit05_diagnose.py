@@ -84,5 +84,5 @@ def test_a_broken_program_shows_its_symptom_and_no_other(part: Any, warm: None) 
 
 
 def test_the_level_leaves_time_for_the_plans() -> None:
-    assert sum(part.minutes for part in PARTS) == 45
+    assert sum(part.minutes for part in PARTS) <= 90 - 35 - 15  # with the plans and their defence
     assert all(find_part(part.name) is part for part in PARTS)

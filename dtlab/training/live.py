@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dtlab.training.held import Storage, storage_of
-
-__all__ = ["LiveBytes", "live_bytes", "peak_bytes"]
+__all__ = ["LiveBytes", "Storages", "live_bytes", "peak_bytes"]
 
 
 @dataclass(frozen=True)
@@ -38,33 +37,75 @@ class LiveBytes:
         return max(self.forward + self.backward, default=0)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the storages that operators make, and takes away those that are let go."""
+class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The storages of some tensors and of what operators make while it is on, in backward too.
 
-    def __init__(self) -> None:
+    A storage counts as long as anybody has it: a list, a module, autograd. One that was given back
+    with `resize_(0)` counts nothing, and neither do views of what was there before.
+    """
+
+    def __init__(self, *there: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[Storage, int] = {}
-        self._made: dict[Storage, int] = {}  # by which operator
-        self.bytes: list[int] = []
+        self._living: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in there:
+            self.follow(tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch asks; else the first operator imports its compiler, for seconds."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {storage_of(each)[0] for each in _tensors((args, kwargs))}
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
         outputs = func(*args, **(kwargs or {}))
         for tensor in _tensors(outputs):
-            key, size = storage_of(tensor)
-            if key not in given and key not in self._live:  # no view, no change in place
-                self._live[key], self._made[key] = size, len(self.bytes)
-                weakref.finalize(tensor.untyped_storage(), self._live.pop, key)
-        self.bytes.append(sum(self._live.values()))
+            if tensor.untyped_storage()._cdata not in given:  # no view, no change in place
+                self.follow(tensor)
+        self.note()
         return outputs
+
+    def follow(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor from now on."""
+        storage = tensor.untyped_storage()
+        gone = partial(self._living.pop, storage._cdata)
+        self._living.setdefault(storage._cdata, weakref.ref(storage, lambda _: gone(None)))
+
+    def note(self) -> None:
+        """Called after each operator."""
+
+    @property
+    def bytes(self) -> int:
+        """What they take now."""
+        found = [one() for one in list(self._living.values())]
+        return sum(one.nbytes() for one in found if one is not None)
+
+
+class _Course(Storages):  # type: ignore[no-untyped-call]
+    """The bytes after each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, int] = {}  # by which operator
+        self.after: list[int] = []
+
+    def follow(self, tensor: Tensor) -> None:
+        """See `Storages`."""
+        key = tensor.untyped_storage()._cdata
+        if key not in self._living:
+            self._made[key] = len(self.after)
+        super().follow(tensor)
+
+    def note(self) -> None:
+        """See `Storages`."""
+        self.after.append(self.bytes)
 
     def leave_out(self, tensors: list[Tensor]) -> int:
         """Count these nowhere; gives their bytes."""
-        storages = dict(map(storage_of, tensors))
-        for key, size in storages.items():
-            for place in range(self._made[key], len(self.bytes)):
-                self.bytes[place] -= size
-        return sum(storages.values())
+        storages = {each._cdata: each for each in (one.untyped_storage() for one in tensors)}
+        for key, storage in storages.items():
+            for place in range(self._made[key], len(self.after)):
+                self.after[place] -= storage.nbytes()
+        return sum(storage.nbytes() for storage in storages.values())
 
 
 def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveBytes:
@@ -76,11 +117,11 @@ def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveByt
 
     Raises: ValueError where no output needs a gradient.
     """
-    with _Watch() as watch, torch.enable_grad():
+    with _Course() as course, torch.enable_grad():
         outputs = [each for each in _tensors(fn(*inputs, **keywords)) if each.requires_grad]
         if not outputs:
             raise ValueError("No output needs a gradient: there is no backward pass to measure.")
-        forward = len(watch.bytes)
+        forward = len(course.after)
         losses = [each.sum() for each in outputs]
         del outputs
         trained = _trained(losses)
@@ -90,8 +131,8 @@ def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveByt
         for tensor, gradient in zip(trained, gradients, strict=True)
         if isinstance(tensor, nn.Parameter) and gradient is not None
     ]
-    left_out = watch.leave_out(of_parameters)
-    return LiveBytes(watch.bytes[:forward], watch.bytes[forward:], left_out)
+    left_out = course.leave_out(of_parameters)
+    return LiveBytes(course.after[:forward], course.after[forward:], left_out)
 
 
 def peak_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> int:

@@ -18,7 +18,6 @@ This file loads torch. level-3.ipynb has learners use it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -27,11 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from dtlab.training.activation import checkpoint
-from dtlab.training.held import Storage, storage_of
+from dtlab.training.live import Storages
 
 __all__ = ["PHASES", "AdamByHand", "SGDByHand", "Watch", "batch_of", "build", "forward",
            "one_thread", "peaks", "train"]  # fmt: skip
@@ -39,47 +36,23 @@ __all__ = ["PHASES", "AdamByHand", "SGDByHand", "Watch", "batch_of", "build", "f
 PHASES = ("forward", "backward", "step", "second")
 
 
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes of what was there before and of all that operators make, by phase."""
+class Watch(Storages):  # type: ignore[no-untyped-call]
+    """The most bytes of what was there before and of all that operators make, by phase."""
 
     def __init__(self, *there: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[Storage, int] = dict(map(storage_of, there))
-        self.now = sum(self._live.values())
+        super().__init__(*there)
         self.peaks: dict[str, int] = {}
         self._phase = ""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """PyTorch would import its compiler at the first operator: seconds, and no use here."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(outputs):
-            if isinstance(tensor, Tensor):
-                self._count(tensor)
-        self._note()
-        return outputs
-
-    def _count(self, tensor: Tensor) -> None:
-        key, size = storage_of(tensor)
-        if key not in self._live:
-            self._live[key] = size
-            self.now += size
-            weakref.finalize(tensor.untyped_storage(), self._gone, key)
-
-    def _gone(self, key: Storage) -> None:
-        self.now -= self._live.pop(key)
-
-    def _note(self) -> None:
-        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self.now)
+    def note(self) -> None:
+        """See `Storages`."""
+        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self.bytes)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What is done meanwhile counts as this phase."""
         before, self._phase = self._phase, self._phase or name
-        self._note()
+        self.note()
         yield
         self._phase = before
 
