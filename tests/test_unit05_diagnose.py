@@ -63,10 +63,10 @@ def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
 @part_by_name
 def test_other_seeds_try_other_models(part: Any) -> None:
     assert len({str(part.check.check.trials(seed)) for seed in range(10)}) == 10
-    (trial,) = part.check.check.trials(0)
-    (case,) = trial.cases
-    assert isinstance(case, ShardedRun)
-    assert case.width != 32  # a number for the notebook's model does not fit
+    for trial in part.check.check.trials(0):
+        (case,) = trial.cases
+        assert isinstance(case, ShardedRun)
+        assert case.width != 32  # a number for the notebook's model does not fit
 
 
 @pytest.mark.slow

@@ -39,6 +39,8 @@ class _Returns(Case):
     args: tuple[Any, ...]
     wanted: tuple[Any, ...]
 
+    alone = True
+
     def __str__(self) -> str:
         return "as called here"
 
@@ -52,13 +54,14 @@ class _Returns(Case):
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             if got != wanted:
-                return f"rank {rank} returns {got!r} and should return {wanted!r}."
+                who = f"rank {rank}" if len(self.wanted) > 1 else "it"
+                return f"{who} returns {got!r} and should return {wanted!r}."
         return ""
 
 
 def _judge(seen: Sequence[Observation]) -> Verdict:
     wrong = [sentence for one in seen for sentence in one.mistakes]
-    return lost(wrong[0]) if wrong else ok("right on every rank")
+    return lost(wrong[0]) if wrong else ok("right")
 
 
 def _plain(value: Any) -> Any:

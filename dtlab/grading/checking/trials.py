@@ -22,7 +22,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
 from dtlab.grading.words import count_ranks, ranks_in_words
@@ -43,8 +43,11 @@ class Case(ABC):
     """One use of the learner's function, with all that is needed to judge it.
 
     It holds a seed rather than tensors, and says itself in words as `str`: "7 elements". It stays
-    in the check's process, save for `on_rank`.
+    in the check's process, save for `on_rank`. Where it is `alone`, it is about no ranks at all,
+    and words speak of none.
     """
+
+    alone: ClassVar[bool] = False
 
     @abstractmethod
     def given(self, rank: int, world_size: int) -> Any:
@@ -95,11 +98,15 @@ class Trial:
         return [case.given(rank, self.world_size) for case in self.cases]
 
     def words(self, case: int | None = None) -> str:
-        """What is tried, "5 ranks, 7 elements"; without the case where that is not known."""
+        """What is tried, "5 ranks, 7 elements"; without the case where that is not known.
+
+        Without the ranks, where it is about none.
+        """
         ranks = count_ranks(self.world_size)
         if self.secret or (case is None and len(self.cases) > 1):
             return ranks
-        return f"{ranks}, {self.cases[case or 0]}"
+        one = self.cases[case or 0]
+        return str(one) if self.world_size == 1 and one.alone else f"{ranks}, {one}"
 
 
 @dataclass(frozen=True)

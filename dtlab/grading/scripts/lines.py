@@ -14,7 +14,7 @@ __all__ = ["judge_line", "numbered"]
 
 _FEWEST = 4  # characters of a line that say which one is meant
 _NUMBER = re.compile(r"\s*(?:line\s*)?(\d+)\s*:?\s*", re.IGNORECASE)
-_FORM = 'Write its number in the cell, counted from the line with def as 1, or its text: "line": 7'
+_FORM = 'Write its number in the cell, counted from the line with def as 1, or its text: "line": 1'
 
 
 def numbered(script: Callable[..., Any]) -> list[str]:

@@ -21,6 +21,8 @@ _NEAR = 1e-3
 class Curve(Case):
     """`best_ranks(times, most)` where T(N) = serial + work / N + each x N, in seconds."""
 
+    alone = True
+
     serial: float
     work: float
     each: float

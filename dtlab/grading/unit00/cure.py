@@ -82,6 +82,8 @@ def _both_above(most: Callable[..., int]) -> int:
 class Curing(Case):
     """`cure(setting)`, whose limit is in the setting; `topic` says what is needed."""
 
+    alone = True
+
     setting: Plan = field(hash=False)
     topic: str
 
@@ -127,6 +129,8 @@ class Curing(Case):
 @dataclass(frozen=True)
 class Carried(Case):
     """Two iterations by a plan, on a rank of ours."""
+
+    alone = True
 
     setting: Plan = field(hash=False)
 

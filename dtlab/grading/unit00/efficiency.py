@@ -25,6 +25,8 @@ _NEAR = 1e-3  # of a number
 class Grown(Case):
     """`efficiency_of(traces, scaling)` for one job, on these numbers of ranks in this order."""
 
+    alone = True
+
     job: Job
     sizes: tuple[int, ...]
     topic: str
@@ -78,6 +80,8 @@ class Grown(Case):
             said, name = found[ranks], f"{ranks} rank{'s' * (ranks > 1)}"
             if not _near(said[0], speedup):
                 return f"{name}: the speed-up is {speedup:.3f}, and you have {said[0]:.3f}."
+            if _near(said[1], 100 * efficiency):
+                return f"{name}: the efficiency is a share, {efficiency:.3f}, and not per cent."
             if not _near(said[1], efficiency):
                 return f"{name}: the efficiency is {efficiency:.3f}, and you have {said[1]:.3f}."
         return ""

@@ -29,7 +29,8 @@ def run(
         x = torch.randn(count, widths[0], generator=draw)
         return x, torch.randn(count, widths[-1], generator=draw)
 
-    batches, rest = [batch(rows) for _ in range(steps)], batch(held_out)
+    last = rows // 2  # as an epoch may end
+    batches, rest = [*(batch(rows) for _ in range(steps - 1)), batch(last)], batch(held_out)
     there = [each for pair in (*batches, rest) for each in pair]
     with Watch(*model.parameters(), *there) as watch, watch.phase("run"):
         found = fn(model, SGDByHand(list(model.parameters()), 0.5), batches, rest)

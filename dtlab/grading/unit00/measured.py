@@ -70,10 +70,13 @@ class SGDByHand:
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self.rate)
 
-    def zero_grad(self) -> None:
-        """Let go of the gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Let go of the gradients, or fill them with zeros."""
         for parameter in self.parameters:
-            parameter.grad = None
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
 
 
 class AdamByHand(SGDByHand):

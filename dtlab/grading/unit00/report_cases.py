@@ -35,6 +35,8 @@ class Reported(NamedTuple):
 class Scaled(Case):
     """`scaling_report(traces, scaling)`; `runs` has the rows of each number of ranks."""
 
+    alone = True
+
     runs: Mapping[int, Sequence[Row]] = field(hash=False)
     scaling: str = "strong"
     topic: str = "made"

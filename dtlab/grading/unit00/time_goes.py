@@ -29,6 +29,8 @@ _NEAR = 1e-6  # seconds
 class Divided(Case):
     """`where_time_goes(events)`, with these rows; `topic` says what they are to show."""
 
+    alone = True
+
     rows: tuple[Row, ...]
     topic: str
 

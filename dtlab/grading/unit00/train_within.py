@@ -31,6 +31,8 @@ class Ran(NamedTuple):
 class Running(Case):
     """`train(model, optimizer, batches, held_out)`; `topic` is the fault that is too much here."""
 
+    alone = True
+
     seed: int
     widths: tuple[int, ...]
     rows: int

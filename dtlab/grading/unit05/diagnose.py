@@ -36,14 +36,16 @@ _EXACT, _IN_16_BITS = 1e-3, 0.2  # of a loss
 _LIMIT = 30.0  # seconds: the first program with PyTorch's FSDP imports it
 
 
-def _trials(ranks: int, **more: Any) -> Callable[[int], list[Trial]]:
-    """A model of another size."""
+def _trials(ranks: int, *, also_wide: bool = False, **more: Any) -> Callable[[int], list[Trial]]:
+    """A model of another size; and one that is twice as wide."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
         sizes = 2 * draw.randint(9, 12), draw.randint(4, 6)
         case = ShardedRun(draw.randrange(10**6), *sizes, **more)
-        return [Trial(ranks, [case], limit=_LIMIT)]
+        wide = ShardedRun(case.seed + 1, 2 * _WIDTH, 4, **more)
+        cases = [case, wide] if also_wide else [case]
+        return [Trial(ranks, [one], limit=_LIMIT) for one in cases]
 
     return trials
 
@@ -64,7 +66,7 @@ GIANT_GATHER = _part(
         _SCRIPTS + "train_gather",
         _scene(),
         Check(
-            _trials(3, topic="peak"),
+            _trials(3, also_wide=True, topic="peak"),
             (
                 Rule("peak", 2, judge("peak", "a layer at a time", also=also(too_much_whole))),
                 Rule(

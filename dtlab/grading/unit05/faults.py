@@ -87,7 +87,7 @@ def judge(
         if wrong:
             return lost(wrong)
         unseen = [one for one in seen if one.error is not None]
-        return blocked("judged once the ranks come back") if unseen else ok(right)
+        return blocked("judged once nothing fails before it") if unseen else ok(right)
 
     return judged
 

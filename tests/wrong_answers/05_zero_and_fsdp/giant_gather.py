@@ -100,6 +100,14 @@ def a_number_for_this_model(model, batches):
 
 
 @mended
+def the_wrong_way_round(model, batches):
+    def is_block(module):
+        return sum(one.numel() for one in module.parameters()) < 5000
+
+    return trained(model, batches, lambda model: Zero3(model, blocks=is_block))
+
+
+@mended
 def no_blocks(model, batches):
     return trained(model, batches, lambda model: Zero3(model, blocks=[]))
 
@@ -183,6 +191,7 @@ WRONG = {
     not_written: {"peak": "mended is not written yet"},
     still_broken: {"peak": "of the model is whole"},
     a_number_for_this_model: {"peak": "of the model is whole"},
+    the_wrong_way_round: {"peak": "of the model is whole"},
     no_blocks: {"peak": "of the model is whole"},
     the_container: {"peak": "of the model is whole"},
     not_sharded_any_more: {"peak": "of the model is whole"},
