@@ -101,7 +101,7 @@ class Running(Case):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """For each fault a run in which it takes the most; batches are of equal rows."""
+    """For each fault a run in which it takes the most; the last batch has half the rows."""
     draw = random.Random(seed)
     wide, narrow = (16 * draw.randint(*bounds) for bounds in ((8, 12), (1, 3)))
     rows = 8 * draw.randint(2, 4)

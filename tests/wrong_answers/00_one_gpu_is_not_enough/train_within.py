@@ -53,13 +53,14 @@ def with_functions(model, optimizer, batches, held_out):
         F.mse_loss(output, y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        return output.detach().mean()
+        return torch.tensor([output.detach().sum(), output.numel()])
 
-    means, losses = [], []
+    sums, losses = [], []
     for x, y in batches:
-        means.append(one_step(x, y))
+        sums.append(one_step(x, y))
         losses.append(held_out_loss(model, held_out))
-    return torch.stack(means).mean(), losses
+    total, count = torch.stack(sums).sum(0)
+    return total / count, losses
 
 
 def generator_of_gradients(model, optimizer, batches, held_out):
@@ -102,6 +103,20 @@ def keeps_outputs(model, optimizer, batches, held_out):
 def keeps_them_detached(model, optimizer, batches, held_out):
     """detach() lets go of the graph, not of the memory."""
     return general(model, optimizer, batches, held_out, leak="detached")
+
+
+def mean_of_means(model, optimizer, batches, held_out):
+    """The last batch is smaller."""
+    means, losses = [], []
+    for x, y in batches:
+        output = model(x)
+        means.append(output.detach().mean().item())
+        F.mse_loss(output, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del output
+        losses.append(held_out_loss(model, held_out))
+    return sum(means) / len(means), losses
 
 
 def keeps_copies(model, optimizer, batches, held_out):
@@ -190,6 +205,7 @@ WRONG = {
     evaluates_once: {"results": "1 losses; there are 24 steps"},
     mean_of_the_last: {"results": "the mean of the outputs"},
     no_training: {"results": "only the memory is to change"},
+    mean_of_means: {"results": "the mean of the outputs"},
     losses_alone: {"results": ""},
 }
 
