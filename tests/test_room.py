@@ -84,7 +84,8 @@ def test_launches_in_cells_go_on_and_are_counted(room: Room) -> None:
         run = dtlab.launch(average, 1, world_size=3)
         print(run.values, run.trace.bytes_wire()[0] > 300_000, run.trace.hidden_bytes)
         """
-    assert printed(room, source) == "[3.0, 3.0, 3.0] True None\n"
+    # PyTorch's sockets may say before it that names are slow, on a machine that is.
+    assert printed(room, source).endswith("[3.0, 3.0, 3.0] True None\n")
 
 
 def test_output_is_bounded(room: Room) -> None:
