@@ -367,6 +367,7 @@ def sampled(unit: str) -> list[tuple[Part, Mutant]]:
     """A few mutants of each part of Level II, the same ones in every run."""
     draw = random.Random(unit)
     parts = [part for part in known_parts() if part.unit == unit and part.level == 2]
+    parts = [part for part in parts if proof_of(part).mutants]  # values have none
     each = -(-SAMPLE // len(parts))
     return [
         (part, mutant)
