@@ -368,13 +368,15 @@ def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
     with pytest.raises(dtlab.LaunchError, match="here are 2. Use world_size=2"):
         dtlab.launch(lambda: None, world_size=4, backend="nccl")
+    with pytest.raises(dtlab.LaunchError, match="cpu:gloo,cuda:nccl' needs a GPU for each"):
+        dtlab.launch(lambda: None, world_size=4, backend="cpu:gloo,cuda:nccl")
 
 
-def test_the_backend_is_nccl_when_there_is_a_gpu_for_every_rank(
+def test_with_a_gpu_for_every_rank_nccl_moves_what_is_there_and_gloo_what_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
-    assert launch_module.choose_backend(None, 2) == "nccl"
+    assert launch_module.choose_backend(None, 2) == "cpu:gloo,cuda:nccl"
     assert launch_module.choose_backend(None, 3) == "gloo"
 
 

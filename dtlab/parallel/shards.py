@@ -192,6 +192,16 @@ def exchange_reduce_scatter(
     return done if async_op else done.wait()
 
 
+def best_reduce_scatter(
+    output: Tensor, input: Tensor, op: Op = SUM, group: Group = None, async_op: bool = False
+) -> Any:
+    """Reduce-scatter by what is best where `input` lies: NCCL has a real one, gloo has not."""
+    moves = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
+    on_gloo = moves.get(input.device.type) == "gloo"
+    reduce_scatter = exchange_reduce_scatter if on_gloo else dist.reduce_scatter_single
+    return reduce_scatter(output, input, op=op, group=group, async_op=async_op)
+
+
 class _Sum:
     """Work that ends with the sum of what has arrived."""
 
@@ -212,8 +222,8 @@ class Transport:
         group: None: all ranks.
         all_gather: `f(output, input, group=...)`; None: torch.distributed's. Also
             `dtlab.collectives.ring_all_gather`.
-        reduce_scatter: `f(output, input, group=...)`; None: torch.distributed's on NCCL, and
-            `exchange_reduce_scatter` on gloo. Also `dtlab.collectives.ring_reduce_scatter`.
+        reduce_scatter: `f(output, input, group=...)`; None: torch.distributed's for tensors that
+            NCCL moves, and `exchange_reduce_scatter` for those that gloo does. Also `dtlab.collectives.ring_reduce_scatter`.
 
     A function that does not take `async_op` runs in a thread, in the order of the calls.
     """
@@ -226,11 +236,8 @@ class Transport:
     ) -> None:
         self.group = group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        if reduce_scatter is None:
-            on_nccl = dist.get_backend(group) == "nccl"
-            reduce_scatter = dist.reduce_scatter_single if on_nccl else exchange_reduce_scatter
         self._all_gather = all_gather or dist.all_gather_single
-        self._reduce_scatter = reduce_scatter
+        self._reduce_scatter = reduce_scatter or best_reduce_scatter
         self._asynchronous = [
             one
             for one in (self._all_gather, self._reduce_scatter)

@@ -20,9 +20,11 @@ from dtlab.ranks.operators import Operator
 from dtlab.ranks.protocol import OpInfo
 
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-_Group = tuple[int, int, tuple[int, ...], bool]  # number, text, members, whether NCCL serves it
-# Numbers of group, its text, what must fit, its text; members, whether NCCL serves it.
-_Told = tuple[int, int, int, int, tuple[int, ...], bool]
+# Whether NCCL serves a group's tensors on GPUs, and whether it serves what has no tensor.
+_Nccl = tuple[bool, bool]
+_Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, text, members
+# Numbers of group, its text, what must fit, its text; members.
+_Told = tuple[int, int, int, int, tuple[int, ...], _Nccl]
 _PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
 
 
@@ -67,7 +69,8 @@ class Announcer:
             if peer >= 0:
                 peer = members[peer]
             kind = board.ISSUE if goes_on else board.CALL
-            if nccl and getattr(tensor, "is_cuda", True):
+            on_gpus, without_tensor = nccl
+            if on_gpus and getattr(tensor, "is_cuda", without_tensor):
                 kind, goes_on = board.QUEUE, False
             thread = ident()
             write(
@@ -125,10 +128,11 @@ class Announcer:
         self._writer.write(kind, index, 0 if thread == self._main else thread, *fields, **more)
 
     def _add_group(self, group: Any) -> _Group:
-        nccl = False
+        nccl = False, False
         try:
             members = tuple(dist.get_process_group_ranks(group))
-            nccl = "nccl" in str(dist.get_backend_config(group))
+            served = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
+            nccl = served.get("cuda") == "nccl", "cpu" not in served
         except (KeyError, ValueError):  # made by hand, so torch does not know it
             members = tuple(range(group.size()))
         text = f"{group.group_name}|{','.join(map(str, members))}"

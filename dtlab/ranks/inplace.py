@@ -101,7 +101,7 @@ def _join(backend: str | None) -> str:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
         if backend is None:
             enough = system.has_nvidia_driver() and torch.cuda.device_count() >= local_size
-            backend = "nccl" if enough else "gloo"
+            backend = system.WITH_GPUS if enough else "gloo"
         if "nccl" in backend:
             torch.cuda.set_device(local_rank)
         dist.init_process_group(backend)

@@ -95,7 +95,8 @@ def launch(
         args: handed to `fn` on each rank, as a copy of its own.
         world_size: number of ranks; None means 2, or as many as `cluster` has room for, or what
             the environment (torchrun) says.
-        backend: "gloo" or "nccl"; None means NCCL if there is a GPU for every rank, else gloo.
+        backend: "gloo", "nccl" or "cpu:gloo,cuda:nccl", which is what None means if there is a GPU
+            for every rank: NCCL moves tensors on GPUs, and gloo those on the CPU. Else it is gloo.
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: of torch, NumPy and random, the same on every rank (see `rank_generator`).
@@ -255,17 +256,19 @@ def _on_cluster(
 def choose_backend(backend: str | None, world_size: int) -> str:
     """The backend to use, or a LaunchError that says what is missing for the one asked for."""
     if backend is None:
-        return "nccl" if 0 < world_size <= _gpu_count() else "gloo"
-    if backend == "nccl" and _gpu_count() < world_size:
+        return system.WITH_GPUS if 0 < world_size <= _gpu_count() else "gloo"
+    if backend not in ("gloo", "nccl", system.WITH_GPUS):
         raise LaunchError(
-            f"backend='nccl' needs a GPU for each of the {world_size} ranks; here are "
+            f"backend={backend!r} is not known: use 'gloo', 'nccl', {system.WITH_GPUS!r}, or None."
+        )
+    if "nccl" in backend and _gpu_count() < world_size:
+        raise LaunchError(
+            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here are "
             f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
             if _gpu_count()
-            else f"backend='nccl' needs a GPU for each of the {world_size} ranks; here is none. "
+            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is none. "
             "Use backend='gloo', which runs on the CPU."
         )
-    if backend not in ("gloo", "nccl", "cpu:gloo,cuda:nccl"):
-        raise LaunchError(f"backend={backend!r} is not known: use 'gloo', 'nccl', or None.")
     return backend
 
 

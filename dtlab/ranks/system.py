@@ -13,6 +13,7 @@ from pathlib import Path
 
 LINUX = sys.platform == "linux"
 WINDOWS = sys.platform == "win32"
+WITH_GPUS = "cpu:gloo,cuda:nccl"  # the backend where each rank has a GPU: by where a tensor is
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
