@@ -14,6 +14,7 @@ import pytest
 
 import dtlab
 from dtlab.ranks.system import compiler_cache
+from tests.covering import leave_the_rest_to_the_proof
 from tests.leftovers import descendants, files, listening
 
 
@@ -25,8 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest come first, so that workers end at about the same time."""
+    """Take a sample of many cases; files that take longest first, so that workers end together."""
+    leave_the_rest_to_the_proof(items)
     seconds: Counter[Path] = Counter()
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -147,6 +147,7 @@ def test_equals_adam_in_one_process() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_adam_in_every_way(name: str, ranks: int) -> None:
@@ -202,6 +203,7 @@ def beside_pytorch(name: str, mixed: bool) -> list[tuple[State, State]]:
     return pairs
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [slow(2), 3, slow(4)])
 @pytest.mark.parametrize("name", ["mlp", slow("conv"), slow("gpt")])
 def test_equals_fully_shard_step_by_step(name: str, ranks: int) -> None:

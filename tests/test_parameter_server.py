@@ -109,6 +109,7 @@ def _alone(optimizer: str, num_workers: int) -> list[dict[str, Tensor]]:
 # "sync" -------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("optimizer", ["SGD", slow("momentum"), slow("Adam")])
 @pytest.mark.parametrize(("servers", "workers"), [slow(1, 1), slow(1, 3), (2, 2), slow(3, 1)])
 def test_sync_is_one_process_on_the_whole_batch(

@@ -30,6 +30,9 @@ from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.grading.unit03 import reach
+from dtlab.grading.unit03.reach_cases import BATCH, MEMORY, RANKS, SAMPLES
+from dtlab.grading.unit03.reach_judges import FIRST, TARGET, judge_batch, judge_updates
+from dtlab.grading.unit03.reach_plans import Setting
 from dtlab.grading.unit03.reach_training import train_by
 from dtlab.grading.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
 from dtlab.grading.unit03.runs_judges import moved_within_an_update, moves, other_rates
@@ -132,11 +135,11 @@ def test_the_notebook_runs_what_the_check_measures(part: Part) -> None:
 
 def test_the_notebook_says_what_is_to_be_reached() -> None:
     text = cell("plan-say") + cell("plan-text")
-    assert f"`plan({reach.BATCH}, 8 * 12942, {reach.RANKS}, {reach.MEMORY})`" in text
-    assert f"at most {reach.FIRST:g} %" in text
-    assert f"at most {reach.TARGET:g} %" in text
-    assert f"{reach.TARGET:g} % at most" in text
-    assert 8 * len(digits().train) == reach.SAMPLES
+    assert f"`plan({BATCH}, 8 * 12942, {RANKS}, {MEMORY})`" in text
+    assert f"at most {FIRST:g} %" in text
+    assert f"at most {TARGET:g} %" in text
+    assert f"{TARGET:g} % at most" in text
+    assert 8 * len(digits().train) == SAMPLES
 
 
 def test_all_parts_have_40_points_and_take_75_minutes() -> None:
@@ -415,10 +418,10 @@ def asked(seed: int, plan: Callable[..., Any]) -> Observation:
 def test_the_arithmetic_of_the_solution_is_right_in_all_settings(seed: int) -> None:
     seen = asked(seed, plan_of_the_solution())
     assert not seen.mistakes
-    assert reach._judge_batch([seen]).status == reach._judge_updates([seen]).status == "ok"
+    assert judge_batch([seen]).status == judge_updates([seen]).status == "ok"
     assert len(reach._trainings([seen])) == 4
     settings = seen.trial.cases[1:]
-    assert all(isinstance(case, reach.Setting) and case.samples % case.batch for case in settings)
+    assert all(isinstance(case, Setting) and case.samples % case.batch for case in settings)
 
 
 def test_seeds_of_the_trainings_are_drawn() -> None:
@@ -509,13 +512,13 @@ def test_the_target_tells_the_rules_apart(warm: None) -> None:
     names = ("nothing_scaled", "by_the_square_root", "linear_without_a_warm_up",
              "linear_with_a_long_warm_up")  # fmt: skip
     at_once = {"micro_batch": 512, "micro_batches": 1, "travel_in": [0]}
-    plans = {name: {**by_name[name](512, reach.SAMPLES, 2, 64), **at_once} for name in names}
+    plans = {name: {**by_name[name](512, SAMPLES, 2, 64), **at_once} for name in names}
     run = dtlab.launch(
         medians, plans, range(5), world_size=2, backend="gloo", trace=False, timeout=100
     )
     found = {name: [error for one in run.values for error in one[name]] for name in names}
     none, root, linear, warmed = (found[name] for name in names)
-    assert min(none) > reach.FIRST
+    assert min(none) > FIRST
     assert all(max(warmed) < low for low in (min(none), statistics.median(root)))
-    assert statistics.median(warmed) < reach.TARGET < statistics.median(root) < reach.FIRST
-    assert statistics.median(linear) > reach.TARGET
+    assert statistics.median(warmed) < TARGET < statistics.median(root) < FIRST
+    assert statistics.median(linear) > TARGET

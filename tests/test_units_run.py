@@ -112,8 +112,9 @@ def copies(path: Path, *learners: str) -> Iterator[NotebookNode]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_solution_earns_everything_whoever_hands_it_in(name: str, tmp_path: Path) -> None:
+    learners = LEARNERS if name.endswith("level-1.ipynb") else LEARNERS[:1]  # others run ranks
     with kernel(tmp_path, errors=False) as run:
-        for notebook in copies(ROOT / "solutions" / name, *LEARNERS):
+        for notebook in copies(ROOT / "solutions" / name, *learners):
             assert earned(run(notebook)) == points_of(name)
 
 
@@ -121,6 +122,7 @@ def test_the_solution_earns_everything_whoever_hands_it_in(name: str, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_untouched_exercise_earns_nothing(name: str, tmp_path: Path) -> None:
-    with kernel(tmp_path, errors=True) as run:
-        for notebook in copies(ROOT / "exercises" / name, LEARNERS[0]):
+    opened = list(copies(ROOT / "exercises" / name, LEARNERS[0]))
+    with kernel(tmp_path, errors=True) as run:  # without an id, ranks would only run once more
+        for notebook in opened if name.endswith("level-1.ipynb") else opened[-1:]:
             assert earned(run(notebook)) == dict.fromkeys(points_of(name), 0)

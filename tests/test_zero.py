@@ -115,6 +115,7 @@ def same(got: dict[str, Params], wanted: dict[str, Params], **tolerance: float) 
 CLOSE = {"rtol": 1e-3, "atol": 3e-5}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", ["mlp", slow("tied"), slow("frozen"), slow("mixed"), "few"])

@@ -223,7 +223,8 @@ class Transport:
         all_gather: `f(output, input, group=...)`; None: torch.distributed's. Also
             `dtlab.collectives.ring_all_gather`.
         reduce_scatter: `f(output, input, group=...)`; None: torch.distributed's for tensors that
-            NCCL moves, and `exchange_reduce_scatter` for those that gloo does. Also `dtlab.collectives.ring_reduce_scatter`.
+            NCCL moves, and `exchange_reduce_scatter` for those that gloo does.
+            Also `dtlab.collectives.ring_reduce_scatter`.
 
     A function that does not take `async_op` runs in a thread, in the order of the calls.
     """

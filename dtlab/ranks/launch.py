@@ -266,8 +266,8 @@ def choose_backend(backend: str | None, world_size: int) -> str:
             f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here are "
             f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
             if _gpu_count()
-            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is none. "
-            "Use backend='gloo', which runs on the CPU."
+            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is "
+            "none. Use backend='gloo', which runs on the CPU."
         )
     return backend
 
