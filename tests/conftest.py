@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import dtlab
 from dtlab.ranks.system import compiler_cache
@@ -19,9 +20,10 @@ from tests.leftovers import descendants, files, listening
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this run a temporary folder of its own."""
+    """Give this run a temporary folder of its own, and no more than its share of the cores."""
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dtlab-tests-")
     os.environ.update(compiler_cache(os.environ))
+    torch.set_num_threads(1)  # there are as many workers as cores, and ranks besides
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # what checks keep of a learner's progress
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
 

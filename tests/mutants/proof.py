@@ -161,7 +161,7 @@ def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[C
         seen.append(observe(trial, answer))
         if seen[-1].mistakes:
             break
-    return [rule.settle(seen) for rule in check.rules]
+    return check.settle(seen)
 
 
 def objections_to(name: str, answer_name: str) -> list[str]:

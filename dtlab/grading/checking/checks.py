@@ -41,11 +41,15 @@ def blocked(message: str) -> Verdict:
 
 @dataclass(frozen=True)
 class Rule:
-    """A criterion before it is judged: its name, its points, and its judge."""
+    """A criterion before it is judged: its name, its points, and its judge.
+
+    One that comes `after` another is judged once that is right.
+    """
 
     name: str
     points: float
     judge: Judge
+    after: str = ""
 
     def settle(self, seen: Sequence[Observation]) -> Criterion:
         """The criterion as judged."""
@@ -109,7 +113,16 @@ class Check:
                 break
         else:
             seen += [bench.observe(trial, own) for trial, own in self.then(seen)]
-        return [rule.settle(seen) for rule in self.rules]
+        return self.settle(seen)
+
+    def settle(self, seen: Sequence[Observation]) -> list[Criterion]:
+        """The criteria, of what was seen."""
+        settled: dict[str, Criterion] = {}
+        for rule in self.rules:
+            waits = rule.after and settled[rule.after].status != "ok"
+            verdict = blocked("judged once the criterion above is right") if waits else None
+            settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(seen)
+        return list(settled.values())
 
     def prepare(self, bench: Bench = HERE) -> None:
         """Has ranks of this machine find ready what is slow to import; a grader's do anyway."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judge, Verdict, lost, ok
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import NEAR, off
@@ -38,12 +38,10 @@ def first(
     return judge
 
 
-def then(right: str, before: Judge, *objections: Objection) -> Judge:
-    """Judges another criterion, once the one `before` is right."""
+def then(right: str, *objections: Objection) -> Judge:
+    """Judges a criterion that comes after another."""
 
     def judge(seen: Sequence[Observation]) -> Verdict:
-        if before(seen).status != "ok":
-            return blocked("judged once the criterion above is right")
         trouble = next(_objections(seen, objections), "")
         return lost(trouble) if trouble else ok(right)
 

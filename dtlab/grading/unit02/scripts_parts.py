@@ -59,7 +59,7 @@ def _check(
     begin = first(subject[2], *subject[3], trouble=no_such_card)
     rules = (
         Rule(subject[0], subject[1], begin),
-        Rule(other[0], other[1], then(other[2], begin, *other[3])),
+        Rule(other[0], other[1], then(other[2], *other[3]), after=subject[0]),
     )
     return Check(lambda seed: trials(random.Random(seed), seed), rules)
 

@@ -70,13 +70,12 @@ def _check(trials: Trials, rates_of: RatesOf, name: str, right: str) -> Check:
     begin = first(right, too_large_passes, moved_within_an_update, other_rates(rates_of))
     end = then(
         "every rank has the parameters of one process that takes all their samples",
-        begin,
         not_shared_out,
         copies_differ,
         too_much_sent,
         not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM)),
     )
-    rules = (Rule(name, 1, begin), Rule("training", 1, end))
+    rules = (Rule(name, 1, begin), Rule("training", 1, end, after=name))
     return Check(lambda seed: trials(random.Random(seed), seed), rules)
 
 

@@ -121,12 +121,12 @@ NAN_RUN = Part(
                     1,
                     then(
                         "ranks share the samples out, agree, and send each gradient once",
-                        _CLIPPING,
                         not_shared_out,
                         copies_differ,
                         too_much_sent,
                         _ends_elsewhere,
                     ),
+                    after="clipping",
                 ),
             ),
         ),
