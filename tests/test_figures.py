@@ -275,6 +275,26 @@ def test_collectives_of_one_group_do_not_repeat_its_ranks() -> None:
     assert "Rank 0: issued 2 all_reduce." in figure.alt_text
 
 
+def test_collectives_of_several_kinds_have_hatches_of_their_own() -> None:
+    names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "my_own")
+    events = [
+        Event(0, "comm", name, (1,), 8, i, i + 0.5, {"blocked": []})
+        for i, name in enumerate(names)
+    ]
+    figure = timeline(Trace(events))
+    assert set(names) <= texts(figure)
+    assert "collective" not in texts(figure)
+    marks = [
+        patch.get_hatch()
+        for name in names[1:]
+        for patch in patches(figure, PathPatch, f"rank 0 communication {name} hatch")
+    ]
+    assert len(set(marks)) == len(names) - 1
+    alone = timeline(Trace(events[1:2]))
+    assert "collective" in texts(alone)
+    assert not patches(alone, PathPatch, ".*hatch")
+
+
 def test_a_prediction_tells_groups_apart_by_their_peers() -> None:
     pairs = ((0, 1), (1, 0), (2, 3), (3, 2))
     events = [Event(rank, "comm", "all_gather", (peer,), 8, 0, 1) for rank, peer in pairs]

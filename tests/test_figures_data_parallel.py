@@ -138,6 +138,14 @@ def test_a_curve_has_its_numbers() -> None:
     )
 
 
+def test_places_are_lines_across_with_words_above() -> None:
+    figure = chart({"one": ([1, 2, 3], [3.0, 1.0, 2.0])}, places={"here": 1.5, "there": 2.5})
+    assert {"here", "there"} <= set(texts(figure))
+    places = [line for line in figure.axes[0].lines if line.get_gid() == "place"]
+    assert [line.get_xdata()[0] for line in places] == [1.5, 2.5]
+    assert figure.alt_text.endswith(" Lines: here at 1.5, there at 2.5.")
+
+
 def test_many_points_have_no_marks_and_neither_has_their_key() -> None:
     figure = chart({"one": (range(50), range(50)), "two": ([0, 49], [1, 2])})
     assert lines(figure)["measured one"].get_marker() == "None"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 
 from dtlab.predict.cards import CARDS
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
@@ -80,6 +81,23 @@ def test_bars_of_ones_own_with_words_of_ones_own() -> None:
     assert {"does not fit", "nothing is left", "8.00 MB", "7 MB"} <= set(texts(figure))
     assert len(widths(figure, "caches")) == 1
     assert "before: 8.00 MB (parameters 3.00 MB, caches 5.00 MB), does not fit" in figure.alt_text
+
+
+def test_what_does_not_fit_is_said_in_the_darker_words() -> None:
+    figure = memory_bars({"a": {"caches": 9e9}, "b": {"caches": 1e9}}, 7e9, title="Mine")
+    dark = {
+        text.get_text(): sum(to_rgb(text.get_color()))
+        for axes in figure.axes
+        for text in axes.texts
+    }
+    assert dark["does not fit"] < dark["fits"]
+
+
+def test_a_short_piece_has_its_number_alone() -> None:
+    figure = memory_bars({"a": {"gradients": 7e9, "parameters": 63e9}}, 80e9, title="Mine")
+    assert {"7.00", "63.0 GB"} <= set(texts(figure))
+    figure = memory_bars({"a": {"gradients": 999e6, "parameters": 9e9}}, 12e9, title="Mine")
+    assert "999" not in texts(figure)  # which would be MB
 
 
 @pytest.mark.parametrize(

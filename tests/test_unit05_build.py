@@ -101,6 +101,15 @@ def test_what_is_left_out_of_a_step_is_a_fault(
     assert {name for name, _ in faults_in(broken, 3)} == names
 
 
+def test_a_block_is_freed_before_it_is_reduced() -> None:
+    place = STEP.index(("free", 1), len(FORWARD))
+    assert STEP[place + 1] == ("reduce", 1)
+    swapped = [*STEP[:place], STEP[place + 1], STEP[place], *STEP[place + 2 :]]
+    (fault,) = faults_in([*START, *swapped], 3)
+    assert fault[0] == "peak"
+    assert "block 1 is reduced while it is whole" in fault[1]
+
+
 def test_what_is_done_twice_is_a_fault_where_it_sends() -> None:
     for what, names in (
         ("gather", {"forward", "backward"}),

@@ -26,12 +26,13 @@ def line_chart(
     log: Literal["", "x", "y", "xy"] = "",
     kind: Kind = "measured",
     asides: Mapping[str, str] | None = None,
+    places: Mapping[str, float] | None = None,
 ) -> Figure:
     """Curves by their names: for each the numbers across, and as many upwards.
 
     `across` and `upwards` name the axes, with units; `log` says which are logarithmic: numbers
     there that are not above 0 leave a gap. `note` stands below the title, and `asides` below the
-    names of curves in the key.
+    names of curves in the key. `places` are lines across the chart, by the few words above them.
     Raises: ValueError where there is nothing to draw, for columns of different lengths, and for
     more than six curves.
     """
@@ -41,7 +42,8 @@ def line_chart(
     if not drawn or any(not np.isfinite(side).any() for side in every):
         raise ValueError("line_chart: nothing to draw. Give it curves with numbers in them.")
     heading = f"{title} ({note})" if note else title
-    figure = Figure(9.4, 3.6, alt_text=_alt_text(heading, across, upwards, drawn))
+    words = _alt_text(heading, across, upwards, drawn) + _marked(places or {})
+    figure = Figure(9.4, 3.6, alt_text=words)
     figure.heading(title, note)
     axes = [
         Axis(name, _ends(numbers, side in log), logarithmic=side in log)
@@ -51,8 +53,16 @@ def line_chart(
     chart = Chart(figure, box, list(drawn), axes[0], axes[1])
     for name, (xs, ys) in drawn.items():
         chart.draw_curve(name, xs, ys, kind)
+    for name, x in (places or {}).items():
+        chart.draw_upright(x, name)
     chart.draw_key({name: (asides or {}).get(name, "") for name in drawn})
     return figure
+
+
+def _marked(places: Mapping[str, float]) -> str:
+    """Where lines stand, in words."""
+    told = ", ".join(f"{name} at {x:g}" for name, x in places.items())
+    return f" Lines: {told}." if told else ""
 
 
 def _columns(

@@ -22,7 +22,7 @@ from dtlab.predict.memory import (
 )
 from dtlab.predict.traffic import check_stage
 from dtlab.predict.units import check_bytes, four_digits
-from dtlab.show.style import COLOURS, INK, MUTED, PALETTE, Figure, centred, edge
+from dtlab.show.style import COLOURS, INK, MUTED, PALETTE, SHEET, Figure, centred, edge
 from dtlab.show.words import byte_words, short_words
 
 __all__ = ["PIECES", "count_words", "memory_bar", "memory_bars"]
@@ -37,6 +37,7 @@ PIECES: Final[Mapping[str, tuple[str, str]]] = {  # colour and hatch of what mem
     "activations": (COLOURS["forward"], "\\\\\\\\"),
 }
 _OTHER: Final = ("#B9C0C2", "xxxx")
+_OVER: Final = PALETTE[4]  # words on what does not fit: the darker ones
 _WIDTH, _VERDICT = 9.4, 2.35  # inches; the verdicts stand at the right
 _TOP, _ROW, _BAR, _KEY = 0.95, 0.46, 0.3, 0.36
 _SUM: Final = 0.85  # inches for the sum after a bar
@@ -80,7 +81,7 @@ def memory_bars(
         axes.text(0.15, low + _BAR / 2, name, fontsize=9, color=INK, va="center", weight=weight)
         _draw_bar(axes, pieces, (left, low), scale, scale * longest)
         axes.text(_WIDTH - _VERDICT, low + _BAR / 2, says[name], fontsize=8.5, weight=weight,
-                  color=INK if totals[name] <= room else MUTED, va="center")  # fmt: skip
+                  color=MUTED if totals[name] <= room else _OVER, va="center")  # fmt: skip
     _draw_key(axes, bars)
     figure.alt_text = _alt_text(title, note, bars, room_words, says)
     return figure
@@ -173,20 +174,28 @@ def _draw_bar(
 ) -> None:
     """Pieces one after the other, and their sum; what is longer than there is room is cut off."""
     (left, low), end = corner, corner[0] + longest
+    unit = byte_words(sum(pieces.values())).split()[-1]
     for name, size in pieces.items():
         width = min(scale * size, end - left)
         fill, hatch = PIECES.get(name, _OTHER)
         axes.add_artist(Rectangle((left, low), width, _BAR, facecolor=fill, edgecolor=edge(fill),
                                   hatch=hatch, linewidth=0.5, gid=name))  # fmt: skip
-        words = byte_words(size)
-        if len(words) * _CHARACTER + 0.1 < width:
+        words = _short(byte_words(size), unit, (width - 0.06) / _CHARACTER)
+        if words:
             text = axes.text(left + width / 2, low + _BAR / 2, words, **centred(7.5, INK))
             text.set_bbox({"facecolor": "#FAFAF7", "edgecolor": "none", "pad": 1.2})
             text.set_zorder(6)
         left += width
     total = sum(pieces.values())
     words = ("» " if scale * total > longest * 1.001 else "") + byte_words(total)
-    axes.text(left + 0.08, low + _BAR / 2, words, fontsize=8.5, color=INK, va="center")
+    text = axes.text(left + 0.08, low + _BAR / 2, words, fontsize=8.5, color=INK, va="center")
+    text.set_bbox({"facecolor": SHEET, "edgecolor": "none", "pad": 0.5})  # above the dashed line
+    text.set_zorder(6)
+
+
+def _short(words: str, unit: str, room: float) -> str:
+    """The words where there is room for so many letters; without the sum's unit; or nothing."""
+    return next((each for each in (words, words.removesuffix(f" {unit}")) if len(each) < room), "")
 
 
 def _draw_key(axes: Axes, bars: Mapping[str, Pieces]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from dtlab.show.lanes import STRIP, Bar, Lane, Message, lanes, messages
+from dtlab.show.looks import hatches, look_of
 from dtlab.show.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import byte_words, list_words, time_unit, time_words
 
@@ -27,7 +28,6 @@ _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches; a strip, a track, and between 
 _ALL_TRACKS = 1.2  # inches that the tracks of one lane have at most
 _SUBTITLE = 0.2  # inches
 _MOST_ARROWS = 32
-_HATCH = "//////"
 _FONT: Final = 7.0
 _CHARACTER = _FONT * 0.6 / 72  # inches, about
 
@@ -75,13 +75,14 @@ def timeline(
     places = {
         lane.rank: _Place(axes, lane, top, scale) for lane, top in zip(drawn, tops, strict=True)
     }
+    marks = hatches(drawn)
     for place in places.values():
-        _draw_lane(place)
+        _draw_lane(place, marks)
     pairs = messages(drawn)
     if arrows or (arrows is None and len(pairs) <= _MOST_ARROWS):
         for pair in pairs:
             _draw_arrow(axes, pair, places)
-    _draw_legend(figure, drawn, top)
+    _draw_legend(figure, drawn, top, marks)
     return figure
 
 
@@ -147,8 +148,11 @@ def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
     return axes
 
 
-def _draw_lane(place: _Place) -> None:
-    """A rank's name, its bars, and beside them what it sent and how long it waited."""
+def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
+    """A rank's name, its bars, and beside them what it sent and how long it waited.
+
+    `marks` has the hatches of looks.
+    """
     axes, lane = place.axes, place.lane
     low = place.top - _lane_height(lane)
     axes.axhspan(low, place.top, color="#F1F1EC", linewidth=0, zorder=0, gid=f"lane {lane.rank}")
@@ -158,13 +162,13 @@ def _draw_lane(place: _Place) -> None:
         groups: dict[tuple[str, str], list[Bar]] = {}
         for bar in lane.bars:
             if bar.depth == depth:
-                groups.setdefault((bar.role, bar.shade), []).append(bar)
-        for (role, shade), bars in groups.items():
+                groups.setdefault((bar.role, look_of(bar, marks)), []).append(bar)
+        for (role, look), bars in groups.items():
             boxes = [place.box(bar) for bar in bars]
-            collection = _rectangles(boxes, _fill(bars[0]), f"rank {lane.rank} {role} {shade}")
+            collection = _rectangles(boxes, _fill(bars[0]), f"rank {lane.rank} {role} {look}")
             axes.add_collection(collection, autolim=False)
-            if shade == "waiting":
-                axes.add_artist(_hatching(collection))
+            if marks.get(look):
+                axes.add_artist(_hatching(collection, marks[look], edge(_fill(bars[0]))))
     for bar in lane.bars:
         _draw_label(place, bar)
 
@@ -194,11 +198,10 @@ def _rectangles(
     )
 
 
-def _hatching(boxes: PolyCollection) -> PathPatch:
+def _hatching(boxes: PolyCollection, hatch: str, ink: str) -> PathPatch:
     """One hatch over many boxes: a hatch for each would take seconds to draw."""
     path = Path.make_compound_path(*boxes.get_paths())
-    ink = edge(COLOURS["idle"])
-    return PathPatch(path, fill=False, hatch=_HATCH, edgecolor=ink, linewidth=0,
+    return PathPatch(path, fill=False, hatch=hatch, edgecolor=ink, linewidth=0,
                      zorder=2, gid=f"{boxes.get_gid()} hatch")  # fmt: skip
 
 
@@ -214,7 +217,8 @@ def _draw_label(place: _Place, bar: Bar) -> None:
         if len(words) * _CHARACTER + 0.06 < inches:
             text = place.axes.text((left + right) / 2, (low + high) / 2 - 0.005, words, zorder=5,
                                    **centred(_FONT, ink))  # fmt: skip
-            text.set_path_effects([withStroke(linewidth=1.5, foreground=_fill(bar))])  # arrows
+            stroke = 2.5 if bar.shade == "collective" else 1.5  # arrows, and hatches
+            text.set_path_effects([withStroke(linewidth=stroke, foreground=_fill(bar))])
             return
 
 
@@ -238,25 +242,29 @@ def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None
     axes.add_artist(arrow)
 
 
-def _draw_legend(figure: Figure, drawn: Sequence[Lane], top: float) -> None:
+def _draw_legend(
+    figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str]
+) -> None:
     """A swatch and a word for everything that is on the figure, in a row under the title."""
     entries: dict[str, tuple[str, str]] = {}
     for lane in drawn:
         for bar in lane.bars:
-            words: str = bar.role if bar.shade == "span" else bar.shade
+            look = look_of(bar, marks)
+            words: str = bar.role if look == "span" else look
             words = "other compute" if words == "compute" else words
-            words = "collective, with its ranks" if bar.group else words
-            entries.setdefault(words, (_fill(bar), bar.shade))
+            words = "collective, with its ranks" if bar.group and look == "collective" else words
+            entries.setdefault(words, (_fill(bar), marks.get(look, "")))
     width, height = figure.get_size_inches()
     axes = figure.sheet(0, height - top + 0.1, width, 0.3)
     axes.set_xlim(0, width)
     axes.set_ylim(0, 0.3)
     left = _LEFT
-    for words in (entry for entry in _LEGEND_ORDER if entry in entries):
-        fill, shade = entries[words]
+    order = [*_LEGEND_ORDER[:-1], *marks, _LEGEND_ORDER[-1]]
+    for words in (entry for entry in dict.fromkeys(order) if entry in entries):
+        fill, hatch = entries[words]
         axes.add_artist(
             Rectangle((left, 0.09), 0.24, 0.13, facecolor=fill, edgecolor=edge(fill),
-                      linewidth=0.5, hatch=_HATCH if shade == "waiting" else None)
+                      linewidth=0.5, hatch=hatch or None)
         )  # fmt: skip
         axes.text(left + 0.3, 0.15, words, fontsize=8, color=MUTED, va="center", ha="left")
         left += 0.55 + len(words) * 8 * 0.56 / 72

@@ -21,7 +21,7 @@ from dtlab.training.accumulation import per_step
 from dtlab.training.datasets import batches
 from dtlab.training.learning_rate import WarmupThenDecay
 
-__all__ = ["linear", "per_update", "trained"]
+__all__ = ["changes_alike", "linear", "per_update", "trained"]
 
 Batch = Any
 
@@ -132,3 +132,42 @@ def averaged(tensors: Iterable[Any]) -> None:
 def gradients(model: nn.Module) -> Sequence[Any]:
     """Those of all parameters."""
     return [parameter.grad for parameter in model.parameters()]
+
+
+# Mutants of the solutions that no check can tell from them ---------------------------------------
+
+UNREAD = "the curve is for people: no judge reads it"
+ANOTHER = "the samples come in another order, as good as this one"
+TWICE = "what is done twice is the same"
+FREE = "neither needs the other"
+ROUNDED = "as many updates of a warm-up: the check has 6 or 9 of them in all"
+
+_ADD, _CLEAR, _SET = "mean += loss.item()", "optimizer.zero_grad()", "sampler.set_epoch(epoch)"
+_NOTE = "curve.append((mean, schedule.get_last_lr()[0]))"
+_SAMPLER = "sampler = DistributedSampler(data, seed={})"
+_DECAY = "... WarmupThenDecay(optimizer, 3 * updates // {}, updates, start_factor=32 / batch)"
+
+
+def changes_alike(seed: int) -> dict[str, str]:
+    """Why each of these changes to a run makes no difference; `seed` is the sampler's there."""
+    return {
+        **{f"{_SAMPLER.format(seed)} -> {_SAMPLER.format(one)}": ANOTHER
+           for one in (seed - 1, seed + 1)},
+        "for epoch in range(epochs): -> for epoch in reversed(range(epochs)):": ANOTHER,
+        **{f"{_DECAY.format(8)} -> {_DECAY.format(one)}": ROUNDED for one in (7, 9)},
+        f"{_SET} -> {_SET}; {_SET}": TWICE,
+        f"{_CLEAR} -> {_CLEAR}; {_CLEAR}": TWICE,
+        f"{_CLEAR}; schedule.step() -> schedule.step(); {_CLEAR}": FREE,
+        f"{_NOTE}; optimizer.step() -> optimizer.step(); {_NOTE}": FREE,
+        "mean = 0.0 -> mean = 1.0": UNREAD,
+        "mean = 0.0 -> mean = -1.0": UNREAD,
+        f"{_ADD} -> nothing": UNREAD,
+        f"{_ADD} -> {_ADD}; {_ADD}": UNREAD,
+        f"{_ADD} -> mean -= loss.item()": UNREAD,
+        f"{_ADD} -> mean = mean + loss.item()": "a float has no memory of its own to add to",
+        f"{_NOTE} -> nothing": UNREAD,
+        f"{_NOTE} -> {_NOTE}; {_NOTE}": UNREAD,
+        f"{_NOTE} -> curve.append((mean, schedule.get_last_lr()[-1]))": "there is one rate",
+        "return curve -> nothing": UNREAD,
+        "return curve -> return": UNREAD,
+    }  # fmt: skip

@@ -18,7 +18,7 @@ __all__ = ["CURE", "Curing", "Plan", "cost", "plans_for"]
 Plan = dict[str, Any]
 
 _LIMIT = 20.0  # seconds for a launch: one takes half of one
-_TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step")
+_TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step", "thirds", "odd")
 
 # Plans, and what they cost --------------------------------------------------------------------
 
@@ -52,6 +52,8 @@ def _limited(draw: random.Random, topic: str) -> Plan:
     if topic in ("halves", "more", "both", "never"):
         setting["samples"] = 2 if topic == "both" else 4
         setting["batch"] = 32 * draw.randint(4, 7)
+    if topic in ("thirds", "odd"):
+        setting |= {"samples": 6 if topic == "thirds" else 3, "batch": 48 * draw.randint(4, 6)}
     if topic in ("checkpoint", "both"):
         width = 16 * draw.randint(3, 4)
         setting["batch"] = 32 * draw.randint(7, 10)
@@ -64,6 +66,8 @@ def _limited(draw: random.Random, topic: str) -> Plan:
         "clear": lambda: (most(),) * 2,  # to the byte
         "halves": lambda: (most(microbatches=2), most()),
         "more": lambda: (most(microbatches=4), most(microbatches=2)),
+        "thirds": lambda: (most(microbatches=3), most(microbatches=2)),
+        "odd": lambda: (most(microbatches=3), most()),
         "checkpoint": lambda: (most(checkpoint=True), most()),
         "both": lambda: (most(checkpoint=True, microbatches=2), _both_above(most)),
         "never": lambda: (round(0.9 * (one := most(checkpoint=True, microbatches=4))), one),
@@ -219,6 +223,8 @@ _CHEAPEST: Mapping[str, tuple[bool, int]] = {
     "clear": (False, 1),
     "halves": (False, 2),
     "more": (False, 4),
+    "thirds": (False, 3),
+    "odd": (False, 3),
     "checkpoint": (True, 1),
     "both": (True, 2),
 }

@@ -130,10 +130,28 @@ def _judge(topic: str, right: str) -> Judge:
         if topic != "strong" and (not trials or seen[0].error or _formless(seen)):
             return blocked("judged once it returns pairs for strong scaling")
         if trials[0].mistakes:
-            return lost(f"{trials[0].mistakes[0]}\n{_ADVICE[topic]}")
+            others = _of_right_scalings(seen) if topic == "base" else trials[0].mistakes
+            if not others:
+                return blocked("judged once strong and weak scaling are right from one rank on")
+            return lost(f"{others[0]}\n{_ADVICE[topic]}")
         return ok(right)
 
     return judge
+
+
+def _of_right_scalings(seen: Seen) -> list[str]:
+    """What is wrong from other numbers of ranks on, where it is right from one rank on."""
+    wrong = {topic for topic in ("strong", "weak") if of_topic(seen, topic)[0].mistakes}
+    one = of_topic(seen, "base")[0]
+    if one.error is not None:
+        return one.mistakes
+    told = zip(one.trial.cases, one.results, strict=True)
+    return [
+        f"{one.trial.words(number)}, {what}"
+        for number, (case, results) in enumerate(told)
+        if isinstance(case, Grown) and case.job.scaling not in wrong
+        if (what := case.mistake(results))
+    ]
 
 
 def _formless(seen: Seen) -> bool:

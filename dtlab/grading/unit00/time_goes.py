@@ -146,16 +146,16 @@ def _overlapped(draw: random.Random, ranks: int) -> list[Row]:
 
 
 def _late(draw: random.Random, ranks: int) -> list[Row]:
-    """Ranks that come to each of three collectives at times of their own."""
+    """Ranks that come to each of three collectives, and leave it, at times of their own."""
     rows: list[Row] = []
-    start = 0.0
+    left = [0.0] * ranks
     for _ in range(3):
-        came = [start + draw.uniform(1e-3, 2e-2) for _ in range(ranks)]
-        end = max(came) + draw.uniform(2e-3, 6e-3)
+        came = [start + draw.uniform(1e-3, 2e-2) for start in left]
+        ends = [max(came) + draw.uniform(2e-3, 6e-3) for _ in range(ranks)]
         for rank in range(ranks):
-            rows.append((rank, "compute", "forward", 0, start, came[rank]))
-            rows.append((rank, "comm", "all_reduce", 4000, came[rank], end))
-        start = end
+            rows.append((rank, "compute", "forward", 0, left[rank], came[rank]))
+            rows.append((rank, "comm", "all_reduce", 4000, came[rank], ends[rank]))
+        left = ends
     return rows
 
 
@@ -179,7 +179,8 @@ _ADVICE = {
     "hidden": "A rank that computes while the wire works is busy, and loses nothing: only what "
     "lies outside all of its spans is exposed.",
     "arrival": "A collective is under way once the last rank has come to it: the k-th one of each "
-    "rank belong together. Until then a rank waits for another one, and not for the wire.",
+    "rank belong together. Until then a rank waits for another one, and not for the wire. It "
+    "lasts to its end on this rank: ranks do not all leave it at the same time.",
     "idle": "The three add up to the whole trace, which lasts from the start of the first event "
     "of any rank to the end of the last one of any.",
 }

@@ -144,12 +144,15 @@ def _judge_training(seen: Seen) -> Verdict:
     name = next(filter(None, (called_by(r for rs in one.results for r in rs) for one in seen)), "")
     if name:
         return lost(f"{name} does the work for you, and finished code does not count.")
-    if _trouble(seen, "training"):
-        return lost(_trouble(seen, "training"))
+    if trouble := _trouble(seen, "training"):
+        why = "\nA parameter that the loss does not depend on has None in .grad: leave it out."
+        return lost(trouble + why * ("NoneType" in trouble))
     for words, _, results in _cases(seen, "training"):
         if results[0].form:
             return lost(f"{words}: {results[0].form}.")
     wrong = _parameters(seen, "training")
+    if wrong and ", step 0:" not in wrong:
+        wrong += "\nThe steps before it are right. What does one step leave behind for the next?"
     return lost(wrong) if wrong else ok("trains as without a scaler where nothing overflows")
 
 
@@ -168,6 +171,11 @@ def _judge_skips(seen: Seen) -> Verdict:
     if waiting:
         return waiting
     wrong = _parameters(seen, "skips")
+    if wrong:
+        wrong += (
+            "\nWhether to step is asked anew in each step: is every element of every gradient a "
+            "number? inf and NaN are none, and stay what they are when they are divided."
+        )
     return lost(wrong) if wrong else ok("skips the steps that overflow, and no others")
 
 
@@ -191,7 +199,25 @@ def _judge_scale(seen: Seen) -> Verdict:
 def _history(case: Scaling, place: int) -> str:
     """What the steps before were."""
     told = ["good" if kinds == (_GOOD,) else "overflow" for kinds in case.kinds[0][:place]]
-    return f"The steps before it: {', '.join(told)}." if told else "That is the first step."
+    if not told:
+        return "That is the first step: it has init_scale."
+    return f"The steps before it: {', '.join(told)}. {_rule(case, place)}"
+
+
+def _rule(case: Scaling, place: int) -> str:
+    """Why the scale is what it should be."""
+    before, now = case.right.scales[place - 1 : place + 1]
+    if now < before:
+        return "The last of them overflowed, and that halves the scale, to any number."
+    if now > before:
+        return (
+            f"growth_interval={case.growth_interval} good steps in a row are complete: they "
+            "double the scale."
+        )
+    return (
+        f"The last one was good, and no growth_interval={case.growth_interval} of them in a row "
+        "are complete, counted anew after each overflow and each growth: the scale stays."
+    )
 
 
 def _judge_clipping(seen: Seen) -> Verdict:

@@ -81,9 +81,19 @@ def _why(step: Made, max_norm: float) -> str:
     if got > (1 + _NEAR) * max(true, max_norm):
         return "It is still times a scale: who divides by that, and when?"
     if got > (1 + _EXACT) * max_norm:
-        return "It is not clipped. In which units are gradients when they are compared with it?"
+        return (
+            "It is not cut as it should be: is it clipped at all, by its length? And when they "
+            "are compared, are the gradient and the limit both times the scale, or neither?"
+        )
+    if got < 0.1 * _NEAR * min(true, max_norm):
+        return (
+            "It is cut far too much: times which number was it when it was compared with max_norm?"
+        )
     if got < (1 - _EXACT) * min(true, max_norm):
-        return "It is cut too far. In which units are gradients when they are compared with it?"
+        return (
+            "It is cut too far, and not by a scale: is it cut once, and to max_norm itself? What "
+            "is shorter stays as it is."
+        )
     return ""
 
 

@@ -36,6 +36,10 @@ class Clipping(Faulty):
     def __str__(self) -> str:
         return f"{len(self.sizes)} pieces, max_norm {'below' if self.part < 1 else 'above'} theirs"
 
+    def shows(self, criterion: str) -> bool:
+        """See `Faulty`."""
+        return (criterion == "missing") == (self.topic == "missing")
+
     def gradients(self, rank: int, ranks: int) -> list[Tensor | None]:
         """Of each piece of a rank."""
         import torch
@@ -97,7 +101,7 @@ class Clipping(Faulty):
                 yield "missing" if missing else "norm", f"rank {rank}: it returns {got}."
                 return
             if abs(got - true) > 1e-3 * true:
-                why = _known(got, own, rank)
+                why = _known(got, own, rank) or self._of_pieces(got, rank, ranks)
                 yield (
                     "missing" if missing else "norm",
                     (
@@ -122,9 +126,33 @@ class Clipping(Faulty):
                     )
                     return
 
+    def _of_pieces(self, got: float, rank: int, ranks: int) -> str:
+        """What it is instead, where norms of single pieces are taken."""
+        norms = [
+            [
+                0.0 if one is None else float(one.double().norm())
+                for one in self.gradients(r, ranks)
+            ]
+            for r in range(ranks)
+        ]
+        sums = [sum(each) for each in norms]
+        most = min(1.0, self.part) * self.norm(ranks)
+        known = {
+            sum(sums): _SQUARES,
+            sums[rank]: _SQUARES,
+            sum(one**2 for one in sums) ** 0.5: _SQUARES,
+            sum(each[0] ** 2 for each in norms) ** 0.5: "That is the first piece of each rank "
+            "alone.",
+            most: "That is the norm afterwards: return what it was before.",
+        }
+        return next((why for norm, why in known.items() if abs(got - norm) <= 1e-3 * norm), "")
+
     def _own(self, rank: int, ranks: int) -> float:
         found = [one for one in self.gradients(rank, ranks) if one is not None]
         return float(sum(float(one.double().square().sum()) for one in found) ** 0.5)
+
+
+_SQUARES = "That adds up the norms of pieces. What adds up are their squares."
 
 
 def _known(got: float, own: Sequence[float], rank: int) -> str:

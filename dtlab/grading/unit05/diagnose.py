@@ -36,18 +36,32 @@ _EXACT, _IN_16_BITS = 1e-3, 0.2  # of a loss
 _LIMIT = 30.0  # seconds: the first program with PyTorch's FSDP imports it
 
 
-def _trials(ranks: int, *, also_wide: bool = False, **more: Any) -> Callable[[int], list[Trial]]:
-    """A model of another size; and one that is twice as wide."""
+def _trials(
+    ranks: int, *, half: tuple[int, int] = (9, 12), **more: Any
+) -> Callable[[int], list[Trial]]:
+    """A model of another size; `half` of its width is drawn between these."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
-        sizes = 2 * draw.randint(9, 12), draw.randint(4, 6)
-        case = ShardedRun(draw.randrange(10**6), *sizes, **more)
-        wide = ShardedRun(case.seed + 1, 2 * _WIDTH, 4, **more)
-        cases = [case, wide] if also_wide else [case]
-        return [Trial(ranks, [one], limit=_LIMIT) for one in cases]
+        sizes = 2 * draw.randint(*half), draw.randint(4, 6)
+        return [_trial(ranks, ShardedRun(draw.randrange(10**6), *sizes, **more))]
 
     return trials
+
+
+def _deep_and_wide(seed: int) -> list[Trial]:
+    """Many narrow layers, a small part of the model each; and a few that are twice as wide.
+
+    So neither a number of elements nor a part of the model says which modules are layers.
+    """
+    draw = random.Random(seed)
+    width, depth = 2 * draw.randint(6, 9), draw.randint(22, 26)
+    deep = ShardedRun(draw.randrange(10**6), width, depth, steps=2, topic="peak")
+    return [_trial(3, deep), _trial(3, ShardedRun(deep.seed + 1, 2 * _WIDTH, 4, topic="peak"))]
+
+
+def _trial(ranks: int, case: ShardedRun) -> Trial:
+    return Trial(ranks, [case], limit=_LIMIT)
 
 
 def _part(name: str, title: str, difficulty: int, check: MendScript) -> Part:
@@ -55,7 +69,7 @@ def _part(name: str, title: str, difficulty: int, check: MendScript) -> Part:
 
 
 def _scene(ranks: int = 2, **more: Any) -> Trial:
-    return Trial(ranks, [ShardedRun(0, _WIDTH, _DEPTH, **more)], limit=_LIMIT)
+    return _trial(ranks, ShardedRun(0, _WIDTH, _DEPTH, **more))
 
 
 GIANT_GATHER = _part(
@@ -66,7 +80,7 @@ GIANT_GATHER = _part(
         _SCRIPTS + "train_gather",
         _scene(),
         Check(
-            _trials(3, also_wide=True, topic="peak"),
+            _deep_and_wide,
             (
                 Rule("peak", 2, judge("peak", "a layer at a time", also=also(too_much_whole))),
                 Rule(
@@ -132,7 +146,7 @@ LEAK = _part(
         _SCRIPTS + "train_leak",
         _scene(steps=5),
         Check(
-            _trials(3, steps=5, topic="memory"),
+            _trials(3, half=(12, 15), steps=4, topic="memory"),
             (
                 Rule("memory", 2, judge("memory", "held is what a share takes", also=also(grows))),
                 Rule(

@@ -58,6 +58,19 @@ class Faulty(Case):
 
     topic: str
 
+    @property
+    def guilty(self) -> str:
+        """The criterion that a crash in this case belongs to."""
+        return self.topic
+
+    def shows(self, criterion: str) -> bool:
+        """Whether a criterion cannot be judged where this case came to nothing."""
+        return True
+
+    def advice(self, trouble: str) -> str:
+        """What a crash in this case may come from, where that is known."""
+        return ""
+
     @abstractmethod
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """All that is wrong with what the ranks returned."""
@@ -86,8 +99,10 @@ def judge(
         wrong = _fault(seen, name) or also(seen)
         if wrong:
             return lost(wrong)
-        unseen = [one for one in seen if one.error is not None]
-        return blocked("judged once nothing fails before it") if unseen else ok(right)
+        failed = [one for one in seen if one.error is not None and _shows(one, name)]
+        if not failed:
+            return ok(right)
+        return blocked(f"judged once nothing fails in {failed[0].trial.words()}")
 
     return judged
 
@@ -97,14 +112,19 @@ def _fault(seen: Seen, name: str) -> str:
     return next((words for one in seen for words in _faults(one, name)), "")
 
 
+def _shows(one: Observation, name: str) -> bool:
+    return any(case.shows(name) for case in one.trial.cases if isinstance(case, Faulty))
+
+
 def _faults(one: Observation, name: str) -> Iterator[str]:
-    topics = [case.topic for case in one.trial.cases if isinstance(case, Faulty)]
+    cases = [case for case in one.trial.cases if isinstance(case, Faulty)]
     if one.error is not None:
-        if topics[one.failed_case or 0] == name:
-            yield one.trouble
+        case = cases[one.failed_case or 0]
+        if case.guilty == name:
+            yield f"{one.trouble}\n{case.advice(one.trouble)}".rstrip()
         return
     code = called_by(result for results in one.results for result in results)
-    if code and topics[0] == name:
+    if code and cases[0].topic == name:
         yield f"{code} does the work for you, and finished code does not count."
     if "faults" not in vars(one):  # kept as `mistakes` is: every criterion asks for them
         vars(one)["faults"] = [*_all_faults(one)]

@@ -51,6 +51,9 @@ class Freeing(OnBlock):
                 "same": all(a is b for a, b in zip(parameters, module.parameters(), strict=False)),
                 "shapes": [list(one.shape) for one in parameters],
                 "nan": [_is_nan(one) for one in parameters],
+                "placeholders": sum(
+                    {s.data_ptr(): s.nbytes() for s in map(_storage, parameters)}.values()
+                ),
                 "finished": sorted(finished),
             }
             if loss is not None and seen["same"] and flat.shape == numbers.shape:
@@ -68,7 +71,10 @@ class Freeing(OnBlock):
         wanted = list(module.parameters())
         size = 4 * self.elements
         own = seen["left"] - seen["flat"]
-        if self.topic == "own" and seen["same"] and own > size // 4:
+        if own > size // 4 and all(seen["nan"]) and seen["placeholders"] > size // 4:
+            name = "own" if self.topic == "own" else "storage"
+            yield name, f"placeholders take {seen['placeholders']} of {size} bytes. {_ONE}"
+        elif self.topic == "own" and seen["same"] and own > size // 4:
             yield (
                 "own",
                 (
@@ -76,7 +82,7 @@ class Freeing(OnBlock):
                     "of its own beside flat: who holds it afterwards?"
                 ),
             )
-        if self.topic != "own":
+        elif self.topic != "own":
             if seen["flat"]:
                 yield "storage", f"the storage of flat still has {seen['flat']} bytes. {_BACK}"
             elif own > size // 4:
@@ -91,6 +97,10 @@ class Freeing(OnBlock):
             map(alike, seen["gradients"], expected_gradients(module, self.inputs()))
         ):
             yield "backward", f"after the next gather, backward has wrong gradients. {_READ}"
+
+
+def _storage(parameter: Any) -> Any:
+    return parameter.untyped_storage()
 
 
 def _went_back(loss: Any, parameters: Sequence[Any]) -> dict[str, Any]:
@@ -118,6 +128,7 @@ _BACK = (
     "Autograd has saved views of it for backward, and they keep the storage alive: change its "
     "size, not who refers to it."
 )
+_ONE = "One NaN is enough, of 4 bytes: `expand` gives it a shape, and no memory."
 _READ = "What autograd has saved is not to be changed: nobody writes into a parameter or flat."
 _SHAPES = "`gather` cuts flat by them: let each parameter keep its shape, and its object."
 _NAN = "Else whoever forgets to gather computes with numbers that are not there, or crashes."

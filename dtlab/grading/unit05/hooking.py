@@ -108,6 +108,7 @@ def _all_faults_in(log: Sequence[Entry], blocks: int) -> Iterator[Fault]:
     whole: set[int] = set()
     gathered, passing = set[int](), "forward"
     complete = [0] * blocks  # gradients that reduce found, in this step
+    early = set[int]()  # blocks that were whole when they were reduced
     for what, block in log:
         if what in ("shard", "gather"):
             if what == "gather" and block in gathered:
@@ -121,6 +122,7 @@ def _all_faults_in(log: Sequence[Entry], blocks: int) -> Iterator[Fault]:
             yield what, f"block {block} computes in {what} while it is freed. {_WHEN[what]}"
         elif what == "reduce":
             complete[block] += 1
+            early |= {block} & whole
         elif what == "incomplete":
             yield "reduce", f"block {block} is reduced while gradients of it are missing. {_ALL}"
         elif what in ("loss", "step"):
@@ -137,6 +139,8 @@ def _all_faults_in(log: Sequence[Entry], blocks: int) -> Iterator[Fault]:
                 complete = [0] * blocks
         if len(whole) > _MOST:
             yield "peak", f"{_blocks(whole)} whole at the same time. {_WHEN['free']}"
+    if early and not any(what == "incomplete" for what, _ in log):
+        yield "peak", f"block {max(early)} is reduced while it is whole. {_FIRST}"
 
 
 def _blocks(whole: set[int]) -> str:
@@ -151,6 +155,10 @@ _WHEN = {
     "free": "A block is freed when its forward is through, and again when its backward is.",
 }
 _ONCE = "That sends all of it once more."
+_FIRST = (
+    "`reduce` needs memory for all of its gradients, end to end: give that of its weights back "
+    "before."
+)
 _ALL = "Once for each backward pass, when the last of its gradients is there."
 
 
@@ -182,7 +190,11 @@ STAGE_3 = Part(
             ),
             Rule("forward", 2, judge("forward", "gathered before each forward")),
             Rule("backward", 2, judge("backward", "gathered before each backward")),
-            Rule("peak", 1, judge("peak", "no more than two blocks are whole at a time")),
+            Rule(
+                "peak",
+                1,
+                judge("peak", "two blocks are whole at most, and freed before they are reduced"),
+            ),
             Rule("reduce", 1, judge("reduce", "reduced once, with all gradients", "backward")),
         ),
     ),

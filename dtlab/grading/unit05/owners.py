@@ -32,6 +32,17 @@ _PATIENCE = 0.3  # seconds until gloo has let go of buffers
 class Owned(OnBlock):
     """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`."""
 
+    @property
+    def guilty(self) -> str:
+        """See `Faulty`."""
+        return "result" if self.topic == "large" else self.topic
+
+    def shows(self, criterion: str) -> bool:
+        """See `Faulty`; bytes and memory are measured with the topic "large"."""
+        if self.topic == "missing":
+            return criterion == "missing"
+        return criterion == "result" or (self.topic == "large" and criterion != "missing")
+
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
         batches = [self.batch(rank, step) for step in range(_STEPS)]

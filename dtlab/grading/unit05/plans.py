@@ -37,6 +37,11 @@ _SENDS_MORE = (
     Mistake("ranks", "The stage is the right one. With which ranks does it send least, and why?"),
     Mistake("policy", "Stage and ranks are right. Of what does a policy send how many bytes?"),
 )
+_LARGEST = {
+    "states": "the model states: of weights, gradients and optimizer state, which does this stage "
+    "leave whole on every rank?",
+    "activations": "activations: what keeps fewer of them, and what does that cost?",
+}
 _DEMANDS = {
     "master": "the weights in fp32 too",
     "gradients": "the weights in fp32 too, and gradients that are added up in fp32",
@@ -97,8 +102,14 @@ def _over(model: Model, row: Row) -> str:
     over = row.total - model.card
     count = "1 byte" if over == 1 else f"{over:,} bytes"
     missed = [one.why for one in _LEFT_OUT if over <= row.needs[one.value]]
-    why = f" It would fit without {' or '.join(missed)}: is all of it counted?" if missed else ""
-    return f"it takes {count} more than the card's {model.card:,}.{why}"
+    why = f"It would fit without {' or '.join(missed)}: is all of it counted?"
+    return f"it takes {count} more than the card's {model.card:,}. {why if missed else _lead(row)}"
+
+
+def _lead(row: Row) -> str:
+    """Where to look first: at what most of it is."""
+    largest = max(_LARGEST, key=lambda name: row.needs[name])
+    return f"Most of it are {_LARGEST[largest]}"
 
 
 def _more(model: Model, row: Row, best: Row) -> str:

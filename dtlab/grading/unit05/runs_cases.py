@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["REDUCES", "ShardedRun", "events_of", "largest_gather", "one_process"]
 
 RATE, _ROWS = 0.1, 8  # as in the scripts; samples of a rank in a step
+_DEPTH = 6  # of the model in the notebook
 REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients up
 
 
@@ -24,7 +25,8 @@ REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients 
 class ShardedRun(Faulty):
     """`script(model, batches)` on `steps` batches of random images for each rank.
 
-    With `watched`, the bytes that exist are noted whenever a batch is drawn.
+    With `watched`, the bytes that exist are noted whenever a batch is drawn. With the topic
+    "memory" so is what is kept outside of tensors.
     """
 
     seed: int
@@ -53,14 +55,18 @@ class ShardedRun(Faulty):
         return self.root + self.depth * self.layer
 
     def state(self) -> list[Tensor]:
-        """Parameters to begin with: the same on all ranks."""
+        """Parameters to begin with: the same on all ranks.
+
+        The more layers, the smaller, so that losses stay small at the same learning rate.
+        """
         import torch
 
         from dtlab.grading.unit05.runs_scripts import Net
 
         draw = torch.Generator().manual_seed(self.seed)
         shapes = [one.shape for one in Net(self.width, self.depth).parameters()]
-        return [torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for shape in shapes]
+        scale = min(1.0, _DEPTH / self.depth) ** 0.5
+        return [torch.randn(one, generator=draw) * scale * one[-1] ** -0.5 for one in shapes]
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
         """Images and labels of a rank."""
@@ -77,6 +83,7 @@ class ShardedRun(Faulty):
             "state": self.state(),
             "batches": [self.batch(rank, step) for step in range(self.steps)],
             "watched": self.watched,
+            "kept": self.topic == "memory",
         }
 
     @staticmethod
@@ -86,9 +93,19 @@ class ShardedRun(Faulty):
 
         return noted(fn, given)
 
+    def advice(self, trouble: str) -> str:
+        """See `Faulty`."""
+        return _OUTPUTS if "dtype" in trouble and self.topic == "gradients" else ""
+
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """See `Faulty`; what is wrong with a run is for its judges to say."""
         yield from ()
+
+
+_OUTPUTS = (
+    "A module gets inputs in one format, and computes in another. What comes out of a layer goes "
+    "into the next module: which policy says in what format, and which modules need to say so?"
+)
 
 
 def one_process(case: ShardedRun, ranks: int) -> tuple[list[list[float]], list[list[Tensor]]]:

@@ -24,6 +24,7 @@ __all__ = [
 
 _ROOM, _MORE = 1.25, 1.1  # times what has to be whole, and to be held
 _NOISE = 0.02  # of what is held: buffers that are still there
+_OBJECTS = 0.75  # of a share: what a step leaves of its own accord is under half of one
 
 Objection = Callable[[ShardedRun, list[Any], Observation], str]
 
@@ -104,18 +105,45 @@ def grows(case: ShardedRun, results: list[Any], one: Observation) -> str:
     # Buffers that collectives still have, and the memory in which the model began, count too.
     most = _MORE * (3 * share + 4 * (case.elements + case.layer + case.root))
     for rank, seen in enumerate(results):
-        held = seen["alive"][1:-1]
-        if all(b > a + _NOISE * held[0] for a, b in pairwise(held)):
+        arrays = [kept["arrays"] for kept in seen["kept"][1:-1]]
+        held = [a + b for a, b in zip(seen["alive"][1:-1], arrays, strict=True)]
+        if _rises(held, _NOISE * held[0]):
+            of_numpy = arrays[-1] - arrays[0]
+            which = f", {of_numpy:,} of them in NumPy's arrays" if of_numpy > 0 else ""
             return (
                 f"rank {rank} holds {held[-1] - held[0]:,} bytes more before the last batch than "
-                "before the second. What is kept of each step?"
+                f"before the second{which}. What is kept of each step?"
             )
         if max(held) > most:
             return (
                 f"rank {rank} holds {max(held):,} bytes between steps. Its pieces, their "
                 f"gradients and mean are {3 * share:,.0f}, beside buffers. Is the mean whole?"
             )
+        if outside := _outside_of_tensors(seen["kept"][1:-1], share):
+            return f"rank {rank}: {outside}"
     return ""
+
+
+def _outside_of_tensors(kept: list[dict[str, int]], share: float) -> str:
+    """What is said of Python's objects, and of graphs, that become more with every step."""
+    objects, nodes = ([one[name] for one in kept] for name in ("objects", "nodes"))
+    if _rises(objects, _OBJECTS * share):
+        return (
+            f"lists, bytes and other objects of Python's take {objects[-1] - objects[0]:,} bytes "
+            "more before the last batch than before the second. What is kept of each step?"
+        )
+    if _rises(nodes, 0):
+        return (
+            f"before the second batch autograd remembers {nodes[0]} operations, and before the "
+            f"last one {nodes[-1]}: a graph reaches back through all steps. Which tensor that you "
+            "keep, or add up, still has its graph?"
+        )
+    return ""
+
+
+def _rises(counts: list[int], by: float) -> bool:
+    """Whether it is more at each step, by more than this."""
+    return all(b > a + by for a, b in pairwise(counts))
 
 
 def another_mean(case: ShardedRun, results: list[Any], one: Observation) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dtlab.grading.unit05.alive import Alive
+from dtlab.grading.unit05.kept import Kept
 from dtlab.grading.unit05.runs_scripts import Layer, Net
 
 __all__ = ["noted", "watch_layers", "whole_bytes"]
@@ -18,27 +19,37 @@ __all__ = ["noted", "watch_layers", "whole_bytes"]
 def noted(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     """Runs on a rank.
 
-    `alive` are the bytes that exist whenever a batch is drawn, and in the end; `whole` those of
-    whole parameters while a layer computes, at most; `inputs` the dtypes that layers compute in.
+    `alive` are the bytes that exist whenever a batch is drawn, and in the end; `kept` what `Kept`
+    says then, where it is asked for; `whole` the bytes of whole parameters while a layer computes,
+    at most; `inputs` the dtypes that layers compute in.
     """
     model = Net(*given["sizes"])
     parameters = list(model.parameters())
     for parameter, numbers in zip(parameters, given["state"], strict=True):
         parameter.data.copy_(numbers)
     seen = watch_layers(model)
-    with Alive() if given["watched"] else contextlib.nullcontext(None) as alive:
-        held: list[int] = []
+    held: list[int] = []
+    kept: list[dict[str, int]] = []
+    with (
+        Alive() if given["watched"] else contextlib.nullcontext() as alive,
+        Kept() if given["kept"] else contextlib.nullcontext() as others,
+    ):
+
+        def note() -> None:
+            held.append(_bytes(alive))
+            kept.extend([others.now()] if others is not None else [])
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in given["batches"]:
-                held.append(_bytes(alive))
+                note()
                 yield batch
 
         losses = fn(model, batches())
-        held.append(_bytes(alive))
+        note()
     return {
         "losses": [float(one) for one in losses],
         "alive": held,
+        "kept": kept,
         "whole": max(seen["whole"], default=0),
         "inputs": sorted(set(seen["inputs"])),
         "pieces": [_local(one) for one in model.parameters()],

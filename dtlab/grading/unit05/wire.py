@@ -129,7 +129,11 @@ WIRE = Questions(
             "stage_3",
             "stage 3, blocks freed after the forward pass",
             _elements(3),
-            "In one micro-batch: when are weights gathered, and when are gradients reduced?",
+            "Count one micro-batch first: a block is whole for its forward, freed, and whole for "
+            "its backward; then its gradients go to their owners. How often does something go "
+            "round? Of that, what can wait for the last micro-batch? Each time a rank sends "
+            "(N-1)/N of all elements.",
+            (_passes(lambda k: k + 2), "weights do not stay from one micro-batch to the next."),
             (
                 _passes(lambda k: 2 * k),
                 "this gathers in the forward pass only. Backward needs the weights as well.",
@@ -157,7 +161,10 @@ WIRE = Questions(
             "gigabytes",
             "stage 3 in GB, weights gathered in bf16 and gradients reduced in fp32",
             _bytes(2, 4),
-            "Passes of weights at 2 bytes, passes of gradients at 4.",
+            "Divide the passes of your `stage_3` in two: those in which weights go round, at 2 "
+            "bytes for each element, and those in which gradients do, at 4.",
+            (_elements(3), "those are billions of elements: how many bytes has each?"),
+            (_bytes(2, 0), "this is one kind alone: weights go round, and gradients too."),
             (_bytes(2, 2), "this sends gradients in 16 bits."),
             (_bytes(4, 4), "this gathers weights in fp32."),
             (_bytes(4, 2), "this has them the other way round."),

@@ -80,7 +80,30 @@ def halves_alone(setting):
     """Two microbatches at most."""
     for again in (False, True):
         for parts in (1, 2):
-            if parts <= setting["samples"]:
+            if setting["samples"] % parts == 0:
+                plan, fits = tried(setting, microbatches=parts, checkpoint=again)
+                if fits:
+                    return plan
+    return None
+
+
+def doubled(setting):
+    """1, 2, 4, ... microbatches, as long as they divide the samples."""
+    for again in (False, True):
+        parts = 1
+        while setting["samples"] % parts == 0:
+            plan, fits = tried(setting, microbatches=parts, checkpoint=again)
+            if fits:
+                return plan
+            parts *= 2
+    return None
+
+
+def in_halves(setting):
+    """Half as many microbatches as there are samples, or all."""
+    for again in (False, True):
+        for parts in sorted({1, -(-setting["samples"] // 4) * 2, setting["samples"]}):
+            if setting["samples"] % parts == 0:
                 plan, fits = tried(setting, microbatches=parts, checkpoint=again)
                 if fits:
                     return plan
@@ -148,6 +171,8 @@ WRONG = {
     checkpoints_first: {"cheapest": "checkpoints most"},
     all_microbatches: {"cheapest": ""},
     halves_alone: {"cheapest": "microbatches little"},
+    doubled: {"cheapest": "a cheaper plan does too"},
+    in_halves: {"cheapest": ""},
     never_none: {"never": "is not what these cures shrink"},
     as_it_is_for_none: {"never": "Return None"},
     first_iteration: {"fits": "in phase", "never": ""},

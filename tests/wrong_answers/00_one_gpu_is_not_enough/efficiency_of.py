@@ -120,19 +120,19 @@ def speedup_of_ranks_alone(traces, scaling):
 
 RIGHT = [by_work, efficiency_first]
 
-_ALL = {"strong": "", "weak": "", "base": ""}
+_ALL = {"strong": "", "weak": ""}
 
 WRONG = {
     not_for_strong: {"strong": "the efficiency is"},
     speedup_of_ranks_alone: {"weak": "the speed-up is"},
     from_the_first_given: {"base": "There is no trace of a single rank"},
     divided_by_ranks: {"base": "the efficiency is"},
-    strong_always: {"weak": "N ranks do N times", "base": ""},
-    weak_always: {"strong": "all ranks together do the work of one", "base": ""},
+    strong_always: {"weak": "N ranks do N times"},
+    weak_always: {"strong": "all ranks together do the work of one"},
     crosswise: _ALL,
     from_the_most: _ALL,
-    weak_by_ratio: {"weak": "the speed-up is", "base": ""},
-    weak_divided_twice: {"weak": "the efficiency is", "base": ""},
+    weak_by_ratio: {"weak": "the speed-up is"},
+    weak_divided_twice: {"weak": "the efficiency is"},
     upside_down: _ALL,
     in_percent: _ALL,
     pair_swapped: _ALL,

@@ -29,7 +29,8 @@ def swept(events):
     return found
 
 
-def merged(events, *, first=None, last=None, add=False, hidden=True, arrival=True, own=False):
+def merged(events, *, first=None, last=None, add=False, hidden=True, arrival=True, own=False,
+           ends=None):  # fmt: skip
     """By merging intervals; the keywords put a mistake in."""
     ranks = sorted({one.rank for one in events})
     begin, end = min(e.start for e in events), max(e.end for e in events)
@@ -44,7 +45,8 @@ def merged(events, *, first=None, last=None, add=False, hidden=True, arrival=Tru
         waits = []
         for k, one in enumerate(calls[rank]):
             came = max(calls[other][k].start for other in ranks)
-            waits.append((came if arrival else one.start, one.end))
+            through = ends[k] if ends else one.end
+            waits.append((came if arrival else one.start, max(came, through)))
         both = union([*spans, *waits]) if hidden else []
         exposed = sum(b - a for a, b in both) - sum(b - a for a, b in spans)
         if not hidden:
@@ -109,6 +111,23 @@ def hidden_counts(events):
 def waits_count(events):
     """Exposed from when the rank itself has come."""
     return merged(events, arrival=False)
+
+
+def until_all_are_through(events):
+    """A collective ends for all when it ends on the last rank."""
+    ends = {}
+    for rank in {one.rank for one in events}:
+        for k, one in enumerate(e for e in events if (e.rank, e.kind) == (rank, "comm")):
+            ends[k] = max(ends.get(k, 0.0), one.end)
+    return merged(events, ends=ends)
+
+
+def until_the_first_is_through(events):
+    ends = {}
+    for rank in {one.rank for one in events}:
+        for k, one in enumerate(e for e in events if (e.rank, e.kind) == (rank, "comm")):
+            ends[k] = min(ends.get(k, one.end), one.end)
+    return merged(events, ends=ends)
 
 
 def both_count(events):
@@ -215,6 +234,8 @@ WRONG = {
     from_first_to_last_span: {"busy": "is busy for"},
     hidden_counts: {"hidden": "loses nothing"},
     waits_count: {"arrival": "once the last rank has come"},
+    until_all_are_through: {"arrival": "its end on this rank"},
+    until_the_first_is_through: {"arrival": "its end on this rank"},
     both_count: {"hidden": "", "arrival": ""},
     first_collective_only: {"arrival": "the k-th one of each"},
     by_who_came_first: {"arrival": ""},
@@ -222,7 +243,7 @@ WRONG = {
     from_zero: {"idle": "add up to the whole trace"},
     idle_left_out: {"idle": ""},
     waiting_alone_is_idle: {"idle": "is idle for"},
-    one_for_all_ranks: {"busy": "", "hidden": "", "idle": ""},
+    one_for_all_ranks: _ALL,
     in_milliseconds: _ALL,
     order_swapped: {"hidden": "", "arrival": "", "idle": ""},
     a_list: {"busy": "return a dict"},

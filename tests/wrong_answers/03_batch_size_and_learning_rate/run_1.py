@@ -15,9 +15,11 @@ from torch.optim import SGD
 from dtlab.parallel.data import DataParallel
 from dtlab.training.accumulation import accumulate as accumulated
 from tests.wrong_answers.accumulated_runs import (
+    UNREAD,
     EverySample,
     InOrder,
     averaged,
+    changes_alike,
     gradients,
     linear,
     per_update,
@@ -350,4 +352,10 @@ WRONG = {
     a_weight_decay: {"training": "the rate and the optimizer of the script"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
     the_last_update_is_undone: {"rate": COMPARE},
+}
+
+EQUIVALENT = changes_alike(seed=1) | {
+    "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
+    "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
+    "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
 }

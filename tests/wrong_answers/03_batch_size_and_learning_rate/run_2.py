@@ -10,7 +10,12 @@ import torch.distributed as dist
 from torch.optim import SGD
 
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
-from tests.wrong_answers.accumulated_runs import InOrder, trained
+from tests.wrong_answers.accumulated_runs import (
+    UNREAD,
+    InOrder,
+    changes_alike,
+    trained,
+)
 
 SAID = {"symptom": "rate gone", "number": 16, "line": 23}
 
@@ -221,4 +226,9 @@ WRONG = {
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+}
+
+EQUIVALENT = changes_alike(seed=2) | {
+    "mean += loss.item(); if number == len(step):; ... -> if number == len(step):; "
+    "curve.append((mean, schedule.get_last_lr()[0])); ...": UNREAD,
 }

@@ -11,7 +11,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dtlab.parallel.data import DataParallel
-from tests.wrong_answers.accumulated_runs import InOrder, gradients, linear, per_update, trained
+from tests.wrong_answers.accumulated_runs import (
+    UNREAD,
+    InOrder,
+    changes_alike,
+    gradients,
+    linear,
+    per_update,
+    trained,
+)
 
 SAID = {"symptom": "too long", "number": 8, "line": 16}
 
@@ -258,4 +266,12 @@ WRONG = {
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+}
+
+EQUIVALENT = changes_alike(seed=3) | {
+    "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
+    "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
+    "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
+    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 16} -> "
+    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 17}": "either line may be mended",
 }

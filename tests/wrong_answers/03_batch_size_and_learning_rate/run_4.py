@@ -10,7 +10,13 @@ import math
 import torch.distributed as dist
 
 from dtlab.parallel.data import DataParallel
-from tests.wrong_answers.accumulated_runs import InOrder, linear, trained
+from tests.wrong_answers.accumulated_runs import (
+    UNREAD,
+    InOrder,
+    changes_alike,
+    linear,
+    trained,
+)
 
 SAID = {"symptom": "rate too high", "number": 512, "line": 8}
 
@@ -223,4 +229,10 @@ WRONG = {
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
+}
+
+EQUIVALENT = changes_alike(seed=4) | {
+    "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
+    "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
+    "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
 }

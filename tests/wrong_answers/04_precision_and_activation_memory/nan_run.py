@@ -321,7 +321,8 @@ def by_hand(model, data, epochs, batch, rate, max_norm):
 
 RIGHT = [after_unscaling, by_the_scale_of_the_step, said_by_text, of_pytorch, by_hand]
 
-UNITS = "In which units are gradients when they are compared with it?"
+BOTH = "are the gradient and the limit both times the scale, or neither?"
+TIMES = "times which number was it"
 WRONG = {
     says_too_short: {"symptom": "times max_norm"},
     says_bad_parameters: {"symptom": "the parameters were finite in the end"},
@@ -340,14 +341,14 @@ WRONG = {
     the_line_of_the_loss: {"line": "does what it should here"},
     a_function_alone: {"symptom": "nan_run has to be a dict"},
     not_written: {"clipping": "mended is not written yet"},
-    still_broken: {"clipping": f"It is not clipped. {UNITS}"},
-    without_the_scale: {"clipping": f"It is cut too far. {UNITS}"},
-    clipped_before_unscaling: {"clipping": f"It is cut too far. {UNITS}"},
-    not_clipped_at_all: {"clipping": f"It is not clipped. {UNITS}"},
+    still_broken: {"clipping": BOTH},
+    without_the_scale: {"clipping": TIMES},
+    clipped_before_unscaling: {"clipping": TIMES},
+    not_clipped_at_all: {"clipping": BOTH},
     each_parameter_by_itself: {"clipping": "all gradients are cut by one factor"},
-    each_element_by_itself: {"clipping": f"It is not clipped. {UNITS}"},
+    each_element_by_itself: {"clipping": BOTH},
     always_of_length_max_norm: {"clipping": "is made with a gradient of length"},
-    clipped_to_a_tenth: {"clipping": f"It is cut too far. {UNITS}"},
+    clipped_to_a_tenth: {"clipping": "and not by a scale"},
     a_lower_rate_instead: {"clipping": "is made with a gradient of length"},
     the_mean_instead_of_the_sum: {"clipping": "is made with a gradient of length"},
     without_scaling: {"clipping": "no step is skipped"},

@@ -239,6 +239,15 @@ class AViewOfTheParameters(Right):
         return self.end_to_end(self.parameters).chunk(self.size)[self.rank]
 
 
+class ForFewElements(Right):
+    """Falls over where there are more of them than in the notebook's own try."""
+
+    def mean(self):
+        rows = torch.zeros(self.size, 3000)
+        rows.view(-1)[: len(self.share) * self.size] = self.gradients()
+        return super().mean()
+
+
 class ExpectsAll(Right):
     def gradients(self):
         return self.end_to_end([one.grad for one in self.parameters])
@@ -330,6 +339,7 @@ WRONG = {
     KeepsABucket: {"gradients": "nobody keeps a view"},
     StateOfAll: {"optimizer": "between steps"},
     AViewOfTheParameters: {"optimizer": "between steps"},
+    ForFewElements: {"result": "The expanded size of the tensor"},
     ExpectsAll: {"missing": "NoneType"},
     SkipsWhatIsMissing: {"missing": ""},
     ByTheLibrary: {"result": "finished code"},

@@ -58,6 +58,22 @@ def sum_of_norms(pieces, max_norm):
     return norm
 
 
+def sum_of_the_norms_of_pieces(pieces, max_norm):
+    norm = sum((one.norm() for one in gradients(pieces)), torch.zeros(()))
+    dist.all_reduce(norm)
+    if norm > max_norm:
+        cut(pieces, max_norm / norm)
+    return norm
+
+
+def norms_of_pieces_in_a_root(pieces, max_norm):
+    total = sum((one.norm() for one in gradients(pieces)), torch.zeros(())) ** 2
+    dist.all_reduce(total)
+    if total.sqrt() > max_norm:
+        cut(pieces, max_norm / total.sqrt())
+    return total.sqrt()
+
+
 def mean_of_norms(pieces, max_norm):
     norm = squares(pieces).sqrt()
     dist.all_reduce(norm)
@@ -200,8 +216,10 @@ WRONG = {
     the_largest: {"norm": "That is the largest rank's"},
     without_the_root: {"norm": "That is its square"},
     returns_nothing: {"norm": "returns NoneType"},
-    the_norm_after: {"norm": "the norm returned is"},
-    the_first_piece_only: {"norm": "the norm returned is"},
+    sum_of_the_norms_of_pieces: {"norm": "adds up the norms of pieces"},
+    norms_of_pieces_in_a_root: {"norm": "adds up the norms of pieces"},
+    the_norm_after: {"norm": "return what it was before"},
+    the_first_piece_only: {"norm": "the first piece of each rank"},
     never_cuts: {"scaled": "times what they were"},
     cuts_to_one: {"scaled": "times what they were"},
     each_rank_to_max_norm: {"scaled": "times what they were"},

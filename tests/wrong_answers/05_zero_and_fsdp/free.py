@@ -169,7 +169,7 @@ WRONG = {
     another_tensor_in_flat: {"storage": ""},
     half_of_it: {"storage": "still has"},
     in_place_of_flat_a_copy: {"storage": "left somewhere", "own": "bytes are left"},
-    nan_for_every_element: {"storage": "left somewhere", "own": "bytes are left"},
+    nan_for_every_element: {"storage": "One NaN is enough", "own": "One NaN is enough"},
     sets_flat_to_zero: {"storage": "still has"},
     lets_parameters_be: {"own": "who holds it afterwards", "nan": "does not read as NaN"},
     before_the_first_gather: {"own": "who holds it"},

@@ -99,6 +99,27 @@ def a_number_for_this_model(model, batches):
     return trained(model, batches, lambda model: Zero3(model, blocks=is_block))
 
 
+def by_share(model, batches, least, most=1.0):
+    total = sum(one.numel() for one in model.parameters())
+
+    def is_block(module):
+        part = sum(one.numel() for one in module.parameters()) / total
+        return least <= part <= most
+
+    return trained(model, batches, lambda model: Zero3(model, blocks=is_block))
+
+
+@mended
+def a_tenth_of_the_model(model, batches):
+    """A layer of this one has a seventh."""
+    return by_share(model, batches, 0.1)
+
+
+@mended
+def more_than_a_twentieth_and_less_than_half(model, batches):
+    return by_share(model, batches, 0.05, 0.5)
+
+
 @mended
 def the_wrong_way_round(model, batches):
     def is_block(module):
@@ -191,6 +212,8 @@ WRONG = {
     not_written: {"peak": "mended is not written yet"},
     still_broken: {"peak": "of the model is whole"},
     a_number_for_this_model: {"peak": "of the model is whole"},
+    a_tenth_of_the_model: {"peak": "of the model is whole"},
+    more_than_a_twentieth_and_less_than_half: {"peak": "no submodule is what blocks= asks for"},
     the_wrong_way_round: {"peak": "of the model is whole"},
     no_blocks: {"peak": "of the model is whole"},
     the_container: {"peak": "of the model is whole"},

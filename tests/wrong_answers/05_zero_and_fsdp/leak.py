@@ -4,6 +4,7 @@ An answer is a function without arguments that returns what is handed in.
 """
 
 import functools
+import io
 
 import torch
 import torch.nn.functional as F
@@ -156,6 +157,95 @@ def kept_and_not_used(model, batches):
 
 
 @mended
+def numpy_copies_of_every_step(model, batches):
+    def keep(sharded, kept, count):
+        kept.append({name: one.numpy().copy() for name, one in sharded.full_state_dict().items()})
+
+    def mean(sharded, kept, count):
+        means = {name: sum(one[name] for one in kept) / count for name in kept[0]}
+        sharded.load_state_dict({name: torch.from_numpy(one) for name, one in means.items()})
+
+    return trained(model, batches, keep, mean)
+
+
+@mended
+def a_whole_sum_in_numpy(model, batches):
+    def keep(sharded, kept, count):
+        state = {name: one.numpy() for name, one in sharded.full_state_dict().items()}
+        kept[:] = [{name: kept[0][name] + one if kept else 1 * one for name, one in state.items()}]
+
+    def mean(sharded, kept, count):
+        state = {name: torch.from_numpy(one) / count for name, one in kept[0].items()}
+        sharded.load_state_dict(state)
+
+    return trained(model, batches, keep, mean)
+
+
+@mended
+def lists_of_every_step(model, batches):
+    def keep(sharded, kept, count):
+        kept.append([one.tolist() for one in sharded.parameters()])
+
+    def mean(sharded, kept, count):
+        for piece, *own in zip(sharded.parameters(), *kept, strict=True):
+            piece.copy_(sum(torch.tensor(one) for one in own) / count)
+
+    return trained(model, batches, keep, mean)
+
+
+@mended
+def written_to_memory(model, batches):
+    """As files that are none."""
+
+    def keep(sharded, kept, count):
+        file = io.BytesIO()
+        torch.save([one.detach() for one in sharded.parameters()], file)
+        kept.append(file.getvalue())
+
+    def mean(sharded, kept, count):
+        steps = [torch.load(io.BytesIO(one)) for one in kept]
+        for piece, *own in zip(sharded.parameters(), *steps, strict=True):
+            piece.copy_(sum(own) / count)
+
+    return trained(model, batches, keep, mean)
+
+
+@mended
+def a_sum_with_its_graph(model, batches):
+    def keep(sharded, kept, count):
+        pieces = list(sharded.parameters())
+        kept[:] = [a + b for a, b in zip(kept or [0.0] * len(pieces), pieces, strict=True)]
+
+    return trained(model, batches, keep, divide)
+
+
+@mended
+def a_sum_in_place_with_its_graph(model, batches):
+    def keep(sharded, kept, count):
+        kept[:] = kept or [torch.zeros_like(one) for one in sharded.parameters()]
+        for total, piece in zip(kept, sharded.parameters(), strict=True):
+            total += piece
+
+    return trained(model, batches, keep, divide)
+
+
+@mended
+def losses_with_their_graphs(model, batches):
+    sharded = Zero3(model, blocks=Layer)
+    optimizer = SGD(sharded.parameters(), lr=0.1)
+    losses, kept = [], []
+    for images, labels in batches:
+        optimizer.zero_grad()
+        losses.append(F.cross_entropy(sharded(images), labels))
+        losses[-1].backward()
+        optimizer.step()
+        add(sharded, kept, len(losses))
+    with torch.no_grad():
+        divide(sharded, kept, len(losses))
+    return [one.item() for one in losses]
+
+
+@mended
 def the_last_step(model, batches):
     return trained(model, batches, lambda *_: None, lambda *_: None)
 
@@ -225,11 +315,27 @@ def a_running_mean(model, batches):
     return trained(model, batches, keep, leave, wrap=NaiveZero3)
 
 
+@mended
+def a_sum_in_numpy(model, batches):
+    """A share, in place: it does not matter who has the memory."""
+
+    def keep(sharded, kept, count):
+        kept[:] = kept or [one.detach().numpy() * 0.0 for one in sharded.parameters()]
+        for total, piece in zip(kept, sharded.parameters(), strict=True):
+            total += piece.detach().numpy()
+
+    def leave(sharded, kept, count):
+        for total, piece in zip(kept, sharded.parameters(), strict=True):
+            piece.copy_(torch.from_numpy(total / count))
+
+    return trained(model, batches, keep, leave)
+
+
 def said_by_text():
     return said(number="110248", line="after.append(sharded.full_state_dict())")
 
 
-RIGHT = [a_sum_of_pieces, a_running_mean, said_by_text]
+RIGHT = [a_sum_of_pieces, a_running_mean, a_sum_in_numpy, said_by_text]
 
 WRONG = {
     says_giant: {"symptom": "of the model was whole"},
@@ -247,6 +353,13 @@ WRONG = {
     a_whole_sum: {"memory": "Is the mean whole?"},
     pieces_of_every_step: {"memory": "bytes more before the last batch"},
     kept_and_not_used: {"memory": "bytes more before the last batch"},
+    numpy_copies_of_every_step: {"memory": "of them in NumPy's arrays"},
+    a_whole_sum_in_numpy: {"memory": "Is the mean whole?"},
+    lists_of_every_step: {"memory": "other objects of Python's take"},
+    written_to_memory: {"memory": "other objects of Python's take"},
+    a_sum_with_its_graph: {"memory": "still has its graph"},
+    a_sum_in_place_with_its_graph: {"memory": "still has its graph"},
+    losses_with_their_graphs: {"memory": "a graph reaches back through all steps"},
     the_last_step: {"training": "It has the parameters of the last step"},
     the_sum: {"training": "does not end as the mean"},
     without_the_first_step: {"training": "does not end as the mean"},

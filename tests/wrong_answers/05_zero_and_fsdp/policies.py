@@ -211,7 +211,7 @@ WRONG = {
     still_broken: {"gradients": "travel in 16 bits"},
     without_it_at_the_root: {"gradients": "travel in 16 bits"},
     the_other_one_for_both: {"gradients": "travel in 16 bits"},
-    the_roots_policy_for_all: {"gradients": "must have the same dtype"},
+    the_roots_policy_for_all: {"gradients": "which modules need to say so"},
     reduced_in_float16: {"gradients": "travel in 16 bits"},
     nothing_is_added_up: {"gradients": "not all gradients", "training": "layers compute in"},
     all_in_float32: {"training": "layers compute in float32"},

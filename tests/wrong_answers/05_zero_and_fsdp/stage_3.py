@@ -246,6 +246,15 @@ class ReducesBeforeBackward(Hooks):
         self.free()
 
 
+@hooked
+class ReducesWhileItIsWhole(Hooks):
+    """Its weights and two copies of its gradients are there at a time."""
+
+    def through(self):
+        self.reduce()
+        self.free()
+
+
 def by_the_library(blocks, *four):
     NaiveZero3(nn.Sequential(*blocks), blocks=blocks)
     return right(blocks, *four)
@@ -273,15 +282,6 @@ class ByModules(Hooks):
             self.through()
 
 
-@hooked
-class FreedLater(Hooks):
-    """When the block before has begun with its backward: two are whole for a while."""
-
-    def through(self):
-        self.reduce()
-        self.free()
-
-
 def with_partial(blocks, shard, gather, free, reduce):
     pieces, arrived = [], set()
 
@@ -297,8 +297,8 @@ def with_partial(blocks, shard, gather, free, reduce):
         if all(id(one) in arrived for one in block.parameters()):
             for one in block.parameters():
                 arrived.discard(id(one))
-            reduce(block, piece)
             free(block, flat)
+            reduce(block, piece)
 
     for block in blocks:
         flat, piece = shard(block)
@@ -311,7 +311,7 @@ def with_partial(blocks, shard, gather, free, reduce):
     return pieces
 
 
-RIGHT = [right, ByModules, FreedLater, with_partial]
+RIGHT = [right, ByModules, with_partial]
 
 ONCE_MORE = "That sends all of it once more"
 WRONG = {
@@ -338,13 +338,13 @@ WRONG = {
     ReducesTwice: {"reduce": "is reduced"},
     ReducesWithTheFirstGradient: {"reduce": "while gradients of it are missing"},
     ReducesBeforeBackward: {"reduce": "while gradients of it are missing"},
+    ReducesWhileItIsWhole: {"peak": "is reduced while it is whole"},
     by_the_library: {"result": "finished code"},
 }
 
 SOON = "the hook is called in backward, long after both"
 TWICE = "what is done twice is the same"
 FREE = "neither needs the other"
-LATER = "freed after it was reduced: two blocks are whole for a while, as many as may be"
 EQUIVALENT = {
     "free(block, flat); output.register_hook(before_backward) -> "
     "output.register_hook(before_backward); free(block, flat)": SOON,
@@ -355,7 +355,6 @@ EQUIVALENT = {
     "waiting.update(block.parameters())": TWICE,
     "; def after_gradient(parameter):; ... -> free(block, flat); ; ...": FREE,
     "waiting.discard(parameter) -> waiting.discard(parameter); waiting.discard(parameter)": TWICE,
-    "free(block, flat); reduce(block, piece) -> reduce(block, piece); free(block, flat)": LATER,
     "line 26: free(block, flat) -> free(block, flat); free(block, flat)": TWICE,
     "free(block, flat); block.register_forward_pre_hook(before_forward) -> "
     "block.register_forward_pre_hook(before_forward); free(block, flat)": FREE,
