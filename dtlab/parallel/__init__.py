@@ -19,6 +19,17 @@ fully_sharded.py        Zero3: parameters too, gathered block by block for as lo
   module_hooks.py         around a module's forward and backward
   sharded_state.py        state of shards, saved and put together
   sharded_loading.py      and loaded, at any number of ranks
+mesh.py                 axes of ranks, and who stands where
+tensor.py               ParallelMLP, ParallelBlock: each rank has a part of each layer's weights
+  parallel_attention.py   attention: some heads each
+  parallel_linear.py      linear layers: column and row parallel
+  vocabulary.py           embedding and loss of a vocabulary that ranks share
+  sequence.py             sequence parallelism: some tokens each, between the sharded regions
+  regions.py              the collectives of forward, and those of backward that belong to them
+  rank_dropout.py         random numbers that differ by rank, and those that do not
+  sharded_layer.py        which part of a dense layer's parameters a rank has
+  tensor_state.py         dense states, and the norm of all gradients
+  tensor_moves.py         collectives along a dim, started and finished
 local_sgd.py            LocalSGD: all ranks average their parameters every few steps
 parameter_server.py     ParameterServer: some ranks keep the parameters, the others compute
   parameter_worker.py     the side of those that compute

@@ -6,7 +6,7 @@ import importlib
 
 NAMES = (
     "launch", "recorder", "collectives", "watcher", "data_parallel", "zero", "fully_sharded",
-    "parameter_server",
+    "tensor", "parameter_server",
 )  # fmt: skip
 
 
