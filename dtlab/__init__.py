@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import dtlab.collectives as collectives  # noqa: F401
     import dtlab.predict as predict  # noqa: F401
+    import dtlab.schedules as schedules  # noqa: F401
     import dtlab.show as show  # noqa: F401
     from dtlab.errors import DeadlockError as DeadlockError
     from dtlab.errors import DtlabError as DtlabError
@@ -61,6 +62,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "predict": None,
     "progress": "grading.progress",
     "rank_generator": "ranks.launch",
+    "schedules": None,
     "show": None,
     "span": "trace",
 }

@@ -30,6 +30,13 @@ tensor.py               ParallelMLP, ParallelBlock: each rank has a part of each
   sharded_layer.py        which part of a dense layer's parameters a rank has
   tensor_state.py         dense states, and the norm of all gradients
   tensor_moves.py         collectives along a dim, started and finished
+pipeline.py             PipelineStage, run_schedule: stages on ranks, and any schedule run
+  pipeline_plan.py        what travels, and in which order
+  pipeline_messages.py    sending and receiving in that order
+  pipeline_data.py        micro-batches and their losses
+  split_backward.py       the input gradient first, the weight gradient later
+  pipeline_tied.py        parameters that several stages share
+  pipeline_costs.py       what layers cost; stages that only take time
 local_sgd.py            LocalSGD: all ranks average their parameters every few steps
 parameter_server.py     ParameterServer: some ranks keep the parameters, the others compute
   parameter_worker.py     the side of those that compute

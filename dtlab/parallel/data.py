@@ -79,6 +79,13 @@ class _Replica(nn.Module):
         finally:
             self._averages = before
 
+    def average_next(self, averages: bool) -> None:
+        """Whether the next backward averages: for pipelines, which go forward in between.
+
+        Inside `no_sync` it never does.
+        """
+        self._expects = averages and self._averages
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The wrapped module's own: what is saved can be loaded without this wrapper."""
         return self.module.state_dict(*args, **kwargs)

@@ -107,6 +107,13 @@ class Trace:
         trace.emulated = emulated
         return trace
 
+    @classmethod
+    def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
+        """The trace of many predicted events at once."""
+        trace = cls.__new__(cls)
+        trace._set(columns, world_size, None, dropped=0)
+        return trace
+
     def _set(
         self,
         columns: Columns,
@@ -130,6 +137,11 @@ class Trace:
     def events(self) -> Sequence[Event]:
         """All events, in order of their start."""
         return Events(self._columns)
+
+    @property
+    def columns(self) -> Columns:
+        """The events as columns of numbers, for arithmetic on many; see `columns.py`."""
+        return self._columns
 
     @property
     def duration(self) -> float:

@@ -6,7 +6,7 @@ import importlib
 
 NAMES = (
     "launch", "recorder", "collectives", "watcher", "data_parallel", "zero", "fully_sharded",
-    "tensor", "parameter_server",
+    "tensor", "pipeline", "parameter_server",
 )  # fmt: skip
 
 

@@ -1,0 +1,105 @@
+"""Layers onto stages, so that the slowest stage is as fast as it can be.
+
+    layers   3  1  1  1  2  4        three stages
+             └─4┘  └──4──┘  4        the slowest takes 4: no other cut is as good
+    A pipeline of M micro-batches takes about the sum over stages + (M - 1) x the slowest.
+
+Greedy filling is not enough; this goes through all cuts, by dynamic programming over the stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+__all__ = ["LayerCost", "balance_stages"]
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """A layer's seconds for a micro-batch, forward and in both halves of backward, and its bytes.
+
+    `held` bytes are there all the time: parameters, with what goes with them as the caller counts
+    it. `saved` bytes are kept for backward, for each micro-batch in flight.
+    """
+
+    forward: float
+    backward_input: float = 0.0
+    backward_weight: float = 0.0
+    held: float = 0.0
+    saved: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+def balance_stages(
+    costs: Sequence[float | LayerCost],
+    num_stages: int,
+    *,
+    memory_limit: float = math.inf,
+    in_flight: Sequence[int] | None = None,
+) -> list[range]:
+    """The layers of each stage, in order, such that the largest sum of seconds is least.
+
+    `costs` are those of the layers: seconds, or `LayerCost`. A stage holds at most `memory_limit`
+    bytes; `in_flight` says for how many micro-batches each stage has activations, left out as in
+    1F1B: num_stages, then one less on each. Of equally good cuts it is the one whose last stage
+    has the fewest layers, then the one before it.
+    Raises: ValueError for fewer layers than stages, costs below 0, or where nothing fits.
+    """
+    layers = [one if isinstance(one, LayerCost) else LayerCost(one) for one in costs]
+    flights = list(in_flight or range(num_stages, 0, -1))
+    if not 1 <= num_stages <= len(layers) or len(flights) != num_stages:
+        raise ValueError(
+            f"{len(layers)} layers on {num_stages} stages, with {len(flights)} numbers in flight: "
+            "each stage has a layer at least, and one such number."
+        )
+    if not all(value >= 0 for layer in layers for value in vars(layer).values()):
+        raise ValueError("Seconds and bytes of a layer are numbers from 0 on.")
+    best, cuts = _best_cuts(layers, flights, memory_limit)
+    if best == math.inf:
+        raise ValueError(f"No cut into {num_stages} stages fits {memory_limit:g} bytes on each.")
+    return _ranges(cuts, len(layers))
+
+
+def _best_cuts(
+    layers: Sequence[LayerCost], flights: Sequence[int], memory_limit: float
+) -> tuple[float, list[list[int]]]:
+    """Seconds of the slowest stage, and for each stage, by where it ends, where it begins."""
+    seconds, held, saved = (
+        [0.0, *accumulate(getattr(layer, name) for layer in layers)]
+        for name in ("seconds", "held", "saved")
+    )
+
+    def stage_seconds(flight: int, start: int, end: int) -> float:
+        """Of these layers; infinite where they do not fit."""
+        size = held[end] - held[start] + flight * (saved[end] - saved[start])
+        return seconds[end] - seconds[start] if size <= memory_limit else math.inf
+
+    best = [0.0] + [math.inf] * len(layers)  # by how many layers are on the stages so far
+    cuts: list[list[int]] = []
+    for flight in flights:
+        options = [
+            min(
+                (max(best[start], stage_seconds(flight, start, end)), -start)
+                for start in range(max(1, end))
+            )
+            for end in range(len(layers) + 1)
+        ]
+        best = [math.inf, *(option[0] for option in options[1:])]
+        cuts.append([-option[1] for option in options])
+    return best[-1], cuts
+
+
+def _ranges(cuts: list[list[int]], end: int) -> list[range]:
+    """Back from the last stage: where it begins, the one before it ends."""
+    stages: list[range] = []
+    for begins in reversed(cuts):
+        stages.append(range(begins[end], end))
+        end = begins[end]
+    return stages[::-1]

@@ -1,0 +1,169 @@
+"""Every fault of a schedule, and the grid with the faulty actions marked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from dtlab.schedules.actions import KINDS, Action, Row, Schedule, as_schedule
+from dtlab.schedules.clock import Stuck, clock
+from dtlab.schedules.grid import grid
+
+__all__ = ["Fault", "ScheduleError", "find_faults", "validate"]
+
+Place = tuple[int, int]  # rank, index in its list
+_SHOWN = 12  # faults that an error lists
+
+
+class Fault(NamedTuple):
+    """One fault: what it is, in words, and where: (rank, index) of the actions that it concerns.
+
+    "unknown" is no action of this pipeline, "placement" a stage on several ranks, "missing" and
+    "doubled" speak for themselves, "order" is an action before one of the same rank that it
+    needs, and "wait" ranks that wait for each other for ever.
+    """
+
+    kind: Literal["unknown", "placement", "missing", "doubled", "order", "wait"]
+    message: str
+    places: tuple[Place, ...] = ()
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run; `faults` has all reasons, and the text the marked grid."""
+
+    def __init__(self, schedule: Schedule, faults: list[Fault]) -> None:
+        self.schedule, self.faults = schedule, faults
+        marked = {place for fault in faults for place in fault.places}
+        more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+        lines = [*(f"{fault.kind}: {fault.message}" for fault in faults[:_SHOWN]), *more]
+        drawn = f"\n\n{grid(schedule, marked=marked)}\n" if any(schedule) else ""
+        plural = "s" * (len(faults) != 1)
+        found = "\n".join(f"  {line}" for line in lines)
+        super().__init__(f"this schedule has {len(faults)} fault{plural}.{drawn}\n{found}")
+
+
+def validate(
+    schedule: Iterable[Row], num_stages: int | None = None, num_microbatches: int | None = None
+) -> None:
+    """Raise `ScheduleError` unless every rank can do all of its actions, in this order.
+
+    Left out, the numbers of stages and micro-batches are those that the actions mention. Actions
+    may be written as text, "2F0". What passes can be run, simulated and drawn.
+    """
+    faults = find_faults(schedule, num_stages, num_microbatches)
+    if faults:
+        raise ScheduleError(as_schedule(schedule), faults)
+
+
+def find_faults(
+    schedule: Iterable[Row], num_stages: int | None = None, num_microbatches: int | None = None
+) -> list[Fault]:
+    """All faults of a schedule; see `validate`. What follows from a fault is not told again."""
+    rows = as_schedule(schedule)
+    known: dict[Action, list[Place]] = defaultdict(list)
+    faults: list[Fault] = []
+    for rank, row in enumerate(rows):
+        for index, action in enumerate(row):
+            if _is_known(action, num_stages, num_microbatches):
+                known[action].append((rank, index))
+            else:
+                what = f"{action} on rank {rank} is no action of this pipeline."
+                faults.append(Fault("unknown", what, ((rank, index),)))
+    if not known:
+        return [*faults, Fault("missing", "no rank does anything.")]
+    stages = num_stages or max(action.stage for action in known) + 1
+    microbatches = num_microbatches or max(action.microbatch for action in known) + 1
+    faults += _several_ranks(known)
+    faults += _not_once(known, stages, microbatches)
+    early = list(_too_early(known))
+    faults += [fault for fault, _ in early]
+    granted = {place for _, place in early}
+    granted |= {place for fault in faults if fault.kind == "unknown" for place in fault.places}
+    circles = clock(rows, granted).stuck
+    return faults + [_waiting(rows, one) for one in circles]
+
+
+def _is_known(action: Action, num_stages: int | None, num_microbatches: int | None) -> bool:
+    stage, kind, microbatch = action
+    return (
+        0 <= stage < (num_stages or stage + 1)
+        and kind in KINDS
+        and len(kind) == 1
+        and 0 <= microbatch < (num_microbatches or microbatch + 1)
+    )
+
+
+def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
+    """A stage has its parameters on one rank."""
+    ranks: dict[int, dict[int, list[Place]]] = defaultdict(lambda: defaultdict(list))
+    for action, places in known.items():
+        for place in places:
+            ranks[action.stage][place[0]].append(place)
+    for stage, of_rank in sorted(ranks.items()):
+        if len(of_rank) > 1:
+            home = max(of_rank, key=lambda rank: len(of_rank[rank]))
+            strays = [place for rank in of_rank if rank != home for place in of_rank[rank]]
+            where = ", ".join(str(rank) for rank in sorted(of_rank))
+            yield Fault("placement", f"stage {stage} is on ranks {where}.", tuple(strays))
+
+
+def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) -> Iterator[Fault]:
+    """Each micro-batch goes once forward, and once backward: as B, or as I and W."""
+    for action, places in known.items():
+        if len(places) > 1:
+            times = f"{len(places)} times"
+            yield Fault("doubled", f"{action} is done {times}.", tuple(places[1:]))
+    for stage in range(stages):
+        for k in range(microbatches):
+            forward, both, first, second = (Action(stage, kind, k) for kind in KINDS)
+            if forward not in known:
+                yield Fault("missing", f"no rank does {forward}.")
+            halves = [half for half in (first, second) if half in known]
+            if both in known:
+                for half in halves:
+                    what = f"{half} is a part of {both}, which is done too."
+                    yield Fault("doubled", what, tuple(known[half]))
+            elif not halves:
+                what = f"no rank does {both}, nor {first} and {second}."
+                yield Fault("missing", what)
+            elif len(halves) == 1:
+                lost = second if halves[0] == first else first
+                yield Fault("missing", f"no rank does {lost}, but {halves[0]}.")
+
+
+def _too_early(known: dict[Action, list[Place]]) -> Iterator[tuple[Fault, Place]]:
+    """A stage's backward before its forward, or W before I, in the list of one rank."""
+    for action, places in known.items():
+        if action.kind == "F":
+            continue
+        need = Action(action.stage, "I" if action.kind == "W" else "F", action.microbatch)
+        for rank, index in places:
+            earlier = [place for place in known.get(need, ()) if place[0] == rank]
+            if earlier and earlier[0][1] > index:
+                what = f"rank {rank} does {action} before {need}, which it needs."
+                yield Fault("order", what, ((rank, index),)), (rank, index)
+
+
+def _waiting(rows: Schedule, circle: Stuck) -> Fault:
+    """Ranks that wait in a circle; of one rank: something that it does itself, but later."""
+    actions = [rows[rank][index] for rank, index in zip(*circle[:2], strict=True)]
+    places = tuple(zip(circle.ranks, circle.indices, strict=True))
+    if len(actions) == 1:
+        rank, need = circle.ranks[0], _done_as(rows[circle.ranks[0]], circle.needs[0])
+        what = f"rank {rank} does {actions[0]} before {need}, which it needs."
+        return Fault("order", what, places)
+    ahead = [*circle.ranks[1:], circle.ranks[0]]
+    waits = [
+        f"rank {rank} waits in {action} for {_done_as(rows[other], need)}, which rank {other} "
+        "does later"
+        for rank, action, need, other in zip(
+            circle.ranks, actions, circle.needs, ahead, strict=True
+        )
+    ]
+    return Fault("wait", "; ".join(waits) + ".", places)
+
+
+def _done_as(row: list[Action], need: Action) -> Action:
+    """What was needed as an input gradient, as the rank does it: I or B."""
+    return need if need in row else need._replace(kind="I")
