@@ -13,13 +13,15 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from tests.test_units import LEVELS, PARTS, ROOT, UNITS, read, solution_of, unit
+from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
 
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
 LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook names, or nobody
 
+lesson = pytest.mark.parametrize("unit", [one for one in UNITS if "lesson" in files_of(one)])
 level = pytest.mark.parametrize(
-    "name", [f"{name}/{one}.ipynb" for name in UNITS for one in LEVELS],
+    "name",
+    [f"{name}/{one}.ipynb" for name in UNITS for one in files_of(name) if one in LEVELS],
     ids=lambda name: f"{name[:2]}-{Path(name).stem}",
 )  # fmt: skip
 
@@ -58,7 +60,7 @@ def says_what_it_shows(output: NotebookNode) -> bool:
     return bool(re.search(r'(?:alt|aria-label)="[^"]{20,}"', forms))
 
 
-@unit
+@lesson
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(

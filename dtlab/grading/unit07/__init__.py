@@ -1,0 +1,10 @@
+"""Unit 07, pipeline parallelism: its parts in course order."""
+
+from __future__ import annotations
+
+from dtlab.grading.parts import Part
+from dtlab.grading.unit07 import reason
+
+__all__ = ["PARTS"]
+
+PARTS: tuple[Part, ...] = reason.PARTS
