@@ -2,7 +2,7 @@
 
 A test of 5 models x 2 stages x 4 world sizes has 40 cases. `@pytest.mark.covering(2)` keeps those
 that are needed for any two values to meet in one of them, 20 here; the others are marked `proof`,
-and `make mutants` runs them. With 1 every value is in one case at least, which here takes 5.
+and `pytest -m proof` runs them. With 1 every value is in one case at least, which here takes 5.
 Mistakes that only three values together bring out are rare (Kuhn, Wallace and Gallo 2004).
 """
 

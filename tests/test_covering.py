@@ -19,9 +19,7 @@ CASES = [dict(zip(SIZES, each, strict=True)) for each in product(*map(range, SIZ
 def test_all_combinations_of_values_are_met(strength: int) -> None:
     kept = cover(CASES, strength)
     met = {each for n in kept for each in combinations(sorted(CASES[n].items()), strength)}
-    assert met == {
-        each for case in CASES for each in combinations(sorted(case.items()), strength)
-    }
+    assert met == {each for case in CASES for each in combinations(sorted(case.items()), strength)}
     assert len(kept) == len(set(kept)) == {1: 5, 2: 20, 3: 40}[strength]
 
 

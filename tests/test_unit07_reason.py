@@ -48,7 +48,7 @@ def split(action: str) -> tuple[int, str, str]:
 
 
 def orders(name: str, ranks: int, count: int) -> Orders:
-    return [SCHEDULES[name](rank, ranks, count) for rank in range(ranks)]
+    return [list(map(str, row)) for row in SCHEDULES[name](ranks, count)]
 
 
 def inputs_of(action: str, stages: int) -> list[str]:

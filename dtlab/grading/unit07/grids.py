@@ -18,6 +18,9 @@ from functools import partial
 from random import Random
 from typing import Final, TypeAlias
 
+from dtlab.schedules import Schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
+from dtlab.schedules.clock import clock
+
 __all__ = ["REASONS", "SCHEDULES", "Cell", "Grid", "broken", "faults", "in_flight", "laid_out",
            "needs", "place"]  # fmt: skip
 
@@ -33,61 +36,17 @@ REASONS: Final = {
     "twice": "it has run before",
 }
 
-_CHUNKS: Final = 2  # stages on each rank in the interleaved schedule
 _TRIES: Final = 3  # of which the least conspicuous one is taken
 
 
-# What each rank does, in order -----------------------------------------------------------------
-
-
-def _gpipe(rank: int, ranks: int, count: int) -> list[str]:
-    return [f"{rank}{kind}{j}" for kind in "FB" for j in range(count)]
-
-
-def _one_f_one_b(rank: int, ranks: int, count: int) -> list[str]:
-    forward = [f"{rank}F{j}" for j in range(count)]
-    return _alternated(forward, [f"{rank}B{j}" for j in range(count)], ranks - 1 - rank)
-
-
-def _interleaved(rank: int, ranks: int, count: int) -> list[str]:
-    """Narayanan et al. 2021, section 2.2: p microbatches through one chunk, then the next one."""
-    round_ = ranks * _CHUNKS
-    forward, backward = [], []
-    for k in range(count * _CHUNKS):
-        chunk, j = k % round_ // ranks, k // round_ * ranks + k % ranks
-        forward.append(f"{chunk * ranks + rank}F{j}")
-        backward.append(f"{(_CHUNKS - 1 - chunk) * ranks + rank}B{j}")
-    return _alternated(forward, backward, 2 * (ranks - 1 - rank) + (_CHUNKS - 1) * ranks)
-
-
-def _zero_bubble(reach: int, rank: int, ranks: int, count: int) -> list[str]:
-    """Qi et al. 2024: H1 with `reach` 1, H2 with 2. W comes `reach` x rank microbatches late."""
-    forward = [f"{rank}F{j}" for j in range(count)]
-    backward = [f"{rank}I{j}" for j in range(count)]
-    order, wait = [], reach * rank
-    for action in _alternated(forward, backward, reach * (ranks - 1 - rank)):
-        order.append(action)
-        if action[1] == "I" and int(action[2:]) >= wait:
-            order.append(f"{rank}W{int(action[2:]) - wait}")
-    return order + [f"{rank}W{j}" for j in range(max(count - wait, 0), count)]
-
-
-def _alternated(forward: Sequence[str], backward: Sequence[str], warm_up: int) -> list[str]:
-    """`warm_up` forwards, then one forward and one backward in turn, then backwards."""
-    order = list(forward[:warm_up])
-    for number, action in enumerate(backward):
-        order += [*forward[warm_up + number : warm_up + number + 1], action]
-    return order
-
-
-SCHEDULES: Final[dict[str, Callable[[int, int, int], list[str]]]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zb_h1": partial(_zero_bubble, 1),
-    "zb_h2": partial(_zero_bubble, 2),
+SCHEDULES: Final[dict[str, Callable[[int, int], Schedule]]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": partial(interleaved, num_chunks=2),
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
 }
-"""The actions of a rank, of so many, for a number of microbatches."""
+"""For so many ranks and microbatches."""
 
 
 # Grids -----------------------------------------------------------------------------------------
@@ -95,18 +54,12 @@ SCHEDULES: Final[dict[str, Callable[[int, int, int], list[str]]]] = {
 
 def laid_out(name: str, ranks: int, count: int) -> Grid:
     """The grid of a schedule in which each action runs as early as it can."""
-    waiting = [SCHEDULES[name](rank, ranks, count)[::-1] for rank in range(ranks)]
-    last = ranks * (_CHUNKS if name == "interleaved" else 1) - 1
-    grid: Grid = [[] for _ in waiting]
-    ended: set[str] = set()
-    while any(waiting):
-        ready = [bool(one) and not _missing(one[-1], last, ended) for one in waiting]
-        if not any(ready):
-            raise ValueError(f"{name} is stuck: {[one[-1] for one in waiting if one]}")
-        column = [one.pop() if go else "" for one, go in zip(waiting, ready, strict=True)]
-        for row, cell in zip(grid, column, strict=True):
-            row.append(cell)
-        ended.update(column)
+    schedule = SCHEDULES[name](ranks, count)
+    slots = clock(schedule).slots
+    grid: Grid = [[""] * (1 + max(row[-1] for row in slots)) for _ in slots]
+    for cells, actions, places in zip(grid, schedule, slots, strict=True):
+        for action, slot in zip(actions, places, strict=True):
+            cells[slot] = str(action)
     return grid
 
 

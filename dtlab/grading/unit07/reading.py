@@ -14,6 +14,7 @@ from dtlab.grading.unit07.grids import (
     needs,
     place,
 )
+from dtlab.schedules import as_schedule
 
 __all__ = ["all_forwards", "all_idle", "before", "count", "each", "first_backwards", "idle",
            "impossible", "length", "longer", "peak", "reason", "schedule",
@@ -31,11 +32,9 @@ def count(given: Values) -> int:
 def schedule(given: Values) -> str:
     """Which schedule grid A is."""
     grid, microbatches = given["grid_a"], count(given)
-    actions = [[cell for cell in row if cell] for row in grid]
+    actions = as_schedule([[cell for cell in row if cell] for row in grid])
     return next(
-        name
-        for name, order in SCHEDULES.items()
-        if actions == [order(rank, len(grid), microbatches) for rank in range(len(grid))]
+        name for name, make in SCHEDULES.items() if actions == make(len(grid), microbatches)
     )
 
 
