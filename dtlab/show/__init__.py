@@ -11,6 +11,7 @@ from dtlab.show.batch_widgets import (
     explore_published_sweep,
     explore_schedule,
 )
+from dtlab.show.block_widgets import explore_block
 from dtlab.show.decision_widgets import explore_decision
 from dtlab.show.figures import (
     activation_bars,
@@ -26,6 +27,7 @@ from dtlab.show.figures import (
     memory_bars,
     number_line,
     overlap,
+    parallel_block,
     published_sweep,
     ring,
     scaling_chart,
@@ -60,6 +62,7 @@ __all__ = [
     "decision_tree",
     "effective_batch",
     "explore_activations",
+    "explore_block",
     "explore_crossover",
     "explore_decision",
     "explore_effective_batch",
@@ -78,6 +81,7 @@ __all__ = [
     "memory_bars",
     "number_line",
     "overlap",
+    "parallel_block",
     "preflight",
     "published_sweep",
     "ring",

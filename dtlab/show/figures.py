@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dtlab.show.activation_figure import activation_bars
 from dtlab.show.batch_figure import effective_batch
+from dtlab.show.block_figure import parallel_block
 from dtlab.show.cost_figure import cost_curves
 from dtlab.show.crossover_figure import crossover
 from dtlab.show.decision_figure import decision_tree
@@ -43,6 +44,7 @@ __all__ = [
     "memory_bars",
     "number_line",
     "overlap",
+    "parallel_block",
     "published_sweep",
     "ring",
     "scaling_chart",
