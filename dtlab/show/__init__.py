@@ -28,6 +28,8 @@ from dtlab.show.figures import (
     number_line,
     overlap,
     parallel_block,
+    pipeline,
+    predicted_pipeline,
     published_sweep,
     ring,
     scaling_chart,
@@ -40,6 +42,7 @@ from dtlab.show.figures import (
 )
 from dtlab.show.guess import Guess, guess
 from dtlab.show.memory_widgets import explore_memory
+from dtlab.show.pipeline_widgets import explore_pipeline
 from dtlab.show.precision_widgets import (
     explore_activations,
     explore_gradients,
@@ -70,6 +73,7 @@ __all__ = [
     "explore_memory",
     "explore_number_line",
     "explore_overlap",
+    "explore_pipeline",
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
@@ -82,6 +86,8 @@ __all__ = [
     "number_line",
     "overlap",
     "parallel_block",
+    "pipeline",
+    "predicted_pipeline",
     "preflight",
     "published_sweep",
     "ring",

@@ -19,6 +19,7 @@ from dtlab.show.loss_scale_figure import loss_scale_chart
 from dtlab.show.memory_figure import memory_bar, memory_bars
 from dtlab.show.number_line_figure import number_line
 from dtlab.show.overlap_figure import overlap
+from dtlab.show.pipeline_figure import pipeline, predicted_pipeline
 from dtlab.show.published_figure import published_sweep
 from dtlab.show.ring_figure import ring
 from dtlab.show.scaling_figure import scaling_chart
@@ -45,6 +46,8 @@ __all__ = [
     "number_line",
     "overlap",
     "parallel_block",
+    "pipeline",
+    "predicted_pipeline",
     "published_sweep",
     "ring",
     "scaling_chart",

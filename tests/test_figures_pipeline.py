@@ -1,0 +1,179 @@
+"""Figures of pipelines: what lies where, on which axis, and in words; and the explorer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
+
+from dtlab.predict import Costs, bubble, peak_in_flight, simulate
+from dtlab.schedules import gpipe, interleaved, naive, one_f_one_b, zb_h2
+from dtlab.show import COLOURS, Figure, explore_pipeline, pipeline, predicted_pipeline
+from dtlab.show.dials import Dial
+from dtlab.show.pipeline_figure import SCHEDULES
+from dtlab.trace import Event, Trace
+from tests.drawn import boxes, check_layout, lines, texts
+
+COSTS = Costs(0.01, 0.01, 0.01)
+
+
+def drawn(figure: Figure, gid: str) -> list[Any]:
+    return [
+        each
+        for axes in figure.axes
+        for each in axes.collections
+        if isinstance(each, PolyCollection) and each.get_gid() == gid
+    ]
+
+
+def spans(figure: Figure, gid: str) -> list[tuple[float, float]]:
+    """From when to when the boxes of a kind lie, in seconds."""
+    found = []
+    for each in drawn(figure, gid):
+        for path in each.get_paths():
+            found.append((float(path.vertices[:, 0].min()), float(path.vertices[:, 0].max())))
+    return sorted(found)
+
+
+# ------------------------------------------------------------------------------- boxes
+
+
+@pytest.mark.parametrize("schedule", [gpipe(3, 4), zb_h2(3, 6), interleaved(2, 4, 2)])
+def test_boxes_are_the_actions_of_the_trace(schedule: Any) -> None:
+    trace = simulate(schedule, COSTS)
+    figure = pipeline({"mine": trace})
+    for name in ("forward", "backward", "backward_input", "backward_weight"):
+        wanted = sorted((e.start, e.end) for e in trace.events if e.name == name)
+        assert spans(figure, f"mine {name}") == [pytest.approx(each) for each in wanted]
+    assert [each.get_width() for each in boxes(figure, "mine idle")] == (
+        [pytest.approx(trace.duration)] * len(schedule)
+    )
+
+
+def test_all_panels_have_one_axis_and_each_its_words() -> None:
+    traces = {"short": simulate(gpipe(4, 8), COSTS), "long": simulate(naive(4, 8), COSTS)}
+    figure = pipeline(traces, title="Two", note="on paper")
+    assert figure.axes[0].get_xlim() == (0, pytest.approx(traces["long"].duration))
+    said = [each for each in texts(figure) if each.startswith(("short: ", "long: "))]
+    for words, trace in zip(said, traces.values(), strict=True):
+        total, ideal = bubble(trace), bubble(trace, of="ideal")
+        assert f"bubble {total:.1%} of it, {ideal:.1%} of the ideal 240 ms" in words
+        assert words in figure.alt_text
+    assert figure.alt_text.startswith("Two (on paper). short: 330 ms")
+    for name in traces:
+        assert lines(figure)[f"{name} ideal"].get_xdata()[0] == pytest.approx(8 * 0.03)
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h2(3, 6), interleaved(2, 4, 2)])
+def test_beside_a_lane_stands_what_the_rank_holds(schedule: Any) -> None:
+    chunks = 1 + max(action.stage for row in schedule for action in row) // len(schedule)
+    unit = f"/{chunks}" if chunks > 1 else ""
+    found = [each for each in texts(pipeline({"a": simulate(schedule, COSTS)})) if "holds" in each]
+    assert found == [f"holds {most}{unit}" for most in peak_in_flight(schedule)]
+    figure = pipeline({"a": simulate(schedule, COSTS)})
+    assert len(drawn(figure, "later stage")) == 2 * (chunks - 1)
+
+
+def test_colours_are_those_of_the_course() -> None:
+    figure = pipeline({"a": simulate(zb_h2(3, 6), COSTS), "b": simulate(gpipe(2, 2), COSTS)})
+    for gid, role in (("a forward", "forward"), ("a backward_input", "backward"),
+                      ("b backward", "backward")):  # fmt: skip
+        (found,) = drawn(figure, gid)
+        assert to_hex(found.get_facecolor()[0]) == COLOURS[role].lower()
+    (weights,) = drawn(figure, "a backward_weight")
+    assert to_hex(weights.get_facecolor()[0]) != COLOURS["backward"].lower()
+
+
+def test_a_trace_that_begins_late_and_says_no_stage_is_drawn_from_its_first_action() -> None:
+    events = [
+        Event(0, "compute", "setup", start=0.0, end=5.0),
+        Event(0, "compute", "forward", start=7.0, end=8.0),
+        Event(1, "compute", "forward", start=8.0, end=9.0),
+        Event(1, "compute", "backward", start=9.0, end=11.0),
+        Event(0, "compute", "backward", start=11.0, end=13.0),
+    ]
+    trace = Trace(events)
+    trace.emulated = "slow links"
+    figure = pipeline({"measured": trace}, note="by hand")
+    assert spans(figure, "measured forward") == [(0.0, 1.0), (1.0, 2.0)]
+    assert spans(figure, "measured backward") == [(2.0, 4.0), (4.0, 6.0)]
+    assert "(emulated: slow links; by hand)" in figure.alt_text
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        pipeline({})
+    with pytest.raises(ValueError, match="'empty' has no forward"):
+        pipeline({"empty": Trace()})
+    with pytest.raises(ValueError, match="schedule is one of naive, GPipe"):
+        predicted_pipeline("2F2B")
+    with pytest.raises(ValueError, match="at least one micro-batch"):
+        predicted_pipeline(num_microbatches=0)
+
+
+# --------------------------------------------------------------------------- prediction
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_prediction_has_ten_milliseconds_of_forward_on_each_rank(name: str) -> None:
+    figure = predicted_pipeline(name, 4, 8, 3.0, 0.1)
+    busy = [sum(end - start for start, end in spans(figure, f"{name} {kind}"))
+            for kind in ("forward", "backward", "backward_input", "backward_weight")]  # fmt: skip
+    assert busy[0] == pytest.approx(4 * 8 * 0.01)
+    assert sum(busy) == pytest.approx(4 * 8 * 0.04)
+    assert "backward 3 times that; a message 0.1 times that" in figure.alt_text
+
+
+def test_two_schedules_are_drawn_below_each_other() -> None:
+    figure = predicted_pipeline("1F1B", 4, 8, beside="ZB-H1")
+    assert figure.alt_text.startswith("1F1B and ZB-H1: 4 ranks, 8 microbatches")
+    assert drawn(figure, "1F1B backward") and drawn(figure, "ZB-H1 backward_weight")
+    assert predicted_pipeline(beside="1F1B").alt_text == predicted_pipeline().alt_text
+
+
+SOME: dict[str, Callable[[], Figure]] = {
+    "as it is": predicted_pipeline,
+    "one rank": lambda: predicted_pipeline("naive", 1, 1),
+    "many": lambda: predicted_pipeline("ZB-H2", 8, 32, 1.5, 0.5, "interleaved, 4 chunks"),
+    "all letters": lambda: predicted_pipeline("interleaved, 2 chunks", 4, 8, beside="ZB-H1"),
+}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
+    check_layout(SOME[name]())
+
+
+# ----------------------------------------------------------------------------- explorer
+
+
+def test_the_explorer_draws_what_its_controls_say() -> None:
+    explorer = explore_pipeline("GPipe", 3, 6)
+    assert explorer.figure.alt_text == predicted_pipeline("GPipe", 3, 6).alt_text
+    set_to = {"schedule": "ZB-H2", "num_stages": 5, "num_microbatches": 10, "backward": 1.5,
+              "communication": 0.2, "beside": "1F1B"}  # fmt: skip
+    for name, value in set_to.items():
+        before = explorer.figure.alt_text
+        explorer.controls[name].value = value
+        assert explorer.figure.alt_text != before
+    wanted: Any = set_to
+    assert explorer.figure.alt_text == predicted_pipeline(**wanted).alt_text
+    dial = explorer.controls["backward"]
+    assert isinstance(dial, Dial)
+    dial.field.value = "9"
+    assert "out of range" in dial.complaint.value
+
+
+def test_the_explorer_redraws_at_once() -> None:
+    """In under 0.2 s of one core, the quickest of some: what a drag of the slider feels like."""
+    explorer = explore_pipeline()
+    seconds = []
+    for stages in (2, 3, 4, 5, 6, 4):
+        started = time.process_time()
+        explorer.controls["num_stages"].value = stages
+        seconds.append(time.process_time() - started)
+    assert min(seconds) < 0.2
