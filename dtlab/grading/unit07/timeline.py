@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Final
 
@@ -59,7 +59,18 @@ def _unless_right(option: str, right: Callable[[Values], str]) -> Callable[[Valu
     return lambda given: "" if right(given) == option else option
 
 
-_NAME = Choice(
+def _one_of(
+    options: Mapping[str, str],
+    right: Callable[[Values], str],
+    hint: str,
+    mistakes: Mapping[str, str],
+) -> Choice:
+    """A name that is read off a grid; `mistakes` says why, of each that is not the right one."""
+    known = tuple(Mistake(_unless_right(one, right), why) for one, why in mistakes.items())
+    return Choice(dict(options), right, known, hint)
+
+
+_NAME = _one_of(
     {
         "gpipe": "GPipe",
         "1f1b": "1F1B",
@@ -68,54 +79,29 @@ _NAME = Choice(
         "zb_h2": "ZB-H2",
     },
     reading.schedule,
-    (
-        Mistake(
-            _unless_right("gpipe", reading.schedule),
-            "there all forwards come before any backward.",
-        ),
-        Mistake(
-            _unless_right("1f1b", reading.schedule),
-            "there backward is in one piece, and a rank has one stage, where F and B take turns.",
-        ),
-        Mistake(
-            _unless_right("interleaved", reading.schedule),
-            "there a rank has more than one stage: 0 and p.",
-        ),
-        Mistake(
-            _unless_right("zb_h1", reading.schedule),
-            "there backward is in two pieces, and rank 0 makes p forwards before the first one.",
-        ),
-        Mistake(
-            _unless_right("zb_h2", reading.schedule),
-            "there backward is in two pieces, and rank 0 makes 2p - 1 forwards before the first "
-            "one.",
-        ),
-    ),
     "Look at what rank 0 does before its first backward, and at which letters there are.",
+    {
+        "gpipe": "there all forwards come before any backward.",
+        "1f1b": "there backward is in one piece, and a rank has one stage, where F and B take "
+        "turns.",
+        "interleaved": "there a rank has more than one stage: 0 and p.",
+        "zb_h1": "there backward is in two pieces, and rank 0 makes p forwards before the first "
+        "one.",
+        "zb_h2": "there backward is in two pieces, and rank 0 makes 2p - 1 forwards before the "
+        "first one.",
+    },
 )
 
-_WHY = Choice(
+_WHY = _one_of(
     REASONS,
     reading.reason,
-    (
-        Mistake(
-            _unless_right("forward", reading.reason),
-            "is it a forward pass, and what did the stage before do until then?",
-        ),
-        Mistake(
-            _unless_right("backward", reading.reason),
-            "is it a `B` or an `I`, and what did the stage after do until then?",
-        ),
-        Mistake(
-            _unless_right("own", reading.reason),
-            "read its own row from the left: what of that microbatch has the stage done?",
-        ),
-        Mistake(
-            _unless_right("twice", reading.reason),
-            "read its own row from the left: where else is it?",
-        ),
-    ),
     "Go from its cell to the left, in its own row and in the rows above and below.",
+    {
+        "forward": "is it a forward pass, and what did the stage before do until then?",
+        "backward": "is it a `B` or an `I`, and what did the stage after do until then?",
+        "own": "read its own row from the left: what of that microbatch has the stage done?",
+        "twice": "read its own row from the left: where else is it?",
+    },
 )
 
 TIMELINE = Questions(
