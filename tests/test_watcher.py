@@ -7,6 +7,7 @@ each rank the operation, its peers, and a piece of the learner's own line.
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import os
 import signal
@@ -1057,3 +1058,23 @@ def test_memory_stays_the_same_over_many_steps() -> None:
     for memory in dtlab.launch(train, 2500, world_size=2, trace=False, timeout=120).values:
         for after_a_while, at_the_end in zip(memory[1], memory[-1], strict=True):
             assert at_the_end - after_a_while < 2**20, memory
+
+
+def test_what_nobody_waits_for_in_python_is_let_go_of() -> None:
+    """DDP's reducer waits in C++; what it has sent stays alive no longer than it keeps it."""
+
+    def train() -> list[int]:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(500, 500), bucket_cap_mb=0.1)
+        own = {one.data_ptr() for one in model.parameters()}
+        others = []
+        for _ in range(6):
+            model(torch.ones(1, 500)).sum().backward()
+            for _ in range(2):  # each operation looks after those before it
+                dist.barrier()
+            alive = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+            others.append(sum(one.nbytes for one in alive if one.data_ptr() not in own))
+        return others
+
+    gradients = 4 * (500 * 500 + 500)
+    for sizes in dtlab.launch(train, world_size=2, trace=False).values:
+        assert max(sizes) < 2.1 * gradients, sizes  # `.grad`, and the last pass's buckets

@@ -175,7 +175,7 @@ class Doors:
         """A function that sees to it that the end of an operation is noted."""
         pending, ends = self._pending, self._ends
         from_anybody = operator.c10d == "recv_any_source_"
-        has_future = operator.async_op is not None and self._journal.limit > 0
+        is_collective = operator.async_op is not None  # a message is known by its wait alone
 
         def follow(
             index: int, work: Any, outputs: Any, group: Any, tag: int,
@@ -183,7 +183,7 @@ class Doors:
         ) -> None:  # fmt: skip
             anybody = (group, tag) if from_anybody else None
             pending[id(work)] = (index, work, outputs, anybody, announced)
-            if has_future and is_async:  # else the caller waits at once, and that ends it
+            if is_collective and is_async:  # else the caller waits at once, and that ends it
                 ends.follow(index, work)
 
         return follow
