@@ -154,6 +154,7 @@ def _of_ranks(sizes: Sequence[Sequence[int]], whole: Batch, rank: int) -> list[B
     return _cut(shares[rank], sizes[rank])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n", [slow(1), 2, slow(3), slow(4)]
 )
@@ -174,6 +175,7 @@ def test_data_parallelism_on_uneven_ranks_equals_one_process(n: int) -> None:
         torch.testing.assert_close(values, expected.expand(3, -1), **CLOSE)
 
 
+@pytest.mark.slow
 def test_token_counts_that_differ_between_ranks() -> None:
     """Tied embeddings, and targets of which some do not count."""
     config = GPTConfig(vocab_size=11, context=5, num_layers=1, num_heads=2, width=8)
@@ -200,6 +202,7 @@ def test_token_counts_that_differ_between_ranks() -> None:
     assert off.abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, DataParallel])
 def test_gradients_travel_once_per_step(wrap: Callable[[nn.Module], nn.Module]) -> None:
     """One all-reduce of two counts, and then one for each bucket: here one bucket."""
@@ -223,6 +226,7 @@ def test_gradients_travel_once_per_step(wrap: Callable[[nn.Module], nn.Module]) 
     torch.testing.assert_close(runs["naive"].values[0], runs["accumulate"].values[0], **CLOSE)
 
 
+@pytest.mark.slow
 def test_only_the_last_backward_pass_synchronises() -> None:
     class Spy(DistributedDataParallel):
         forwards: list[bool]
@@ -245,6 +249,7 @@ def test_only_the_last_backward_pass_synchronises() -> None:
     assert dtlab.launch(ranks, world_size=2).values == [[False, False, True, False, True]] * 2
 
 
+@pytest.mark.slow
 def test_without_no_sync_the_caller_averages() -> None:
     whole = _samples(9, 0)
 
@@ -261,6 +266,7 @@ def test_without_no_sync_the_caller_averages() -> None:
         torch.testing.assert_close(values, _flat(expected, "grad"), **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_passed", [True, False])
 def test_subgroups_count_their_own_samples(is_passed: bool) -> None:
     wholes = [_samples(6, 0), _samples(9, 1)]
@@ -287,6 +293,7 @@ def test_subgroups_count_their_own_samples(is_passed: bool) -> None:
                 torch.testing.assert_close(gradient, _flat(expected, "grad"), **CLOSE)
 
 
+@pytest.mark.slow
 def test_the_loss_over_ranks_is_that_of_the_whole_batch() -> None:
     whole = _samples(9, 0)
 
@@ -304,6 +311,7 @@ def test_the_loss_over_ranks_is_that_of_the_whole_batch() -> None:
 # Errors -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_micro_batch_is_told_on_every_rank() -> None:
     def ranks() -> str:
         model = DistributedDataParallel(_mlp())

@@ -209,6 +209,7 @@ def test_a_generator_among_the_arguments_draws_the_same_again() -> None:
     assert not torch.equal(gradient(theirs)[0], gradient(plain)[0])
 
 
+@pytest.mark.slow
 def test_gradients_are_right_for_small_changes_and_so_are_second_ones() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)

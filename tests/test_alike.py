@@ -195,6 +195,7 @@ def test_tokens_are_the_same_parsed_or_not() -> None:
 # What must not be listed -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @part_by_name
 def test_right_answers_written_differently_are_not_listed(part: Part) -> None:
     right = answers(part)
@@ -207,6 +208,7 @@ def test_right_answers_written_differently_are_not_listed(part: Part) -> None:
     assert max(scores.values()) <= 0.7
 
 
+@pytest.mark.slow
 def test_what_was_handed_out_counts_for_nobody() -> None:
     for part in PARTS:
         untouched = str(cell(notebook("exercises", part), part.answer_id).source)

@@ -318,6 +318,7 @@ def test_values_are_drawn_until_mistakes_can_be_told_apart() -> None:
 # Who answers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_id_gets_the_same_values_everywhere() -> None:
     here = dict(dtlab.ask("01/bytes_sent", "Ada Lovelace"))
     assert here == dict(dtlab.ask("01/bytes_sent", " adalovelace "))
@@ -326,6 +327,7 @@ def test_the_same_id_gets_the_same_values_everywhere() -> None:
     assert there.strip() == str(here)
 
 
+@pytest.mark.slow
 def test_other_ids_get_other_values() -> None:
     for part in PARTS:
         drawn = {str(dict(dtlab.ask(part.name, f"student{number}"))) for number in range(50)}
@@ -398,6 +400,7 @@ def test_given_values_can_be_read_and_shown_but_not_changed() -> None:
         assert f"worker {given['who']}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [part.name for part in PARTS])
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_the_right_answer_passes_and_nothing_else_does(name: str, learner: str) -> None:
@@ -480,6 +483,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 @pytest.mark.parametrize(
     "strange", [*NUMBERS, *ODD], ids=lambda one: repr(one).partition(" at 0x")[0]

@@ -102,6 +102,7 @@ def test_a_known_card_is_known(name: str, memory: int, model: str) -> None:
     assert (card.nvlink, card.nic) == (known.nvlink, known.nic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "memory"),
     [

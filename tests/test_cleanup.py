@@ -71,6 +71,7 @@ def hang_after(folder: str) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fn", "error"),
     [

@@ -86,6 +86,7 @@ def _wrong_all_reduces(sizes: list[int], kinds: list[tuple[torch.dtype, str]]) -
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_all_reduce_of_any_size_equals_torchs(n: int) -> None:
     sizes = [0, 1, 2, 3, 7, 8, 257, 100_003]
@@ -107,6 +108,7 @@ def test_large_messages_and_more_chunks_than_buffers() -> None:
     assert run.values == [[]] * 3
 
 
+@pytest.mark.slow
 def test_order_of_issue_is_enough() -> None:
     """The path that CUDA tensors take: nothing posted ahead, one batch in each exchange."""
 
@@ -117,6 +119,7 @@ def test_order_of_issue_is_enough() -> None:
     assert dtlab.launch(ranks, world_size=4).values == [[]] * 4
 
 
+@pytest.mark.slow
 def test_refuses_exactly_what_gloo_refuses() -> None:
     def ranks() -> None:
         every = itertools.product([*FLOATS, *WHOLE, *COMPLEX], [*ORDERED, *BITWISE, "AVG"])
@@ -137,6 +140,7 @@ def test_refuses_exactly_what_gloo_refuses() -> None:
     dtlab.launch(ranks, world_size=2)
 
 
+@pytest.mark.slow
 def test_all_ranks_get_the_same_bits() -> None:
     def ranks() -> dict[str, bytes]:
         n, results = dist.get_world_size(), {}
@@ -152,6 +156,7 @@ def test_all_ranks_get_the_same_bits() -> None:
         assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_shapes_strides_and_autograd() -> None:
     def ranks() -> None:
         for all_reduce in _all_reduces(3).values():
@@ -210,6 +215,7 @@ def _wrong_others(shape: tuple[int, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_the_others_equal_torchs(n: int) -> None:
     def ranks() -> list[str]:
@@ -218,6 +224,7 @@ def test_the_others_equal_torchs(n: int) -> None:
     assert dtlab.launch(ranks, world_size=n).values == [[]] * n
 
 
+@pytest.mark.slow
 def test_input_and_output_may_share_memory_and_have_strides() -> None:
     def ranks() -> None:
         n, me = dist.get_world_size(), dist.get_rank()
@@ -251,6 +258,7 @@ def test_average_of_a_reduce_scatter() -> None:
     assert dtlab.launch(ranks, world_size=3).values == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.slow
 def test_sizes_that_do_not_fit_are_refused() -> None:
     def ranks() -> None:
         two, seven = torch.ones(2), torch.ones(7)
@@ -275,6 +283,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 # Groups -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_subgroups_and_global_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")  # the watcher refuses what torch only warns of
 
@@ -311,6 +320,7 @@ def test_subgroups_and_global_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "naive_all_reduce on global rank 1 which does not belong" in values[1][0]
 
 
+@pytest.mark.slow
 def test_many_calls_in_a_row_beside_torchs() -> None:
     def ranks() -> None:
         n, me = dist.get_world_size(), dist.get_rank()
@@ -343,6 +353,7 @@ def test_a_ring_sends_the_fewest_bytes_to_its_right_only(n: int) -> None:
     assert set(trace.ops()) <= {"send", "recv", "isend", "irecv"}
 
 
+@pytest.mark.slow
 def test_messages_of_the_others() -> None:
     """(function, ranks, elements) -> per rank the messages, the elements sent, and the peers."""
     n, size = 8, 64

@@ -17,6 +17,7 @@ GB = 1e9
 LINK = Link(1e-3, 1e6)
 
 
+@pytest.mark.slow
 def test_importing_it_loads_no_torch() -> None:
     code = "import sys, dtlab.predict; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -125,6 +126,7 @@ def test_bandwidths() -> None:
 # ------------------------------------------------------------------------------- fitting
 
 
+@pytest.mark.slow
 @given(
     latency=st.floats(1e-7, 1e-2),
     bandwidth=st.floats(1e6, 1e12),

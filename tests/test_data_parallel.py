@@ -140,6 +140,7 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("wrap", ["naive", slow("one bucket"), "many buckets", slow("by a ring")])
@@ -157,6 +158,7 @@ def pytorchs(name: str) -> Record:
     return train(model, name, dist.get_world_size(), True, inner)
 
 
+@pytest.mark.slow
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("ranks", [2, slow(3)])
 @pytest.mark.parametrize("wrap", [slow("naive"), "many buckets"])
@@ -196,6 +198,7 @@ def branches(wrap: Callable[[nn.Module], nn.Module]) -> list[dict[str, Tensor | 
     return seen
 
 
+@pytest.mark.slow
 def test_a_parameter_that_a_rank_does_not_use_counts_as_zero_there() -> None:
     def theirs(module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, find_unused_parameters=True)
@@ -233,6 +236,7 @@ def accumulate(wrap: Callable[[nn.Module], Any], fails: bool) -> tuple[list[Tens
     return [p.grad.clone() for p in inner.parameters() if p.grad is not None], 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["naive", "one bucket", "many buckets"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_add_up_inside_no_sync_and_travel_once(wrap: str, fails: bool) -> None:
@@ -262,6 +266,7 @@ def twice(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
     return [p.grad.clone() for p in inner.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["one bucket", "many buckets"])
 def test_a_second_backward_adds_its_mean(wrap: str) -> None:
     run = dtlab.launch(twice, WRAPS[wrap], world_size=2)
@@ -295,6 +300,7 @@ def recomputed(reentrant: bool) -> list[Tensor]:
     return [p.grad.clone() for p in inner.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_averaged_once(reentrant: bool) -> None:
     run = dtlab.launch(recomputed, reentrant, world_size=2)
@@ -325,6 +331,7 @@ def broken_off() -> list[Tensor]:
     return [p.grad.clone() for p in inner.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 def test_a_pass_that_was_broken_off_leaves_nothing_behind() -> None:
     run = dtlab.launch(broken_off, world_size=2)
     torch.manual_seed(1)
@@ -353,6 +360,7 @@ def uneven(wrap: Callable[[nn.Module], Any], by_all: bool) -> dict[str, Tensor]:
     return dict(inner.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_all", [True, False])
 @pytest.mark.parametrize("cap", [None, TINY])
 def test_uneven_batches_join_as_pytorchs_do(by_all: bool, cap: float | None) -> None:
@@ -376,6 +384,7 @@ def held() -> tuple[int, int]:
     return sum(g.numel() * 4 for g in gradients), dtlab.held_bytes(gradients, flat)
 
 
+@pytest.mark.slow
 def test_gradients_take_their_memory_once() -> None:
     for needed, taken in dtlab.launch(held, world_size=2).values:
         assert needed <= taken <= needed + 100
@@ -410,6 +419,7 @@ def slow_wire() -> Iterator[dtlab.Cluster]:
     yield dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
 
 
+@pytest.mark.slow
 def test_buckets_travel_while_backward_goes_on(slow_wire: dtlab.Cluster) -> None:
     """16 kB take 9 ms on this wire: each fits beside the next layer's 20 ms."""
     trace = dtlab.launch(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace
@@ -438,12 +448,14 @@ def wrong_start() -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_replicas_that_differ_are_named() -> None:
     for text in dtlab.launch(wrong_start, world_size=3).values:
         assert "differ in 1 of 6 tensors" in text
         assert "2.bias: ranks 1, 2 differ from rank 0, by at most 2" in text
 
 
+@pytest.mark.slow
 def test_a_state_has_the_names_of_the_module() -> None:
     def states() -> tuple[list[str], list[str]]:
         inner = mlp()
@@ -468,6 +480,7 @@ def sparse() -> None:
     model(torch.tensor([1])).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "says"),
     [
@@ -494,6 +507,7 @@ def in_a_group() -> list[Tensor]:
     return [p.grad.clone() for p in inner.parameters() if p.grad is not None]
 
 
+@pytest.mark.slow
 def test_averages_within_a_group() -> None:
     run = dtlab.launch(in_a_group, world_size=4)
     torch.manual_seed(1)

@@ -44,6 +44,7 @@ def test_digits_are_scikit_learns() -> None:
     assert [each.dtype for each in both] == [torch.float32, torch.int64]
 
 
+@pytest.mark.slow
 def test_no_shifted_copy_of_a_test_image_is_trained_on() -> None:
     plain, shifted = digits(shifts=False), digits()
     assert torch.equal(plain.test.tensors[0], shifted.test.tensors[0])
@@ -75,6 +76,7 @@ def test_the_split_is_the_same_each_time_and_differs_by_seed() -> None:
             digits(test_fraction=fraction)
 
 
+@pytest.mark.slow
 def test_digits_come_fast_and_without_scikit_learn() -> None:
     """Four ranks on two cores that import scikit-learn first lose seconds."""
     program = (

@@ -227,6 +227,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
     assert "93.6 GB" in answer.source
 
 
+@pytest.mark.slow
 def test_the_release_asks_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_path(monkeypatch)
     made = Defenders(tmp_path / "course")

@@ -409,6 +409,7 @@ def test_networks_are_such_that_the_times_hold(seed: int) -> None:
         assert cluster.intra.bandwidth >= cluster.inter.bandwidth or cluster.nodes == 1
 
 
+@pytest.mark.slow
 def test_every_network_but_the_smallest_needs_more_than_one_algorithm() -> None:
     draw, winners = random.Random(0), set()
     (first, *_) = choose._trials(0)

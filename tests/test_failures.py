@@ -34,6 +34,7 @@ def code_of(fn: Callable[..., object], piece: str) -> tuple[int, str]:
     return found[0]
 
 
+@pytest.mark.slow
 def test_an_exception_names_its_rank_and_the_learners_line() -> None:
     def broken() -> None:
         if dist.get_rank() == 1:
@@ -52,6 +53,7 @@ def test_an_exception_names_its_rank_and_the_learners_line() -> None:
     assert 'raise ValueError("no such thing")' in str(error.__cause__)
 
 
+@pytest.mark.slow
 def test_the_line_is_the_learners_also_when_the_error_is_deep_in_torch() -> None:
     def broken() -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
@@ -86,6 +88,7 @@ def test_the_causes_of_an_exception_are_told() -> None:
     assert text.index("KeyError") < text.index("could not look it up")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "piece"),
     [
@@ -108,6 +111,7 @@ def test_a_rank_that_leaves(leave: Callable[[], None], piece: str) -> None:
     assert error.failures[2].line is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGTERM, "SIGTERM")]
 )
@@ -124,6 +128,7 @@ def test_a_rank_that_is_killed(number: int, name: str) -> None:
     assert (error.failures[0].line, error.failures[0].code) == code_of(dies, "os.kill")
 
 
+@pytest.mark.slow
 def test_a_segmentation_fault_names_the_line() -> None:
     def crashes() -> None:
         dist.barrier()
@@ -138,6 +143,7 @@ def test_a_segmentation_fault_names_the_line() -> None:
     assert (error.failures[1].line, error.failures[1].code) == code_of(crashes, "string_at")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
 @pytest.mark.parametrize("what", ["torch", "python"])
 def test_a_rank_that_runs_out_of_its_memory(what: str) -> None:
@@ -152,6 +158,7 @@ def test_a_rank_that_runs_out_of_its_memory(what: str) -> None:
     assert "memory_limit is 500,000,000 bytes for each rank" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
 def test_within_its_memory_limit_a_rank_works() -> None:
     def modest() -> int:
@@ -181,6 +188,7 @@ def test_a_result_that_cannot_be_opened_here() -> None:
     assert "ZeroDivisionError" in str(error)
 
 
+@pytest.mark.slow
 def test_endless_computing_ends_at_the_time_limit() -> None:
     def spins() -> None:
         if dist.get_rank() == 1:

@@ -1000,6 +1000,7 @@ SOME_OF_EACH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME_OF_EACH)
 def test_pictures_are_not_blank_and_have_words(name: str) -> None:
     figure = SOME_OF_EACH[name]()
@@ -1009,6 +1010,7 @@ def test_pictures_are_not_blank_and_have_words(name: str) -> None:
     assert figure.alt_text.startswith(title.get_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME_OF_EACH)
 def test_nothing_is_written_beyond_the_sheet(name: str) -> None:
     figure = SOME_OF_EACH[name]()

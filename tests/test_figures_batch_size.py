@@ -219,6 +219,7 @@ def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
     check_layout(SOME_OF_EACH[name]())
 
 
+@pytest.mark.slow
 def test_explorers_draw_what_their_controls_say() -> None:
     one = explore_effective_batch()
     for name, value in {"micro_batch": 16, "micro_batches": 3, "data_parallel": 32}.items():

@@ -200,11 +200,13 @@ SOME_OF_EACH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME_OF_EACH)
 def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
     check_layout(SOME_OF_EACH[name]())
 
 
+@pytest.mark.slow
 def test_explorers_draw_what_their_controls_say() -> None:
     one = explore_overlap()
     for name, value in {"bucket_bytes": 5e6, "num_ranks": 64, "latency": 3e-5}.items():

@@ -54,6 +54,7 @@ def test_every_node_of_the_tree_is_on_it_once_and_in_its_words() -> None:
     assert "12 questions and 13 strategies" in figure.alt_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", JOBS)
 def test_the_way_of_a_choice_is_lit_and_no_other(id: str) -> None:
     choice, figure = JOBS[id], decision_tree(JOBS[id])
@@ -83,6 +84,7 @@ def test_the_numbers_stand_beside_their_questions_and_the_driver_is_marked(id: s
     assert str(choice.because) in figure.alt_text
 
 
+@pytest.mark.slow
 def test_rows_do_not_lie_on_each_other_and_words_stay_on_the_sheet() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -98,6 +100,7 @@ def test_rows_do_not_lie_on_each_other_and_words_stay_on_the_sheet() -> None:
 # -------------------------------------------------------------------------------- explorers
 
 
+@pytest.mark.slow
 def test_facts_that_move_light_another_way() -> None:
     explorer = explore_decision()
     assert "ZeRO stage 3" in explorer.figure.alt_text
@@ -111,12 +114,14 @@ def test_facts_that_move_light_another_way() -> None:
     assert explorer.figure.alt_text.startswith("Context or domain parallelism")
 
 
+@pytest.mark.slow
 def test_tokens_decide_between_stage_3_and_three_dimensions() -> None:
     explorer = explore_decision()
     explorer.controls["tokens_per_gpu"].field.value = "256"
     assert explorer.figure.alt_text.startswith("Data x tensor x pipeline parallelism")
 
 
+@pytest.mark.slow
 def test_numbers_of_parameters_are_read_as_they_are_written() -> None:
     dial = explore_decision().controls["num_params"]
     for words, count in {"1.5 billion": 1.5e9, "200 Million": 2e8, "3e9": 3e9}.items():

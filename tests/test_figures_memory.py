@@ -200,11 +200,13 @@ def placed(figure: Figure) -> list[Any]:
     return found + [axes.title for axes in figure.axes if axes.axison]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME_OF_EACH)
 def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
     check_layout(SOME_OF_EACH[name]())
 
 
+@pytest.mark.slow
 def test_the_explorer_draws_what_its_controls_say() -> None:
     explorer = explore_memory()
     assert explorer.figure.alt_text == memory_bar(7e9, 1, 8, "mixed").alt_text
@@ -226,6 +228,7 @@ def test_the_explorer_starts_where_it_is_told_to() -> None:
     assert explorer.figure.alt_text == memory_bar(70e9, 3, 32, "half_only").alt_text
 
 
+@pytest.mark.slow
 def test_the_explorer_redraws_at_once() -> None:
     """In under 0.2 s of one core, the quickest of some: what a drag of the slider feels like."""
     explorer = explore_memory(7.5e9, 3, 64)

@@ -217,6 +217,7 @@ def test_figures_have_a_title_and_words_that_lie_apart(name: str) -> None:
     check_layout(SOME_OF_EACH[name]())
 
 
+@pytest.mark.slow
 def test_explorers_draw_what_their_controls_say() -> None:
     line = explore_number_line()
     line.controls["value"].value = 2049.0

@@ -142,6 +142,7 @@ def in_ways(
     return seen
 
 
+@pytest.mark.slow
 def test_equals_adam_in_one_process() -> None:
     equal_adam("gpt", 3, ("naive", "default", "stays"))
 
@@ -203,6 +204,7 @@ def beside_pytorch(name: str, mixed: bool) -> list[tuple[State, State]]:
     return pairs
 
 
+@pytest.mark.slow
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [slow(2), 3, slow(4)])
 @pytest.mark.parametrize("name", ["mlp", slow("conv"), slow("gpt")])
@@ -213,6 +215,7 @@ def test_equals_fully_shard_step_by_step(name: str, ranks: int) -> None:
 
 
 # Not the ConvNet: BatchNorm on a CPU takes no bfloat16 weights beside its fp32 statistics.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", slow("gpt")])
 def test_equals_fully_shard_in_mixed_precision(name: str) -> None:
     for pairs in dtlab.launch(beside_pytorch, name, True, world_size=2).values:
@@ -229,6 +232,7 @@ def reduced_in(reduce_dtype: torch.dtype | None) -> dict[str, Any]:
     return {"shards": {one.dtype for one in model.parameters()}, "grads": grads}
 
 
+@pytest.mark.slow
 def test_shards_and_gradients_keep_their_dtype_in_mixed_precision() -> None:
     for reduce_dtype in (None, torch.float32, torch.float16):
         for seen in dtlab.launch(reduced_in, reduce_dtype, world_size=2).values:
@@ -262,6 +266,7 @@ RINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "micro", "no_sync", "options", "psi"),
     [
@@ -324,6 +329,7 @@ def calls() -> list[str]:
     return log
 
 
+@pytest.mark.slow
 def test_the_next_block_is_gathered_while_one_computes() -> None:
     """As drawn at the top of the module: the gather of a block stands before its compute."""
     for log in dtlab.launch(calls, world_size=2).values:
@@ -401,6 +407,7 @@ def held_through_a_step(options: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_shards_and_two_blocks_at_most() -> None:
     ranks = 4
     for held in dtlab.launch(held_through_a_step, {}, world_size=ranks).values:
@@ -417,6 +424,7 @@ def test_a_rank_holds_its_shards_and_two_blocks_at_most() -> None:
         assert held["state"] == pytest.approx(2 * held["whole"] / ranks, rel=0.01)
 
 
+@pytest.mark.slow
 def test_without_prefetch_it_is_one_block_and_with_no_blocks_it_is_all() -> None:
     one = dtlab.launch(held_through_a_step, {"prefetch": 0}, world_size=2).values[0]
     root = one["whole"] - 3 * one["layer"]
@@ -466,6 +474,7 @@ def micro_batches(way: str) -> tuple[State, int]:
     return full_gradients(model), held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["plain", "no_sync", "one backward", "twice", slow("accumulate")])
 def test_gradients_of_micro_batches_add_up(way: str) -> None:
     whole = made("mlp")
@@ -483,6 +492,7 @@ def clipped(norm_type: float) -> tuple[float, State]:
     return norm.item(), full_gradients(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_type", [2.0, slow(1.0), float("inf")])
 def test_clipping_by_the_norm_over_all_ranks(norm_type: float) -> None:
     whole = made("mlp")
@@ -514,6 +524,7 @@ def grouped(before: bool) -> State:
     return model.full_state_dict()
 
 
+@pytest.mark.slow
 def test_parameter_groups_by_shape_and_by_name() -> None:
     whole = made("gpt")
     flat = [one for one in whole.parameters() if one.ndim < 2]
@@ -569,6 +580,7 @@ def branches(ranks: int) -> tuple[State, set[str]]:
     return model.full_state_dict(), {names[one] for one in optimizer.state}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_a_rank_does_not_use_counts_as_zero_and_what_nobody_uses_is_left_alone(
     ranks: int,
@@ -648,6 +660,7 @@ def wrapped(make: Callable[[], nn.Module], blocks: Any, backwards: int) -> tuple
     return first, three_steps(stays, True, backwards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "blocks", "backwards"),
     [
@@ -683,6 +696,7 @@ def recomputed_traffic(recomputes: bool, steps: int) -> None:
         model(torch.zeros(2, 8, dtype=torch.long)).mean().backward()
 
 
+@pytest.mark.slow
 def test_recomputation_gathers_no_more() -> None:
     runs = {
         (way, steps): dtlab.launch(recomputed_traffic, way, steps, world_size=2)
@@ -727,6 +741,7 @@ def fail(*_: Any) -> None:
     raise KeyError("in the middle")
 
 
+@pytest.mark.slow
 def test_a_pass_that_fails_leaves_nothing_behind() -> None:
     _, parameters = in_one_process("mlp", 2, steps=4)
     for got, _ in dtlab.launch(disturbed, world_size=2).values:
@@ -778,6 +793,7 @@ def optimizers() -> dict[str, str]:
     return said
 
 
+@pytest.mark.slow
 def test_optimizers_that_do_not_work_element_by_element_are_refused() -> None:
     said = dtlab.launch(optimizers, world_size=2).values[1]
     assert {name for name, text in said.items() if text} == {"norm", "LBFGS", "Adafactor"}
@@ -817,6 +833,7 @@ def bad_arguments() -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_bad_arguments_are_told() -> None:
     assert "sparse=False" in dtlab.launch(sparse, world_size=1).values[0]
     pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is Block",
@@ -843,6 +860,7 @@ def in_subgroups() -> State | None:
     return model.full_state_dict()
 
 
+@pytest.mark.slow
 def test_a_subgroup_shares_a_model() -> None:
     _, parameters = in_one_process("mlp", 2, steps=3)
     first, none, other = dtlab.launch(in_subgroups, world_size=3).values

@@ -159,6 +159,7 @@ def test_parts_and_their_graded_cells_agree() -> None:
     assert not cells, "graded cells that no part stands for"
 
 
+@pytest.mark.slow
 def test_the_catalogue_does_not_load_torch() -> None:
     code = (
         "import sys, dtlab.grading as g; list(g.known_parts()); sys.exit('torch' in sys.modules)"
@@ -232,6 +233,7 @@ def judge_mistakes(seen: Sequence[Observation]) -> Verdict:
     return lost(wrong[0]) if wrong else ok("right")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -255,6 +257,7 @@ def noted(tensor: torch.Tensor, group: Any = None) -> Any:
         raise ValueError("three")
 
 
+@pytest.mark.slow
 def test_groups_are_called_at_the_same_time_and_failures_know_their_case() -> None:
     calls = [AllReduce(0, 2), AllReduce(0, 2, groups=((0, 3), (1, 2)))]
     seen = observe(Trial(4, calls), noted)

@@ -224,6 +224,7 @@ def test_without_rules_nothing_is_taken_off_and_each_is_told(group: Class) -> No
     assert told.count("; nothing is taken off") == 2
 
 
+@pytest.mark.slow
 def test_rules_and_points_that_change_afterwards_count_without_judging_again(
     group: Class, kept: Kept
 ) -> None:
@@ -244,6 +245,7 @@ def test_rules_and_points_that_change_afterwards_count_without_judging_again(
     assert kept.tasks == []
 
 
+@pytest.mark.slow
 def test_handed_in_again_is_late_again(group: Class, kept: Kept) -> None:
     group = set_up(group, RULES)
     group.grade()
@@ -267,6 +269,7 @@ def test_nbgrader_autograde_takes_off_the_same(group: Class) -> None:
     assert penalties(group) == {"cyd": 1.2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -281,6 +284,7 @@ def test_a_rule_of_nbgraders_own_stays(group: Class, chosen: str) -> None:
     assert penalties(group)["cyd"] == 6
 
 
+@pytest.mark.slow
 def test_settings_that_make_no_sense_stop_it_before_it_begins(
     group: Class, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,6 +130,7 @@ def test_results_of_hundreds_of_megabytes() -> None:
     assert [value[-1].item() for value in values] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_environment_folder_and_path_reach_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_removed_variable_is_gone_in_the_ranks(monkeypatch: pytest.MonkeyPatch
     assert dtlab.launch(lambda: os.environ.get("DTLAB_TEST")).values == [None, None]
 
 
+@pytest.mark.slow
 def test_seeds_are_the_same_on_every_rank_and_rank_generators_differ() -> None:
     def draw() -> tuple[float, float, float, float]:
         import random
@@ -288,6 +290,7 @@ def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(scrip
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_replaced() -> None:
     dtlab.launch(lambda: None)
     SERVER._process.kill()
@@ -334,6 +337,7 @@ def test_two_hundred_launches_in_a_row() -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_many_ranks() -> None:
     def total() -> float:
         tensor = torch.ones(1)
@@ -410,6 +414,7 @@ def test_a_run_shows_itself() -> None:
     assert text.endswith("  rank 0: 0\n  rank 1: 10")
 
 
+@pytest.mark.slow
 def test_importing_dtlab_loads_no_torch() -> None:
     code = "import sys, dtlab, dtlab.errors, dtlab.trace, dtlab.ranks.launch; "
     code += "sys.exit('torch' in sys.modules)"

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.slow
 def test_rooms_import_only_rooms_below() -> None:
     done = subprocess.run(
         ["lint-imports", "--no-cache"],
@@ -22,6 +23,7 @@ def test_rooms_import_only_rooms_below() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading"],

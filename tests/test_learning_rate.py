@@ -207,6 +207,7 @@ def test_from_single_samples_it_is_the_sample_variance() -> None:
     assert scale.batch == pytest.approx(scale.variance / scale.gradient_squared)
 
 
+@pytest.mark.slow
 def test_linear_regression_where_the_truth_is_known() -> None:
     """x ~ N(0, L), y = x.w + e, loss (x.v - y)^2 / 2, so a sample's gradient is x (x.d - e) with
     d = v - w. Its mean is L d; by Isserlis' theorem the trace of its covariance is
@@ -262,6 +263,7 @@ def test_noise_that_drowns_the_gradient_and_no_noise() -> None:
         NoiseScale.mean([])
 
 
+@pytest.mark.slow
 def test_ranks_measure_what_one_process_does() -> None:
     gradients = _random_gradients(6)
 
@@ -291,6 +293,7 @@ def test_subgroups_measure_alone() -> None:
     assert values == [pytest.approx(expected), None, pytest.approx(expected)]
 
 
+@pytest.mark.slow
 def test_too_few_gradients_are_told_on_every_rank() -> None:
     def ranks() -> None:
         mine = _random_gradients(2) if dist.get_rank() == 0 else []

@@ -86,6 +86,7 @@ def test_several_outputs_are_all_gone_back_from() -> None:
     assert live.gradients == 2 * 4 * (16 + 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [16, 25, 36])
 def test_the_best_spacing_is_near_the_square_root(count: int) -> None:
     layers, x = tanhs(count), inputs()
@@ -102,6 +103,7 @@ def test_the_best_spacing_is_near_the_square_root(count: int) -> None:
         assert 0 <= peaks[k] - kept <= 3 * X
 
 
+@pytest.mark.slow
 def test_where_layers_keep_more_than_their_inputs_the_best_spacing_is_smaller() -> None:
     """n inputs of b bytes, n layers that keep a: n b / k + k a is least at sqrt(n b / a)."""
     layers = nn.Sequential(*(tanhs(9) for _ in range(36)))

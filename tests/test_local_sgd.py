@@ -82,6 +82,7 @@ def _alone(n: int, when: str, momentum: float) -> list[list[list[Tensor]]]:
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize(
     ("steps", "until", "momentum", "when"),
@@ -106,6 +107,7 @@ def _data_parallel() -> list[list[Tensor]]:
     return after
 
 
+@pytest.mark.slow
 def test_each_step_with_plain_sgd_is_data_parallelism() -> None:
     ours = dtlab.launch(_local, 1, world_size=3)
     theirs = dtlab.launch(_data_parallel, world_size=3)
@@ -113,6 +115,7 @@ def test_each_step_with_plain_sgd_is_data_parallelism() -> None:
         torch.testing.assert_close(after, expected)
 
 
+@pytest.mark.slow
 def test_with_momentum_it_is_not_the_same_as_data_parallelism_every_four_steps() -> None:
     ours = dtlab.launch(_local, 4, world_size=2).values[0][0]
     theirs = dtlab.launch(_data_parallel, world_size=2).values[0]
@@ -131,6 +134,7 @@ def _torchs(steps: int) -> list[list[Tensor]]:
     return after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 4])
 def test_is_pytorchs_periodic_model_averager(steps: int) -> None:
     ours = dtlab.launch(_local, steps, 0.9, world_size=3)
@@ -145,6 +149,7 @@ def _only_averages(steps: int) -> None:
         local.step()
 
 
+@pytest.mark.slow
 def test_sends_a_kth_of_the_bytes() -> None:
     def sent(steps: int) -> tuple[int, int]:
         run = dtlab.launch(_only_averages, steps, world_size=2)
@@ -180,6 +185,7 @@ def _mixed() -> None:
     assert model.frozen.eq(me).all()
 
 
+@pytest.mark.slow
 def test_dtypes_tied_and_frozen_parameters() -> None:
     dtlab.launch(_mixed, world_size=3)
 
@@ -194,6 +200,7 @@ def _in_subgroup() -> float:
     return model.weight.item()
 
 
+@pytest.mark.slow
 def test_subgroups_average_among_themselves() -> None:
     assert dtlab.launch(_in_subgroup, world_size=4).values == [0.5, 0.5, 2.5, 2.5]
 

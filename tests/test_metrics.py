@@ -90,6 +90,7 @@ def test_without_ranks_it_is_the_mean_itself() -> None:
         mean.add(1.0, -1)
 
 
+@pytest.mark.slow
 def test_many_small_losses_add_up() -> None:
     mean = Mean()
     for _ in range(100_000):

@@ -138,6 +138,7 @@ def test_a_long_line_is_cut_to_what_is_round_the_change() -> None:
 # Solutions of notebooks -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [part for part in CHECKED if part.level > 1], ids=lambda part: part.name
 )
@@ -147,6 +148,7 @@ def test_the_solution_of_a_part_is_found_with_what_it_needs(part: Part) -> None:
     assert "dtlab.launch" not in solution.prelude
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part", [part for part in CHECKED if part.level > 1], ids=lambda part: part.name
 )

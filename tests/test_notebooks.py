@@ -68,6 +68,7 @@ def shuffled(node: Any) -> Any:
     return [shuffled(one) for one in node] if isinstance(node, list) else node
 
 
+@pytest.mark.slow
 def test_a_notebook_opened_run_and_saved_gives_no_diff(course: Course) -> None:
     list(normalise_all(course))
     before = contents(course, "notebooks", "solutions")
@@ -78,6 +79,7 @@ def test_a_notebook_opened_run_and_saved_gives_no_diff(course: Course) -> None:
     assert contents(course, "notebooks", "solutions") == before
 
 
+@pytest.mark.slow
 def test_normalising_twice_changes_nothing(course: Course) -> None:
     list(normalise_all(course))
     assert not list(normalise_all(course))

@@ -154,6 +154,7 @@ def test_a_flood_neither_blocks_nor_fills_the_memory(capsys: pytest.CaptureFixtu
     assert len(out) < 2 * output_module.SHOW
 
 
+@pytest.mark.slow
 def test_printing_without_end_ends_at_the_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
     def endless() -> None:
         while True:

@@ -109,6 +109,7 @@ def _alone(optimizer: str, num_workers: int) -> list[dict[str, Tensor]]:
 # "sync" -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("optimizer", ["SGD", slow("momentum"), slow("Adam")])
 @pytest.mark.parametrize(("servers", "workers"), [slow(1, 1), slow(1, 3), (2, 2), slow(3, 1)])
@@ -161,6 +162,7 @@ def _equal_shares() -> Result:
     return seen
 
 
+@pytest.mark.slow
 def test_sync_is_data_parallelism_bit_by_bit() -> None:
     """Two gradients have only one sum, whoever adds them."""
     ours = dtlab.launch(_equal_shares, world_size=3).values[1:]
@@ -196,6 +198,7 @@ def _count(steps: list[int], pause: float, *consistency: Any) -> Any:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_bounded_holds_the_fast_back(bound: int) -> None:
     num_workers, steps = 3, 12
@@ -211,6 +214,7 @@ def test_bounded_holds_the_fast_back(bound: int) -> None:
             assert min(seen) >= step - bound
 
 
+@pytest.mark.slow
 def test_async_waits_for_nobody() -> None:
     run = dtlab.launch(_count, [3, 30, 30], 0.2, "async", world_size=4)
     (report, parameters), slow, *_ = run.values
@@ -221,6 +225,7 @@ def test_async_waits_for_nobody() -> None:
     assert max(report.delays) >= 10
 
 
+@pytest.mark.slow
 def test_sync_waits_for_the_slow_but_not_for_who_has_left() -> None:
     run = dtlab.launch(_count, [2, 5, 8], 0.02, "sync", world_size=4)
     report, parameters = run.values[0]
@@ -248,6 +253,7 @@ def _logged(num_steps: int) -> Any:
     return log
 
 
+@pytest.mark.slow
 def test_async_updates_are_whole() -> None:
     """All gradients together make the last state; each pull saw a state between two updates."""
     (_, final), *logs = dtlab.launch(_logged, 10, world_size=3).values
@@ -281,6 +287,7 @@ def _pull_while_others_push(size: int) -> Any:
     return torn
 
 
+@pytest.mark.slow
 def test_async_pulls_are_whole_while_others_push() -> None:
     """8 MB that are sent while the next update is made; each update adds 1 to all of it."""
     (_, kept), *torn = dtlab.launch(_pull_while_others_push, 2_000_000, world_size=4).values
@@ -343,6 +350,7 @@ def _recommend_alone() -> dict[str, Tensor]:
     return _values(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_tables_train_as_in_one_process_and_only_their_rows_travel(servers: int) -> None:
     run = dtlab.launch(_recommend, servers, world_size=servers + 2)
@@ -387,6 +395,7 @@ def _mixed_dtypes() -> Any:
         return _values(model)
 
 
+@pytest.mark.slow
 def test_keys_of_several_dtypes_share_a_message() -> None:
     (report, kept), *workers = dtlab.launch(_mixed_dtypes, world_size=4).values
     assert {name: (p.dtype, p.flatten().tolist()) for name, p in kept.items()} == {
@@ -410,6 +419,7 @@ def _moved() -> Any:
     return _values(model)
 
 
+@pytest.mark.slow
 def test_a_module_may_move_after_its_worker_was_made() -> None:
     (_, kept), moved = dtlab.launch(_moved, world_size=2).values
     assert moved["weight"].dtype == torch.float64
@@ -428,6 +438,7 @@ def _in_subgroup() -> Any:
     return model.weight.item()
 
 
+@pytest.mark.slow
 def test_each_group_has_its_own_server() -> None:
     assert dtlab.launch(_in_subgroup, world_size=4).values == [0, 1, 0, 1]
 
@@ -500,6 +511,7 @@ def _wrong_use() -> None:
         _refuses(1, "from 1 on, not 0", partial(worker.push, 0))
 
 
+@pytest.mark.slow
 def test_says_what_does_not_fit() -> None:
     dtlab.launch(_wrong_use, world_size=2)
 
@@ -511,6 +523,7 @@ def _another_model() -> None:
         ParameterWorker(nn.Linear(2, 3)).pull()
 
 
+@pytest.mark.slow
 def test_tells_a_worker_with_another_model() -> None:
     with pytest.raises(dtlab.RankError, match="rank 1 has other parameters than this server"):
         dtlab.launch(_another_model, world_size=2)
@@ -527,6 +540,7 @@ def _optimizer_refuses() -> None:
         worker.pull()
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_raises_ends_the_server() -> None:
     with pytest.raises(dtlab.RankError, match="rank 0 raised RuntimeError: Adam does not support"):
         dtlab.launch(_optimizer_refuses, world_size=3)

@@ -25,6 +25,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_plain_values_come_back(value: object) -> None:
     back = decode(encode(value))

@@ -21,6 +21,7 @@ def raises_in_a_lambda() -> Any:
     return (lambda: average_of_five())()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handed_in", "arguments"), [(average, (5,)), (average_of_five, ()), (raises_in_a_lambda, ())]
 )

@@ -147,12 +147,14 @@ def _explain(program: Program, possible: frozenset[Verdict], said: str) -> str:
     return f"the oracle says {sorted(possible)}, the watcher {said}\n{program}"
 
 
+@pytest.mark.slow
 def test_2000_programs_agree_with_the_oracle_in_any_order_of_events() -> None:
     for seed in range(2000):
         rng = random.Random(seed)
         machine_agrees(random_program(rng), rng)
 
 
+@pytest.mark.slow
 def test_the_programs_are_of_all_kinds() -> None:
     """A quarter each only finish, stand still, or mismatch; every operation occurs."""
     ends: Counter[Verdict] = Counter()
@@ -181,6 +183,7 @@ def test_the_oracle_is_right_about_programs_small_enough_to_try_every_interleavi
     assert len(tried) > 4 and tried.total() > 100, tried
 
 
+@pytest.mark.slow
 @settings(REPRODUCIBLE, max_examples=100)
 @given(programs(), st.randoms(use_true_random=False))
 def test_programs_that_hypothesis_shrinks_agree_too(program: Program, rng: random.Random) -> None:

@@ -73,6 +73,7 @@ def _every_operation() -> None:
         work.wait()
 
 
+@pytest.mark.slow
 def test_every_operation_is_recorded_once_with_its_size_and_line() -> None:
     trace = traced(_every_operation)
     ones = ("all_reduce", "reduce", "broadcast", "gather", "scatter", "barrier")
@@ -110,6 +111,7 @@ def _without_gradients() -> None:
     dist.all_gather_object([None, None], {"a": 1})
 
 
+@pytest.mark.slow
 def test_recorded_whatever_autograd_is_doing() -> None:
     trace = traced(_without_gradients)
     assert trace.ops(0) == Counter(all_reduce=4, all_gather=2)
@@ -126,6 +128,7 @@ def _in_subgroups() -> None:
         dist.recv(torch.ones(1), group=pairs[1], group_src=0)
 
 
+@pytest.mark.slow
 def test_groups_and_peers_are_global_ranks() -> None:
     trace = traced(_in_subgroups, world_size=4)
     groups = {e.rank: (e.extra["group"], e.peers) for e in trace.events if e.name == "all_reduce"}
@@ -197,6 +200,7 @@ def _doors(kind: str) -> tuple[Counter[str], int]:
     return ran, len(mode.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ordinary", "asynchronous", "inference"])
 def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: str) -> None:
     run = dtlab.launch(_doors, kind, world_size=2)
@@ -211,6 +215,7 @@ def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: st
                      "reduce_scatter": 10, "send": 16, "recv": 17}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kernels"), [("mode", 7), ("profiler", 7), ("gradient", 4)])
 def test_what_somebody_else_wants_to_see_goes_through_the_dispatcher(
     kind: str, kernels: int
@@ -243,6 +248,7 @@ def _called_in_other_ways() -> list[Any]:
     return [one.tolist(), negated.tolist(), sparse.to_dense().tolist(), averaged.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_operations_called_in_other_ways_are_right_and_recorded_once() -> None:
     run = dtlab.launch(_called_in_other_ways, world_size=2)
@@ -257,6 +263,7 @@ def _refused() -> None:
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_an_operation_that_the_backend_refuses_has_ended() -> None:
     trace = traced(_refused)
     assert trace.ops(0) == Counter(send=1, barrier=1)
@@ -284,6 +291,7 @@ def _left_behind() -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_torch_after_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")
     assert dtlab.launch(_left_behind, world_size=2, trace=False).values == [[], []]
@@ -309,6 +317,7 @@ def _reduce_in_python(state: Any, bucket):  # type: ignore[no-untyped-def]
     return work.get_future().then(lambda future: future.value()[0])
 
 
+@pytest.mark.slow
 def test_ddp_is_recorded_and_its_operations_end() -> None:
     trace = traced(_ddp, 2)
     reductions = [e for e in trace.events if e.rank == 0 and e.name == "all_reduce"]
@@ -398,6 +407,7 @@ def _fails_to_issue() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_operation_that_raises_has_ended() -> None:
     trace = traced(_fails_to_issue)
     assert all(e.end - e.start < 0.04 for e in trace.events if e.kind == "comm")
@@ -422,6 +432,7 @@ def _from_threads() -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_operations_and_spans_of_other_threads() -> None:
     trace = traced(_from_threads)
     assert trace.ops(0) == Counter(all_reduce=200)
@@ -446,6 +457,7 @@ def _overlapped() -> None:
     time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_asynchronous_operations_run_from_issue_to_completion() -> None:
     trace = traced(_overlapped)
     mine = [event for event in trace.events if event.rank == 0]
@@ -470,6 +482,7 @@ def _late() -> None:
         dist.recv(torch.ones(1), 1)
 
 
+@pytest.mark.slow
 def test_a_late_sender_makes_the_receiver_idle() -> None:
     trace = traced(_late)
     span = next(e for e in trace.events if e.kind == "compute" and e.rank == 0)
@@ -499,6 +512,7 @@ def _clocks() -> list[float]:
     return [min(offsets)[1]] if offsets else []
 
 
+@pytest.mark.slow
 def test_clocks_of_ranks_agree_to_a_fifth_of_a_millisecond() -> None:
     run = dtlab.launch(_clocks, world_size=2)
     assert abs(run.values[0][0]) < 0.0002
@@ -528,6 +542,7 @@ def _ring(count: int) -> torch.Tensor:
     return tensor[:1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_bytes_on_the_wire_agree_with_the_rings_arithmetic(world: int) -> None:
     size = 4 << 20
@@ -548,6 +563,7 @@ def _hidden() -> None:
     group._get_backend(torch.device("cpu")).allreduce([torch.ones(1 << 20)]).wait()
 
 
+@pytest.mark.slow
 def test_the_wire_sees_what_goes_around_the_recorder() -> None:
     trace = traced(_hidden)
     assert trace.ops() == Counter()
@@ -579,6 +595,7 @@ def _again() -> list[Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_recording_can_be_repeated_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")
     running = "A dtlab recorder is already running in this process."
@@ -617,10 +634,12 @@ def _keeps_nothing() -> int:
     return sum(reference() is not None for reference in alive)
 
 
+@pytest.mark.slow
 def test_finished_operations_hold_no_tensors() -> None:
     assert max(dtlab.launch(_keeps_nothing, world_size=2).values) <= 1
 
 
+@pytest.mark.slow
 def test_chrome_file_of_a_real_run(tmp_path: Path) -> None:
     trace = traced(_late)
     trace.to_chrome(tmp_path / "trace.json")

@@ -40,6 +40,7 @@ def mended(submitted: bytes | None) -> Mended:
 # Nothing to be had ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("submitted", "note"),
     [
@@ -95,6 +96,7 @@ def test_another_assignment_is_named() -> None:
 # Damaged --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_whole_cells_in_front_of_a_cut_are_saved() -> None:
     whole = data(work())
     before = 0
@@ -379,6 +381,7 @@ def test_a_hostile_file_takes_little_memory(kind: str) -> None:
     assert mend(submitted, LEVEL_2).notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["outputs", "metadata", "attachments", "source", "id", "colour"])
 def test_deep_json_costs_no_cell(key: str) -> None:
     notebook = work()

@@ -48,6 +48,7 @@ def loaded(name: str, states: Any, blocks: Any) -> State:
     return model.full_state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "read"), [(3, 2), slow(2, 4), slow(1, 3), slow(4, 1)])
 @pytest.mark.parametrize("name", ["gpt", slow("frozen")])
 def test_saved_by_some_ranks_and_loaded_by_others(name: str, saved: int, read: int) -> None:
@@ -59,6 +60,7 @@ def test_saved_by_some_ranks_and_loaded_by_others(name: str, saved: int, read: i
                 same(got, wanted)
 
 
+@pytest.mark.slow
 def test_a_whole_state_is_that_of_the_unwrapped_module() -> None:
     def both() -> State:
         model = Zero3(made("conv"))

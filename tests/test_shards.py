@@ -121,6 +121,7 @@ def round_trip(choice: str) -> list[tuple[Tensor, Tensor, list[Tensor]]]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_shards_are_sums_and_are_gathered(choice: str, ranks: int) -> None:
@@ -148,6 +149,7 @@ def sums(op: Any, dtype: torch.dtype, theirs: bool) -> Tensor:
     return shard
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", [dist.ReduceOp.SUM, slow(AVG)])
 def test_an_exchange_is_a_reduce_scatter(op: Any) -> None:
     got = dtlab.launch(sums, op, torch.float32, False, world_size=3).values
@@ -156,6 +158,7 @@ def test_an_exchange_is_a_reduce_scatter(op: Any) -> None:
         torch.testing.assert_close(one, other / 3 if op == AVG else other)
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_rounded_once() -> None:
     ranks = 4
     got = dtlab.launch(sums, dist.ReduceOp.SUM, torch.bfloat16, False, world_size=ranks).values
@@ -174,6 +177,7 @@ def moved(choice: str, what: str) -> None:
         transport.reduce_scatter(flat, torch.empty(50_000))()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("what", ["gather", slow("reduce_scatter")])
 def test_no_more_bytes_than_a_rings(choice: str, what: str) -> None:
@@ -198,6 +202,7 @@ def clipped(norm_type: float, max_norm: float) -> tuple[Tensor, list[Tensor]]:
     return total, gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_type", [2.0, slow(1.0), slow(3.0), math.inf])
 @pytest.mark.parametrize("max_norm", [2.5, slow(100.0)])
 def test_clips_by_the_norm_of_the_whole(norm_type: float, max_norm: float) -> None:

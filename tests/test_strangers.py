@@ -51,6 +51,7 @@ def test_honest_messages_are_opened(value: Any) -> None:
     assert str(back) == str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [

@@ -299,6 +299,7 @@ def test_the_least_sharding_that_fits_is_taken(job: dict[str, Any]) -> None:
         assert job["activation_bytes"] > job["budget_bytes"]
 
 
+@pytest.mark.slow
 @given(JOBS)
 def test_a_larger_budget_never_asks_for_more(job: dict[str, Any]) -> None:
     order = ["one_gpu", "zero1", "zero2", "zero3"]

@@ -194,6 +194,7 @@ def random_events(draw: st.DrawFn) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(random_events())
 def test_the_three_parts_add_up_and_agree_with_counting(events: list[Event]) -> None:

@@ -20,6 +20,7 @@ EVERYBODY = [f"somebody {number}" for number in range(40)]
 REASON = ["scenarios", "efficiency", "memory_moments", "five_scenarios"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbol", REASON)
 def test_everybody_is_given_values(symbol: str) -> None:
     check = find_part(f"00/{symbol}").check
@@ -46,6 +47,7 @@ def test_jobs_are_drawn_for_each_strategy(leaf: str) -> None:
         assert chosen(job).because.question.id in FACTS
 
 
+@pytest.mark.slow
 def test_the_three_scenarios_are_those_of_the_lesson() -> None:
     check = find_part("00/scenarios").check
     assert isinstance(check, Questions)

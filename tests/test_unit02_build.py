@@ -208,6 +208,7 @@ def _shares(case: Epochs, rank: int, world_size: int) -> Shares:
     return Shares(batches, batches[first], ask(first, case.seed + 1), True)
 
 
+@pytest.mark.slow
 def test_a_right_order_is_right_whatever_is_drawn() -> None:
     """Few samples may well come out in a row once, or be the same ones in two epochs."""
     check: Any = find_part("02/samples_of_epoch").check

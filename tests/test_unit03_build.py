@@ -70,6 +70,7 @@ def micro_means(case: Accumulating) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["accumulate", "accumulate_over_ranks"])
 def test_equal_trials_forgive_a_mean_of_means_and_uneven_ones_never_do(part: str) -> None:
     for seed in SEEDS if part == "accumulate" else (0, 1, 2):
@@ -266,6 +267,7 @@ def keeps_what_has_no_graph(model: nn.Module) -> None:
         assert len(kept) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "samples", "is_one"),
     [

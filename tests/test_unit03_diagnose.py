@@ -414,6 +414,7 @@ def asked(seed: int, plan: Callable[..., Any]) -> Observation:
     return Observation(trial, results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(50))
 def test_the_arithmetic_of_the_solution_is_right_in_all_settings(seed: int) -> None:
     seen = asked(seed, plan_of_the_solution())

@@ -102,6 +102,7 @@ def test_an_epoch_on_real_ranks_is_as_the_answers_say(skip: bool) -> None:
         assert len(reduced) == right["no_sync" if skip else "all_reduces"]
 
 
+@pytest.mark.slow
 def test_what_is_given_of_run_c_divides_and_ends_with_a_short_step() -> None:
     for given, right in (drawn("effective_batch", learner) for learner in EVERYBODY):
         copies, of_a_group = divmod(given["c"]["gpus"], given["c"]["degree"])
@@ -216,6 +217,7 @@ def test_the_library_scales_and_warms_up_as_the_answers_say(learner: str) -> Non
     assert rates[-1] == pytest.approx(right["sgd"])
 
 
+@pytest.mark.slow
 def test_an_epoch_of_images_divides_by_both_batches() -> None:
     for given, right in (drawn("scaled_rate", learner) for learner in EVERYBODY):
         assert given["images"] % given["batch"] == given["batch"] % given["base_batch"] == 0
@@ -308,6 +310,7 @@ def test_batches_cost_the_steps_that_the_answers_say(learner: str) -> None:
     assert 2 * after / before == pytest.approx(right["samples"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_some_batch_is_below_the_noise_scale_but_not_well_below() -> None:
     part = find_part("03/noise_scale").check
     assert isinstance(part, Questions)

@@ -67,6 +67,7 @@ def test_sgd_moves_the_weights_that_the_answers_leave_out(learner: str) -> None:
         assert (stepped.item() == weight) == (name in right["lost"])
 
 
+@pytest.mark.slow
 def test_sizes_of_updates_mislead() -> None:
     """The largest update is lost, the smaller ones are not all; the master needs some steps."""
     for given, right in (drawn("representable", learner) for learner in EVERYBODY):
@@ -204,6 +205,7 @@ def test_autocast_halves_what_the_answers_say() -> None:
         assert cast[name] == {torch.bfloat16 if name in right["halved"] else torch.float32}, name
 
 
+@pytest.mark.slow
 def test_the_budget_lies_between_gb_and_gib() -> None:
     """Whoever takes one for the other gets another answer, and no edge is near."""
     policies = {"half_only": 8, "mixed": 16, "mixed_fp32_grads": 18, "mixed_fp32_accumulation": 20}
@@ -302,6 +304,7 @@ def test_a_block_keeps_what_the_answers_say() -> None:
     assert with_dropout - masks / 1e6 == pytest.approx(right["layer"], rel=near)
 
 
+@pytest.mark.slow
 def test_what_saves_most_is_not_the_same_for_all() -> None:
     found = {drawn("activation_bytes", learner)[1]["most"] for learner in EVERYBODY}
     assert found == {"fused", "halved"}
@@ -387,6 +390,7 @@ def test_checkpoints_cost_the_flops_of_the_answers() -> None:
     assert 100 * (counts[1] / counts[0] - 1) == pytest.approx(right["flops"])
 
 
+@pytest.mark.slow
 def test_measured_times_are_as_checkpoints_make_them() -> None:
     """36 to 39 % more time, 26 to 28 % less throughput; and the best spacing is whole."""
     for given, right in (drawn("checkpoint_spacing", learner) for learner in EVERYBODY):
@@ -406,6 +410,7 @@ def test_values_can_be_drawn_for_everybody(symbol: str) -> None:
     assert len({repr(check.given(symbol, learner)) for learner in EVERYBODY}) > 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_right_and_wrong_are_told_apart_for_many_learners(symbol: str) -> None:
     answers = known(symbol)
@@ -416,6 +421,7 @@ def test_right_and_wrong_are_told_apart_for_many_learners(symbol: str) -> None:
             assert not answers.objections(answer, report), (seed, answer, report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symbol", SYMBOLS)
 def test_no_message_gives_the_right_number_away(symbol: str) -> None:
     """What is said after the learner's own answer, of all wrong answers that are known."""

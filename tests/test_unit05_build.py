@@ -123,6 +123,7 @@ def test_what_is_done_twice_is_a_fault_where_it_sends() -> None:
 # What is measured ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_alive_counts_each_storage_as_long_as_somebody_has_it() -> None:
     with Alive() as alive:
         flat = torch.zeros(100)

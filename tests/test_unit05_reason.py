@@ -50,6 +50,7 @@ def test_the_papers_table_comes_out() -> None:
     assert right["floor"] == 30
 
 
+@pytest.mark.slow
 def test_what_fits_is_neither_all_nor_nothing_and_units_matter() -> None:
     budgets, gib = Counter[int](), 0
     for given, right in (drawn("states", learner) for learner in EVERYBODY):
@@ -74,6 +75,7 @@ def test_policies_of_the_answers_are_those_of_the_library() -> None:
         assert right["ranks"][3] < right["ranks"][0] <= right["ranks"][1] <= right["ranks"][2]
 
 
+@pytest.mark.slow
 def test_texts_use_all_four_policies() -> None:
     found = Counter(drawn("four_answers", learner)[1]["policy"] for learner in EVERYBODY)
     assert len(found) == 4
@@ -143,6 +145,7 @@ def test_ddp_reduces_once_and_its_zero_optimizer_broadcasts() -> None:
     assert zero["broadcast"] >= RANKS  # each rank hands out what it has stepped
 
 
+@pytest.mark.slow
 def test_events_stand_in_an_order_that_gives_nothing_away() -> None:
     orders = {tuple(drawn("moments", learner)[1]["order"]) for learner in EVERYBODY}
     assert len(orders) > 90

@@ -107,6 +107,7 @@ def test_a_level_takes_as_long_as_it_should(unit: str, level: str) -> None:
 # The form of notebooks -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_notebooks_are_normalised(tmp_path: Path) -> None:
     for folder in WRITTEN_BY_HAND:
         shutil.copytree(folder, tmp_path / folder.name)
@@ -173,6 +174,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken_links(path)
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere_in_a_learners_copies(tmp_path: Path) -> None:
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, tmp_path / name)

@@ -77,6 +77,7 @@ def test_a_control_that_moves_changes_the_picture_and_its_words(name: str) -> No
         assert f'<img alt="{html.escape(explorer.figure.alt_text)}"' in picture(explorer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "draw"), [(step_ring, ring), (step_tree, tree)])
 def test_a_stepper_shows_the_figure_of_its_step(
     step: Callable[[int], Explorer], draw: Callable[[int, int], Any]
@@ -111,6 +112,7 @@ def test_a_tree_can_be_stepped_for_one_operation() -> None:
     assert explorer.figure.alt_text.startswith("Broadcast among 4 ranks: at the start.")
 
 
+@pytest.mark.slow
 def test_the_explorer_draws_what_its_sliders_say() -> None:
     explorer = explore_crossover()
     assert explorer.figure.alt_text == crossover(8, 5e-6, 50e9, size=1e6).alt_text
@@ -149,6 +151,7 @@ def test_an_algorithm_is_hidden_and_shown_by_its_box() -> None:
     assert "At 1.00 MB: tree 300 µs." in explorer.figure.alt_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "typed", "value", "shown"),
     [
@@ -175,6 +178,7 @@ def test_a_dial_takes_any_value_that_is_typed(
     assert (dial.slider.label, dial.slider.value) == nearest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "typed", "words"),
     [
@@ -204,6 +208,7 @@ def test_a_dial_says_what_is_wrong_and_stays_where_it_is(
     assert explorer.figure.alt_text != before
 
 
+@pytest.mark.slow
 def test_every_control_has_a_name_that_reaches_the_page() -> None:
     """What JupyterLab ties to a field or a box is its description; sliders have none there."""
     explorer = explore_crossover()
@@ -221,6 +226,7 @@ def test_every_control_has_a_name_that_reaches_the_page() -> None:
     assert (dial.value, dial.slider.value) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_moved_slider_redraws_soon(name: str) -> None:
     explorer = WIDGETS[name]()

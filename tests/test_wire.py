@@ -125,6 +125,7 @@ def _barrier() -> Times:
     return timed({"barrier": dist.barrier, "monitored_barrier": dist.monitored_barrier})
 
 
+@pytest.mark.slow
 def test_barriers_and_what_runs_over_two_nodes() -> None:
     cluster = Cluster(2, 2, Link(1e-3, 1e6), Link(50e-3, 1e6))
     both = predict.collective_seconds("barrier", 0, cluster)
@@ -318,6 +319,7 @@ def _two_levels() -> Times:
     return timed({"both": works.get(rank, lambda: None)})
 
 
+@pytest.mark.slow
 def test_a_rank_has_a_port_in_the_node_and_one_out_of_it() -> None:
     cluster = Cluster(2, 2, LINK, Link(5e-3, 0.5e6))
     expected = {"both": cluster.inter.seconds(SIZE)}  # the other message is quicker
@@ -336,6 +338,7 @@ def _slow() -> Times:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_slowdown_stretches_everything() -> None:
     ring = 10 * predict.ring_all_reduce_seconds(SIZE / 10, 2, LINK)
     expected = {"all_reduce": ring, "ring": ring, "compute": 0.1}
@@ -364,6 +367,7 @@ def _results() -> list[torch.Tensor]:
     return [*results, part]
 
 
+@pytest.mark.slow
 def test_results_are_those_without_a_cluster() -> None:
     emulated = dtlab.launch(_results, cluster=Cluster(1, 3, Link(1e-4, 1e8))).values
     plain = dtlab.launch(_results, world_size=3).values
@@ -496,12 +500,14 @@ def _off(trace: dtlab.Trace) -> float:
     return max(abs(traced / emulated - 1) for traced, emulated in times)
 
 
+@pytest.mark.slow
 def test_the_trace_says_what_was_emulated() -> None:
     """In one of a few launches: the machine may have had too much else to do."""
     launches = (dtlab.launch(_for_the_trace, cluster=Cluster(1, 2, LINK)) for _ in range(4))
     assert any(_off(run.trace) < 0.2 for run in launches)
 
 
+@pytest.mark.slow
 def test_without_trace_and_watcher_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")
     ring = 10 * predict.ring_all_reduce_seconds(SIZE / 10, 2, LINK)
@@ -514,6 +520,7 @@ def _cycle() -> None:
     dist.recv(torch.empty(4), 1 - dist.get_rank())
 
 
+@pytest.mark.slow
 def test_a_deadlock_is_told_at_once() -> None:
     with pytest.raises(dtlab.DeadlockError) as caught:
         dtlab.launch(_cycle, cluster=Cluster(1, 2, LINK))
@@ -547,6 +554,7 @@ def _where() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in names)
 
 
+@pytest.mark.slow
 def test_ranks_know_their_seat() -> None:
     fast = Link(1e-6, 1e9)
     run = dtlab.launch(_where, world_size=5, cluster=Cluster(2, 3, fast, fast))

@@ -115,6 +115,7 @@ def same(got: dict[str, Params], wanted: dict[str, Params], **tolerance: float) 
 CLOSE = {"rtol": 1e-3, "atol": 3e-5}
 
 
+@pytest.mark.slow
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("stage", STAGES)
@@ -196,6 +197,7 @@ def branches(wrap: Wrap, whole: bool, ranks: int) -> Params:
     return [one.detach().clone() for one in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("cap", [TINY / 10, slow(None)])
 def test_what_no_rank_uses_is_not_stepped(stage: int, cap: float | None) -> None:
@@ -217,6 +219,7 @@ def without_a_gradient(stage: int) -> Params:
     return [one.detach().clone() for one in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_rank_without_a_gradient_counts_as_zero(stage: int) -> None:
     model = made("mlp")
@@ -259,6 +262,7 @@ def scheduled(wrap: Wrap, share: bool, ranks: int, norm: float) -> tuple[Params,
     return [one.detach().clone() for one in model.parameters()], norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [2.0, slow(float("inf"))])
 @pytest.mark.parametrize("stage", STAGES)
 def test_schedules_groups_and_clipping(stage: int, norm: float) -> None:
@@ -279,6 +283,7 @@ def clips_beside(stage: int) -> float:
     return float(optimizer.clip_grad_norm_(0.1))
 
 
+@pytest.mark.slow
 def test_clips_gradients_that_are_averaged_already() -> None:
     model = made("mlp")
     inputs, labels = batch(0, 12, False)
@@ -305,6 +310,7 @@ def accumulated(stage: int, how: str) -> tuple[Params, int]:
     return [one.detach().clone() for one in model.parameters()], held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("how", ["each", "silent", slow("all silent"), slow("accumulate")])
 def test_microbatches_add_up(stage: int, how: str) -> None:
@@ -353,6 +359,7 @@ def recomputed(stage: int, reentrant: bool) -> Params:
     return [one.detach().clone() for one in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_count_once(stage: int, reentrant: bool) -> None:
@@ -387,6 +394,7 @@ def broken_off(stage: int) -> Params:
     return [one.detach().clone() for one in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_pass_that_was_broken_off_leaves_nothing_behind(stage: int) -> None:
     model = made("mlp")
@@ -415,6 +423,7 @@ def with_closure(stage: int) -> tuple[float, bool, bool]:
     return loss, moved, torch.equal(after[0], next(model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_closure_is_run_and_a_step_uses_gradients_up(stage: int) -> None:
     inputs, labels = batch(0, 4, False)
@@ -439,6 +448,7 @@ def in_a_group(stage: int) -> Params:
     return [one.detach().clone() for one in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_shares_within_a_group(stage: int) -> None:
     model = made("mlp", 1)
@@ -483,6 +493,7 @@ def rounded(ranks: int, share: bool) -> Params:
     return [one.detach().clone() for one in own]
 
 
+@pytest.mark.slow
 def test_master_weights_are_stepped_and_rounded() -> None:
     """Bit by bit: gradients are divided in bfloat16, and rounded once more after their sum."""
     wanted = rounded(2, share=False)
@@ -502,6 +513,7 @@ def taken_over() -> tuple[bool, bool]:
     return kept, all(torch.equal(one, other[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_parameters_that_are_loaded_become_the_masters() -> None:
     assert dtlab.launch(taken_over, world_size=2).values == [(True, True)] * 2
 
@@ -543,6 +555,7 @@ RING = {"all_gather": collectives.ring_all_gather,
         "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(2), slow(3), 4])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("more", [{}, slow(RING)])
@@ -585,6 +598,7 @@ def held(stage: int, master: bool) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), slow(3), 4])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("master", [False, slow(True)])
@@ -628,6 +642,7 @@ def slow_backward() -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_buckets_travel_while_backward_goes_on() -> None:
     """From the second step on also with groups, of which the first is full last."""
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
@@ -661,6 +676,7 @@ def half_way(
     return {"model": model.state_dict(), "optimizer": optimizer.full_state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
     ("key", "name"), [("AdamW", "frozen"), slow("SGD", "few"), slow("Adam", "few")]
@@ -735,6 +751,7 @@ def _stored(thing: Any) -> Any:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [slow(1), 2])
 def test_a_shard_is_saved_and_loaded_with_its_master_weights(stage: int) -> None:
     for shard, whole, text in dtlab.launch(of_one_shard, stage, world_size=3).values:
@@ -810,6 +827,7 @@ def all_tried() -> dict[str, str]:
     return said
 
 
+@pytest.mark.slow
 def test_optimizers_that_work_element_by_element() -> None:
     for name, text in dtlab.launch(all_tried, world_size=1).values[0].items():
         if name.startswith("right"):
@@ -900,6 +918,7 @@ def all_refused() -> dict[str, str]:
     return {says: refused(call) for says, call in REFUSED.items()}
 
 
+@pytest.mark.slow
 def test_what_does_not_go_is_said() -> None:
     for values in dtlab.launch(all_refused, world_size=2).values:
         for says, text in values.items():
