@@ -26,6 +26,8 @@ AGAIN = { [ $$? = 1 ] && echo "Once more, alone:" && \
   $(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1; }
 FIRST := notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: lab check test bench mutants grading notebooks exercises clean
 
