@@ -1,0 +1,131 @@
+"""07/one_slow_stage: what caps a pipeline, read off a trace, and a cut that lifts the cap.
+
+`one_slow_stage(trace, goal)` is asked for three traces (`slow_cases`). What it answers is compared
+with the seconds of which the traces were made; so nothing depends on how busy the machine is. The
+first cut is then run with stand-ins on an emulated cluster, and the report says what that gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.parts import Part
+from dtlab.grading.unit07.slow_cases import Said, answers_of, runs_of, trials
+from dtlab.grading.unit07.slow_layers import Layers
+
+__all__ = ["ONE_SLOW_STAGE"]
+
+_NEAR = 0.02  # of a ceiling
+_BEST = 1.002  # times the best cut's slowest stage: rounding
+_SPARE = 1  # microbatches more than the fewest
+_CLOSE = 1e-9
+_WAITS = blocked("judged once one_slow_stage returns a dict that can be read")
+
+Objection = Callable[[Layers, Said], str]
+
+
+def _judge(keys: set[str], right: str, objection: Objection, *, is_first: bool = False) -> Judge:
+    """Judges what is said under these keys; the first criterion has to do with the form too."""
+
+    def judge(seen: Seen) -> Verdict:
+        if seen[0].mistakes:
+            return lost(seen[0].mistakes[0]) if is_first else _WAITS
+        for words, layers, said in answers_of(seen):
+            odd = next((key for key in said.odd if key in keys), "")
+            wrong = f'"{odd}" {said.odd[odd]}.' if odd else objection(layers, said)
+            if wrong:
+                return lost(f"{words}: {wrong}")
+        return ok(right)
+
+    return judge
+
+
+def _another_stage(layers: Layers, said: Said) -> str:
+    if said.stage == layers.slow:
+        return ""
+    why = "Which one is never idle once the first step is over?"
+    if said.stage == layers.compiles:
+        why = "It takes long in the first step, and never again."
+    return f"stage {said.stage} is not what the others wait for. {why}"
+
+
+def _another_ceiling(layers: Layers, said: Said) -> str:
+    right = layers.ceiling(layers.even)
+    if abs(said.ceiling - right) <= _NEAR * right:
+        return ""
+    return (
+        f"with this cut it can never be {said.ceiling:.2f} times as fast as one rank, nor does it "
+        "stop there. From the second microbatch on, how often does one come out?"
+        if said.ceiling > right
+        else f"with this cut more microbatches bring more than {said.ceiling:.2f} times one rank."
+    )
+
+
+def _a_slower_cut(layers: Layers, said: Said) -> str:
+    times, best = layers.times(said.cut), max(layers.times(layers.best))
+    if max(times) <= _BEST * best:
+        return ""
+    return (
+        f"in {said.cut} stage {times.index(max(times))} takes {max(times) / best:.2f} times as "
+        "long as the slowest stage of the best cut. What do layers cost once kernels are "
+        "compiled, and are all cuts compared?"
+    )
+
+
+def _too_few(layers: Layers, said: Said) -> str:
+    got = layers.speedup(said.cut, said.num_microbatches)
+    if got >= layers.goal - _CLOSE:
+        return ""
+    return (
+        f"{said.num_microbatches} microbatches with your cut are {got:.2f} times as fast as one "
+        f"rank, and {layers.goal:g} is the goal. With this cut the most is "
+        f"{layers.ceiling(said.cut):.2f}."
+    )
+
+
+def _too_many(layers: Layers, said: Said) -> str:
+    fewest = layers.fewest(said.cut)
+    if fewest is None or said.num_microbatches <= fewest + _SPARE:
+        return ""
+    return (
+        f"with your cut fewer than {said.num_microbatches} microbatches are {layers.goal:g} "
+        "times as fast as one rank. Smaller microbatches make slower kernels."
+    )
+
+
+def _judge_goal(seen: Seen) -> Verdict:
+    verdict = _judge({"cut", "num_microbatches"}, "as simulated, in all three", _too_few)(seen)
+    if verdict.status != "ok" or len(seen) < 2 or seen[1].error is not None:
+        return verdict
+    measured = min(seen[1].results[0])
+    return ok(f"{verdict.message}; stand-ins on an emulated cluster: {measured:.2f} times")
+
+
+def _judge_fewest(seen: Seen) -> Verdict:
+    if _judge_goal(seen).status != "ok":
+        return blocked("judged once the goal is reached")
+    return _judge({"num_microbatches"}, "no fewer would do", _too_many)(seen)
+
+
+ONE_SLOW_STAGE = Part(
+    name="07/one_slow_stage",
+    level=3,
+    title="One slow stage",
+    symbol="one_slow_stage",
+    grade_id="one_slow_stage-check",
+    minutes=30,
+    difficulty=2,
+    check=Check(
+        trials=trials,
+        then=runs_of,
+        rules=(
+            Rule("stage", 2, _judge({"stage"}, "it caps each", _another_stage, is_first=True)),
+            Rule("ceiling", 2, _judge({"ceiling"}, "sum / max", _another_ceiling)),
+            Rule("cut", 3, _judge({"cut"}, "none has a faster slowest stage", _a_slower_cut)),
+            Rule("goal", 3, _judge_goal),
+            Rule("fewest", 1, _judge_fewest),
+        ),
+    ),
+)

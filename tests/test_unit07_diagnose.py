@@ -1,0 +1,245 @@
+"""Unit 07, Level III: settings teach what they should, and programs show what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import nbformat
+import pytest
+
+from dtlab.grading import find_part
+from dtlab.grading.checking.trials import observe
+from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.scripts.symptoms import Scene
+from dtlab.grading.unit07.budget_cases import Planned
+from dtlab.grading.unit07.budget_settings import (
+    Setting,
+    between,
+    draw_settings,
+    library,
+    needs_of,
+)
+from dtlab.grading.unit07.diagnose import PARTS, UNSYNCHRONISED
+from dtlab.grading.unit07.replicas_cases import Replica
+from dtlab.grading.unit07.replicas_symptoms import SYMPTOMS
+from dtlab.grading.unit07.slow_layers import Layers, draw_layers, events_of, filled, rows_of
+from dtlab.predict import peak_in_flight
+from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
+from dtlab.trace import Trace
+
+NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
+STORIES = ("ZB-H1", "2 chunks", "ZB-H2")
+assert isinstance(UNSYNCHRONISED.check, MendScript)
+CHECK = UNSYNCHRONISED.check
+seeds = pytest.mark.parametrize("seed", range(5))
+
+
+def cells() -> dict[str, str]:
+    return {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
+
+
+def within(one: Setting) -> set[str]:
+    """The schedules of the library that keep within a setting's limits."""
+    return {
+        plan.name for plan in library(one) if plan.held <= one.memory and plan.seconds <= one.step
+    }
+
+
+# 07/budget -------------------------------------------------------------------------------------
+
+
+@seeds
+def test_each_setting_has_one_schedule_of_the_library_and_the_last_has_none(seed: int) -> None:
+    *three, last = draw_settings(Random(seed))
+    assert [within(one) for one in three] == [{story} for story in STORIES]
+    assert not within(last)
+
+
+@seeds
+def test_what_lies_between_keeps_within_the_last_setting(seed: int) -> None:
+    last = draw_settings(Random(seed))[-1]
+    found = []
+    for count in range(1, last.samples + 1):
+        for held in range(last.ranks, 2 * last.ranks):
+            if last.samples % count == 0:
+                seconds, samples = needs_of(last.given, between(last.ranks, count, held))
+                found += [held] if seconds <= last.step and samples <= last.memory else []
+    assert found
+    assert not {last.ranks, 2 * last.ranks - 1} & set(found)
+
+
+@seeds
+def test_obvious_choices_fail_by_what_they_are_known_for(seed: int) -> None:
+    weights = draw_settings(Random(seed))[0]
+    for make, misses in ((gpipe, "memory"), (one_f_one_b, "step"), (zb_h2, "memory")):
+        most = needs_of(weights.given, make(weights.ranks, weights.samples))
+        if misses == "step":
+            assert most[0] > weights.step
+        else:
+            fast = [
+                needs_of(weights.given, make(weights.ranks, count))
+                for count in range(1, weights.samples + 1)
+                if weights.samples % count == 0
+            ]
+            assert all(held > weights.memory for seconds, held in fast if seconds <= weights.step)
+
+
+def test_a_step_in_seconds_by_hand() -> None:
+    """Two ranks, two microbatches of one sample: F 2, B 4 seconds, of which 1 and 1 are fixed."""
+    one = Setting(2, 2, 1.0, 1.0, 2.0, 1.0, 0.0)
+    assert needs_of(one.given, one_f_one_b(2, 2)) == (3 * (2 + 4), 2)
+    assert needs_of(one.given, gpipe(2, 1)) == (2 * (3 + 7), 2)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_between_begins_with_h1_and_ends_with_h2(ranks: int) -> None:
+    assert between(ranks, 9, ranks) == zb_h1(ranks, 9)
+    assert between(ranks, 9, 2 * ranks - 1) == zb_h2(ranks, 9)
+    for held in range(ranks, 2 * ranks):
+        validate(between(ranks, 12, held), ranks, 12)
+        assert peak_in_flight(between(ranks, 12, held)) == [held] * ranks
+
+
+def test_other_seeds_ask_about_other_settings() -> None:
+    (budget, _, slow) = (part.check for part in PARTS)
+    for check in (budget, slow):
+        asked = {str([case.given(0, 1) for case in check.trials(seed)[0].cases])
+                 for seed in range(5)}  # fmt: skip
+        assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (None, "no schedule"),
+        ([["0F0"]], "1 rows"),
+        ([["0F0", "0B0"], ["1B0", "1F0"]], "order"),
+        (one_f_one_b(2, 3), "cannot be cut evenly"),
+        ([["0F0", "1F0", "1B0", "0B0"], ["2F0", "2B0"]], "as many stages"),
+        (one_f_one_b(2, 5000), "a schedule of 20,000 actions"),
+    ],
+)
+def test_what_cannot_be_run_is_told_so(found: object, why: str) -> None:
+    case = Planned(Setting(2, 4, 1.0, 1.0, 1.0, 0.0, 0.0))
+    seen = case.opened(case.on_rank(lambda _: found, case.given(0, 1)))
+    assert why in case.mistake([seen])
+
+
+# 07/unsynchronised -----------------------------------------------------------------------------
+
+
+def test_the_notebook_shows_the_program_line_by_line() -> None:
+    shown, own = cells()["unsynchronised-program"].splitlines(), numbered(CHECK.broken)
+    assert len(shown) == len(own)
+    for ours, theirs in zip(own, shown, strict=True):
+        if "def " not in ours:
+            assert ours == theirs
+    for line in CHECK.lines:
+        number = next(n for n, text in enumerate(own, 1) if line in text)
+        for said in (line, number):
+            assert judge_line(CHECK.broken, said, CHECK.lines, "").status == "ok"
+
+
+def test_the_notebook_lists_the_symptoms() -> None:
+    table = cells()["unsynchronised-text"]
+    for name, symptom in SYMPTOMS.items():
+        assert f'| `"{name}"` | {symptom.words} |' in table
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
+    from dtlab.grading.unit07.replicas_script import build
+
+    case = Replica(0, 9, num_stages)
+    sizes = [sum(one.nbytes for one in stage.parameters()) for stage in build(9, num_stages)]
+    assert [case.bytes_of(stage) for stage in range(num_stages)] == sizes
+
+
+@pytest.mark.slow
+def test_the_broken_program_shows_its_symptom_and_no_other(warm: None) -> None:
+    one = observe(CHECK.scene, CHECK.broken)
+    assert one.error is None, one.trouble
+    scene = Scene(one, CHECK.optimizer)
+    found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}
+    assert found == {"first apart"}
+    proof = CHECK.proof
+    assert proof is not None
+    assert proof.measure(scene)["bytes"] == 8320
+    assert proof.judge(8320, scene).status == "ok"
+
+
+# 07/one_slow_stage -----------------------------------------------------------------------------
+
+four_or_three = pytest.mark.parametrize(("ranks", "goal"), [(4, 3.4), (3, 2.6)])
+
+
+@four_or_three
+@seeds
+def test_layers_are_slow_at_first_and_a_greedy_cut_is_not_the_best(
+    seed: int, ranks: int, goal: float
+) -> None:
+    one = draw_layers(Random(seed), ranks, goal)
+    assert 1.15 < one.speedup(one.even, 4) < 1.25
+    fewest = one.fewest(one.best)
+    assert fewest is not None
+    assert one.speedup(one.best, fewest) >= goal > one.speedup(one.best, fewest - 1)
+    assert goal < one.ceiling(filled(one.seconds, ranks)) < one.ceiling(one.best)
+
+
+@four_or_three
+def test_a_trace_says_what_its_layers_take_once_kernels_are_compiled(
+    ranks: int, goal: float
+) -> None:
+    one = draw_layers(Random(0), ranks, goal)
+    trace = Trace(events_of(rows_of(one)))
+    assert trace.world_size == ranks
+    found: dict[int, dict[int, float]] = {0: {}, 1: {}, 2: {}}
+    for event in trace.events:
+        if event.name == "layer":
+            step, layer = event.extra["step"], event.extra["layer"]
+            found[step][layer] = found[step].get(layer, 0.0) + event.end - event.start
+    for step in (1, 2):
+        for layer, seconds in enumerate(one.seconds):
+            assert found[step][layer] == pytest.approx(4 * seconds)
+    totals = [sum(found[step][n] for step in found for n in part) for part in one.even]
+    assert totals.index(max(totals)) == one.compiles != one.slow
+
+
+def test_the_ceiling_is_where_more_microbatches_lead() -> None:
+    one = Layers((0.003, 0.001, 0.001, 0.001), 2, 1.4, 0)
+    assert one.even == [[0, 1], [2, 3]]
+    assert one.ceiling(one.even) == pytest.approx(1.5)
+    assert one.speedup(one.even, 400) == pytest.approx(1.5, rel=0.01)
+    assert one.best == [[0], [1, 2, 3]]
+    assert one.fewest(one.best) == 3  # 3 x 6 / (6 + 2 x 3) = 1.5, and 2 are 12 / 9
+    assert one.fewest(one.even) == 7
+
+
+@pytest.mark.slow
+def test_a_cut_by_cost_is_faster_on_an_emulated_cluster(warm: None) -> None:
+    """The sign, over and over: by far less than what is simulated, for a busy machine's sake."""
+    import dtlab
+    from dtlab.grading.unit07.slow_training import stage_step
+
+    near = dtlab.Link(2e-5, 12.5e9)
+    cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=near)
+    for seed in range(3):
+        one = draw_layers(Random(seed), 4, 3.4)
+
+        def times(cut: list[list[int]], count: int, one: Layers = one) -> float:
+            run: Callable[..., float] = stage_step
+            done = dtlab.launch(run, cut, one.seconds, count, world_size=4, cluster=cluster)
+            return count * sum(one.seconds) / max(done.values)
+
+        assert times(one.best, 24) > 1.2 * times(one.even, 4)
+
+
+# The level -------------------------------------------------------------------------------------
+
+
+def test_the_level_has_its_parts_in_order() -> None:
+    assert all(find_part(part.name) is part for part in PARTS)
+    assert 60 <= sum(part.minutes for part in PARTS) <= 90
