@@ -1,0 +1,196 @@
+"""Unit 06, Level II: what its judges hold for right is what PyTorch's own modules compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dtlab
+from dtlab.grading import find_part
+from dtlab.grading.unit06.build import PARTS
+from dtlab.grading.unit06.column import COLUMN, Column
+from dtlab.grading.unit06.heads import ATTENTION, OfAttention, Refusing
+from dtlab.grading.unit06.linear import LinearCase
+from dtlab.grading.unit06.mlp import MLP, OfMLP
+from dtlab.grading.unit06.passes import PRODUCT, Pass, difference
+from dtlab.grading.unit06.products import mark_products
+from dtlab.grading.unit06.row import ROW, Row
+from dtlab.training.models import Attention, GPTConfig
+
+
+def cases(part: Any, seed: int = 0) -> list[Any]:
+    """All cases of a part that are tried with this seed."""
+    return [case for trial in part.check.trials(seed) for case in trial.cases]
+
+
+# What is tried ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
+    plans = [part.check.trials(seed) for seed in range(10)]
+    assert len({str(plan) for plan in plans}) == 10
+    for plan in plans:
+        assert {trial.world_size for trial in plan} == {1, 2, 3, 4} - ({2} & missing(part))
+        grouped = [case for trial in plan for case in trial.cases if case.groups]
+        assert grouped
+        assert all(case.topic == "group" for case in grouped)
+
+
+def missing(part: Any) -> set[int]:
+    """Numbers of ranks that are tried as groups of four only."""
+    return {2} if part is COLUMN else set()
+
+
+@pytest.mark.parametrize("part", [COLUMN, ROW], ids=lambda part: part.name)
+def test_ranks_do_not_divide_what_they_share(part: Any) -> None:
+    for seed in range(20):
+        for case in cases(part, seed):
+            assert isinstance(case, LinearCase)
+            shared = case.outputs if isinstance(case, Column) else case.inputs
+            assert shared % 2
+            assert shared > 4
+
+
+def test_an_uneven_mlp_is_uneven_and_the_others_are_not() -> None:
+    for seed in range(20):
+        for trial in MLP.check.trials(seed):  # type: ignore[attr-defined]
+            for case in trial.cases:
+                ranks = len(case.groups[0]) if case.groups else trial.world_size
+                assert bool(case.inner % ranks) == (case.topic == "uneven")
+
+
+def test_refused_are_heads_that_do_not_divide_and_no_others() -> None:
+    for seed in range(20):
+        for trial in ATTENTION.check.trials(seed):  # type: ignore[attr-defined]
+            for case in trial.cases:
+                ranks = len(case.groups[0]) if case.groups else trial.world_size
+                fits = not case.heads % ranks and not case.kv_heads % ranks
+                assert fits == (not isinstance(case, Refusing))
+                assert case.hidden == case.heads * case.head_size
+
+
+# The judge in one process ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_shards_of_column_side_by_side_and_of_row_added_up_are_the_dense_layer(ranks: int) -> None:
+    column, row = Column(1, "output", bias=True), Row(1, "output", bias=True)
+    tensors, gradients = column.of_group(0)
+    parts = [column.cut(tensors, place, ranks) for place in range(ranks)]
+    torch.testing.assert_close(
+        torch.cat([F.linear(p.x, p.weight, p.bias) for p in parts], -1), tensors.y
+    )
+    backs = [column.cut(gradients, place, ranks) for place in range(ranks)]
+    torch.testing.assert_close(
+        sum((b.y @ p.weight for b, p in zip(backs, parts, strict=True)), torch.zeros(())).double(),
+        gradients.x,
+    )
+    tensors, gradients = row.of_group(0)
+    parts = [row.cut(tensors, place, ranks) for place in range(ranks)]
+    products = torch.stack([p.x @ p.weight.t() for p in parts]).sum(0)
+    assert tensors.bias is not None
+    torch.testing.assert_close(products + tensors.bias, tensors.y)
+    torch.testing.assert_close(
+        torch.cat([row.cut(gradients, place, ranks).x for place in range(ranks)], -1),
+        gradients.x,
+    )
+
+
+def test_the_dense_mlp_is_pytorchs() -> None:
+    case = OfMLP(3, "output")
+    whole, (x, back) = case.whole(0), case.x(0)
+    mlp = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)).double()
+    for parameter, tensor in zip(mlp.parameters(), whole.values(), strict=True):
+        parameter.data.copy_(tensor)
+    y = mlp(x.requires_grad_())
+    y.backward(back)
+    expected = case.of_group(0)
+    torch.testing.assert_close(y, expected[0])
+    torch.testing.assert_close(x.grad, expected[1])
+    for parameter, gradient in zip(mlp.parameters(), expected[2].values(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_dense_attention_is_that_of_the_models_and_groups_repeat_keys() -> None:
+    case = OfAttention(4, "output", hidden=8, heads=4, kv_heads=4, head_size=2)
+    whole, (x, _) = case.whole(0), case.x(0)
+    model = Attention(GPTConfig(width=8, num_heads=4)).double()
+    for parameter, tensor in zip(model.parameters(), whole.values(), strict=True):
+        parameter.data.copy_(tensor)
+    torch.testing.assert_close(case.dense(x, whole), model(x))
+    few = OfAttention(4, "grouped", hidden=8, heads=4, kv_heads=2, head_size=2)
+    whole = few.whole(0)
+
+    def repeated(name: str) -> Tensor:
+        q, k, v = torch.split(whole[name], few.pieces)
+        k, v = (
+            one.reshape(2, 2, *one.shape[1:]).repeat_interleave(2, 0).flatten(0, 1)
+            for one in (k, v)
+        )
+        return torch.cat([q, k, v])
+
+    many = {**whole, **{name: repeated(name) for name in ("qkv_weight", "qkv_bias")}}
+    torch.testing.assert_close(few.dense(x, whole), case.dense(x, many))
+
+
+def test_a_rank_is_given_nothing_of_the_others() -> None:
+    for part in PARTS:
+        for trial in part.check.trials(0):  # type: ignore[attr-defined]
+            for case in trial.cases:
+                assert isinstance(case, Pass)
+                given = case.given(0, trial.world_size).values()
+                assert case.seed not in [one for one in given if isinstance(one, int)]
+
+
+# What is measured ------------------------------------------------------------------------------
+
+
+class OwnBackward(torch.autograd.Function):
+    """Two products in forward, two in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return torch.einsum("bo,oi->bi", gradient, weight), gradient.t() @ x
+
+
+def products_of_backward() -> tuple[int, int]:
+    x, weight = (torch.ones(size, 2, requires_grad=True) for size in (3, 4))
+    y = OwnBackward.apply(x, weight)  # type: ignore[no-untyped-call]
+    mark_products(y)
+    y.sum().backward()
+    return x.grad is not None, (x @ weight.t()).numel()
+
+
+def test_products_of_a_backward_in_python_are_marked_and_none_behind_it() -> None:
+    run = dtlab.launch(products_of_backward, world_size=1)
+    assert run.values == [(True, 12)]
+    assert run.trace is not None
+    assert [event.name for event in run.trace.events] == [PRODUCT, PRODUCT]
+
+
+def test_differences_in_words() -> None:
+    ones = torch.ones(2, 3, dtype=torch.float64)
+    assert difference(ones, ones, {}) == ""
+    assert difference(None, ones, {}) == "is not there"
+    assert difference(ones[0], ones, {}) == "has the shape [3], not [2, 3]"
+    assert difference(2 * ones, ones, {"twice": 2 * ones}) == "is twice"
+    assert difference(1.5 * ones, ones, {"twice": 2 * ones}) == "is off by up to 0.5"
+    assert difference("y", ones, {}) == "is str, not a tensor"
+
+
+def test_the_parts_are_those_of_the_catalogue() -> None:
+    assert [part.symbol for part in PARTS if not part.stretch] == [
+        "f", "g", "column_linear", "row_linear", "ParallelMLP",
+    ]  # fmt: skip
+    assert all(find_part(part.name) is part for part in PARTS)
