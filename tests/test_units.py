@@ -29,7 +29,6 @@ PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 UNDER_WAY = {  # units that are being written, and what there is of them
     "06_tensor_parallelism": ("lesson", "level-1", "level-2"),
-    "07_pipeline_parallelism": ("lesson", "level-1", "level-3"),
 }
 EFFORT = {1: (20, 30), 2: (45, 75), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]

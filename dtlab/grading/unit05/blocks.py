@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from dtlab.grading.checking.faults import Faulty
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.unit05.faults import Faulty
 
 if TYPE_CHECKING:
     import torch

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import judge
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.unit05.faults import judge
 from dtlab.grading.unit05.runs_cases import ShardedRun
 from dtlab.grading.unit05.runs_judges import (
     also,

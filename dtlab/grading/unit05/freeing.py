@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.blocks import OnBlock, alike, draw_blocks
-from dtlab.grading.unit05.faults import FINISHED, Fault, Noted, judge
 from dtlab.grading.unit05.gathering import expected_gradients
+from dtlab.grading.unit05.ready_made import FINISHED
 
 __all__ = ["FREE"]
 

@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.blocks import LARGE, OnBlock, alike, draw_blocks, flat_of, off_from
-from dtlab.grading.unit05.faults import FINISHED, Fault, Noted, judge, traffic
+from dtlab.grading.unit05.ready_made import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

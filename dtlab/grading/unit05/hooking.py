@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit05.faults import FINISHED, Fault, Faulty, Noted, judge
+from dtlab.grading.unit05.ready_made import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor

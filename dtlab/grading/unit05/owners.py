@@ -9,13 +9,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
 from dtlab.grading.unit05.blocks import LARGE, OnBlock, draw_blocks, flat_of, lay
-from dtlab.grading.unit05.faults import FINISHED, Fault, Noted, judge, traffic
+from dtlab.grading.unit05.ready_made import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

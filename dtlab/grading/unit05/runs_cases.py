@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.unit05.faults import Fault, Faulty, Noted
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
+from dtlab.grading.checking.faults import Noted
 from dtlab.grading.questions.kinds import Mistake, Number
 from dtlab.grading.scripts.mend import Proof
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptom
-from dtlab.grading.unit05.faults import Noted
 from dtlab.grading.unit05.runs_cases import (
     REDUCES,
     ShardedRun,

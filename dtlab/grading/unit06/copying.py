@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups, members_of
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit05.faults import Fault, Noted, judge
 from dtlab.grading.unit06.passes import (
     FINISHED,
     FORWARD,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import judge
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit05.faults import judge
 from dtlab.grading.unit06.modules import ModuleCase, Shards, shape_of
 from dtlab.grading.unit06.passes import wrong_calls
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dtlab.grading.checking.faults import Fault, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import members_of
-from dtlab.grading.unit05.faults import Fault, Noted
 from dtlab.grading.unit06.passes import (
     FINISHED,
     FORWARD,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import judge
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit05.faults import judge
 from dtlab.grading.unit06.linear import LinearCase, Tensors
 from dtlab.grading.unit06.passes import Calls, wrong_calls
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtlab.grading.parts import Part
-from dtlab.grading.unit07 import diagnose, reason
+from dtlab.grading.unit07 import build, diagnose, reason
 
 __all__ = ["PARTS"]
 
-PARTS: tuple[Part, ...] = (*reason.PARTS, *diagnose.PARTS)
+PARTS: tuple[Part, ...] = (*reason.PARTS, *build.PARTS, *diagnose.PARTS)

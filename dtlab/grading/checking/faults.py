@@ -17,22 +17,8 @@ from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Case, Observation
 from dtlab.grading.words import amount
 
-__all__ = ["FINISHED", "Fault", "Faulty", "Noted", "judge", "traffic"]
+__all__ = ["Fault", "Faulty", "Noted", "judge", "traffic"]
 
-FINISHED = (
-    "dtlab.parallel.data",
-    "dtlab.parallel.zero",
-    "dtlab.parallel.fully_sharded",
-    "dtlab.parallel.flat_shard",
-    "dtlab.parallel.sharded_block",
-    "dtlab.parallel.sharded_gradients",
-    "dtlab.parallel.sharded_optimizer",
-    "dtlab.parallel.shards",
-    "torch.nn.parallel.distributed",
-    "torch.distributed.optim.zero_redundancy_optimizer",
-    "torch.distributed.fsdp.fully_sharded_data_parallel",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
-)
 _MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes of gloo's own in a launch
 
 Fault = tuple[str, str]  # the criterion that is lost, and why
