@@ -27,9 +27,8 @@ UNITS = Course(ROOT).units()
 LEVELS = ("level-1", "level-2", "level-3")
 PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
-UNDER_WAY = {  # units that are being written, and what there is of them
-    "06_tensor_parallelism": ("lesson", "level-1", "level-2"),
-}
+# Units that are being written, and what there is of them.
+UNDER_WAY: dict[str, tuple[str, ...]] = {}
 EFFORT = {1: (20, 30), 2: (45, 75), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
 

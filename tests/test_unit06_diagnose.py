@@ -1,0 +1,104 @@
+"""Unit 06, Level III: what the broken programs show is what their parts and the notebook say."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from dtlab.grading import find_part
+from dtlab.grading.checking.trials import observe
+from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.symptoms import Scene
+from dtlab.grading.unit06.diagnose import PARTS
+from dtlab.grading.unit06.runs_cases import SharedRun, cut_dim
+from dtlab.grading.unit06.runs_symptoms import SYMPTOMS
+
+NOTEBOOK = Path(__file__).parents[1] / "solutions" / "06_tensor_parallelism" / "level-3.ipynb"
+SHOWS = {"gather_between": "gathers", "many_biases": "wrong start", "drift": "drift"}
+NUMBERS = {"gather_between": 61_440, "many_biases": 4, "drift": 3}
+BROKEN = PARTS[:3]
+
+part_by_name = pytest.mark.parametrize("part", BROKEN, ids=lambda part: part.symbol)
+
+
+def cells() -> dict[str, str]:
+    return {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
+
+
+@part_by_name
+def test_the_notebook_shows_the_program_line_by_line(part: Any) -> None:
+    shown = cells()[f"{part.symbol}-program"].splitlines()
+    own = numbered(part.check.broken)
+    assert len(shown) == len(own)
+    for ours, theirs in zip(own, shown, strict=True):
+        if "def " not in ours:
+            assert ours == theirs
+    for line in part.check.lines:
+        verdicts = {
+            judge_line(part.check.broken, said, part.check.lines, "").status
+            for said in (line, next(n for n, text in enumerate(own, 1) if line in text))
+        }
+        assert verdicts == {"ok"}
+
+
+def test_the_notebook_lists_the_symptoms() -> None:
+    table = cells()["symptoms"]
+    for name, symptom in SYMPTOMS.items():
+        assert f'| `"{name}"` | {symptom.words} |' in table
+
+
+def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
+    from dtlab.grading.unit06 import runs_scripts
+
+    shown = cells()["symptoms"]
+    for one in (runs_scripts.Layer, runs_scripts.Net, runs_scripts.share_out):
+        for line in inspect.getsource(one).splitlines():
+            if line.strip().startswith(("self.", "part =", "setattr", "(layer.", "for ")):
+                assert line.strip() in shown
+
+
+def test_what_is_cut_is_what_the_programs_cut() -> None:
+    names = ["enter.weight", "layers.0.norm.bias", "layers.10.wide.weight", "layers.0.wide.bias",
+             "layers.1.narrow.weight", "layers.1.narrow.bias", "leave.bias"]  # fmt: skip
+    assert [cut_dim(name) for name in names] == [None, None, 0, 0, 1, None, None]
+
+
+@part_by_name
+def test_other_seeds_try_other_models(part: Any) -> None:
+    assert len({str(part.check.check.trials(seed)) for seed in range(10)}) == 10
+    for trial in part.check.check.trials(0):
+        (case,) = trial.cases
+        assert isinstance(case, SharedRun)
+        assert case.width != 32  # a number for the notebook's model does not fit
+        assert (case.inner % trial.world_size == 0) == (part.symbol == "gather_between")
+
+
+@pytest.mark.slow
+@part_by_name
+def test_a_broken_program_shows_its_symptom_and_no_other(part: Any, warm: None) -> None:
+    one = observe(part.check.scene, part.check.broken)
+    assert one.error is None, one.trouble
+    scene = Scene(one, part.check.optimizer)
+    found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}
+    assert found == {SHOWS[part.symbol]}
+    assert part.check.proof.judge(NUMBERS[part.symbol], scene).status == "ok"
+
+
+@pytest.mark.slow
+@part_by_name
+def test_on_one_rank_nothing_is_wrong_with_a_program(part: Any, warm: None) -> None:
+    """So the notebook may put it beside the others as the training in one process."""
+    from dtlab.grading.checking.trials import Trial
+
+    (case,) = part.check.scene.cases
+    one = observe(Trial(1, [case], limit=15), part.check.broken)
+    assert one.results[0][0]["losses"] == pytest.approx(case.one_process[0], rel=1e-5)
+
+
+def test_the_level_leaves_time_for_the_plans() -> None:
+    assert 60 <= sum(part.minutes for part in PARTS) <= 90
+    assert all(find_part(part.name) is part for part in PARTS)
