@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -124,12 +125,18 @@ class Proof:
 
     def _too_little(self) -> Iterator[str]:
         if self.part.level == 2 and self.solution is not None:
-            lines = ast.unparse(ast.parse(self.solution)).splitlines()
-            enough = min(ENOUGH, A_LINE * len(lines))
+            enough = min(ENOUGH, A_LINE * len(_written(self.solution)))
             if len(self.mutants) < enough:
                 yield f"{len(self.mutants)} mutants; {enough} or more are asked for"
         if self.answers is None:
             yield f"no file {self.part.symbol}.py of wrong answers"
+
+
+def _written(cell: str) -> list[str]:
+    """The lines that a learner writes of a solution cell."""
+    blanks = re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", cell, re.DOTALL)
+    lines = "".join(blanks or [cell]).splitlines()
+    return [line for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
 def proof_of(part: Part) -> Proof:
