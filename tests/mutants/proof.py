@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
