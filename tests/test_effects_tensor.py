@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import get_rank, get_world_size
+from torch.nn.functional import linear
+from torch.nn.utils import clip_grad_norm_ as clip_what_one_rank_has
+from torch.optim import SGD
 
 import dtlab
 from dtlab import predict
-from dtlab.parallel.tensor import ColumnParallelLinear, ParallelBlock
-from dtlab.training.models import MLP
+from dtlab.parallel.sequence import gather_from_sequence, scatter_to_sequence
+from dtlab.parallel.tensor import (
+    ColumnParallelLinear,
+    ParallelBlock,
+    ParallelMLP,
+    RowParallelLinear,
+    clip_grad_norm_,
+    copy_to_region,
+    reduce_from_region,
+)
+from dtlab.training.models import MLP, Block, GPTConfig
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +92,84 @@ def test_column_parallel_cuts_the_rows_of_what_linear_stores() -> None:
     for found in dtlab.launch(halves, world_size=2).values:
         for rows, columns in found:
             assert rows < 1e-6 < 0.05 < columns
+
+
+# ------------------------------------------------------------------- mistakes, over five seeds
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    """The same numbers on every rank."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def apart(mine: Tensor) -> float:
+    """How far a tensor of this rank is from the first rank's, beside its largest number."""
+    first = mine.detach().clone()
+    dist.broadcast(first, 0)
+    return float((mine - first).abs().max() / first.abs().max())
+
+
+def trained(seed: int, with_f: bool, steps: int = 5) -> float:
+    """How far apart the ranks' copies of a whole layer are that stands before a shared MLP."""
+    torch.manual_seed(seed)
+    enter, mlp = nn.Linear(8, 16), ParallelMLP(16)
+    column, gelu, row = cast(tuple[ColumnParallelLinear, nn.GELU, RowParallelLinear], tuple(mlp))
+    assert row.bias is not None
+    optimizer = SGD([*enter.parameters(), *mlp.parameters()], lr=0.1)
+    for step in range(steps):
+        x = enter(drawn(4, 8, seed=100 * seed + step))
+        inner = gelu(linear(copy_to_region(x) if with_f else x, column.weight, column.bias))
+        loss = (x + reduce_from_region(linear(inner, row.weight)) + row.bias).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return apart(enter.weight)
+
+
+def hidden(seed: int, in_step: bool) -> float:
+    """How far apart hidden states are behind a block with dropout."""
+    torch.manual_seed(seed)
+    block = ParallelBlock(16, 4, dropout=0.2)
+    torch.manual_seed(seed if in_step else seed + 10 * get_rank())
+    return apart(block(drawn(2, 4, 16, seed=seed)).detach())
+
+
+def of_a_norm(seed: int, is_librarys: bool) -> float:
+    """How far apart the gradients of a norm are that sees this rank's tokens only."""
+    torch.manual_seed(seed)
+    block = ParallelBlock(16, 4, sequence_parallel=True)
+    if not is_librarys:
+        block.mlp_norm = nn.LayerNorm(16)
+    x = scatter_to_sequence(drawn(2, 8, 16, seed=seed))
+    whole = gather_from_sequence(block(x), then_sharded=False)
+    whole.square().sum().backward()
+    gradient = block.mlp_norm.weight.grad
+    assert gradient is not None
+    return apart(gradient)
+
+
+def norms(seed: int, is_librarys: bool) -> float:
+    """By how much of the true norm the one that a rank finds is off."""
+    torch.manual_seed(seed)
+    dense = Block(GPTConfig(width=16, num_heads=4))
+    shared = ParallelBlock.from_dense(dense)
+    for one in (dense, shared):
+        one(drawn(2, 4, 16, seed=seed)).square().sum().backward()
+    true = clip_what_one_rank_has(dense.parameters(), 1e9)
+    own = clip_grad_norm_(shared, 1e9) if is_librarys else None
+    if own is None:  # squares of all that ranks have, added up: what is whole counts twice
+        own = clip_what_one_rank_has(shared.parameters(), 1e9).square()
+        dist.all_reduce(own)
+        own = own.sqrt()
+    return float(abs(own / true - 1))
+
+
+def right_and_wrong(effect: Callable[[int, bool], float]) -> list[tuple[float, float]]:
+    return [(effect(seed, True), effect(seed, False)) for seed in range(5)]
+
+
+@pytest.mark.parametrize("effect", [trained, hidden, of_a_norm, norms])
+def test_what_goes_wrong_without_it(effect: Callable[[int, bool], float]) -> None:
+    """f; the seed that ranks share; the norm for sequence parallelism; the library's clipping."""
+    for right, wrong in dtlab.launch(right_and_wrong, effect, world_size=2, trace=False).values[1]:
+        assert right < 1e-5 < 1e-3 < wrong
