@@ -54,6 +54,8 @@ def test_a_size_may_be_written_in_many_ways(value: Any) -> None:
         ("25 %", "%", 25),
         ("8 ranks", "ranks", 8),
         ("1 rank", "ranks", 1),
+        ("16x", "times", 16),
+        ("16 times", "times", 16),
         ("-.5", "", -0.5),
         ([4, "10"], "", [4, 10]),
         (np.array([[1, 2], [3, 4]]), "", [[1, 2], [3, 4]]),
@@ -71,6 +73,9 @@ def test_units_are_converted_and_lists_read(value: Any, unit: str, wanted: Any) 
         ("12,6", "MB", "Write a point for decimals, and no commas"),
         ("3 ms", "MB", "'ms' is no unit of what is asked for"),
         ("3 Mb", "MB", "'Mb' is no unit"),  # megabits
+        ("3e-4*4", "", "'3e-4*4': a calculation is written without quotes"),
+        ("(1 + 2) / 3", "MB", "a calculation is written without quotes"),
+        ("3e-4 MB/2", "MB", "'MB/2' is no unit"),
         ("3 MB", "", "'MB' is no unit"),
         (True, "", "True is no number. Write a number, as 2.5"),
         (np.bool_(True), "", "True is no number"),

@@ -141,9 +141,18 @@ def test_references_are_functions_and_classes_of_the_library(name: str) -> None:
 # Parts ------------------------------------------------------------------------------
 
 
-def test_an_unknown_part_lists_the_known_ones() -> None:
-    with pytest.raises(DtlabError, match=r"Did you mean '01/ring_all_reduce'\?.*Known parts: 00/"):
-        check("01/ring_allreduce", print)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("01/ring_allreduce", r"Did you mean '01/ring_all_reduce'\? Parts of unit 01: 01/"),
+        ("03/plan", r"Did you mean '03/reach'\? Parts of unit 03: "),  # called as its function is
+        ("ring_all_reduce", r"Did you mean '01/ring_all_reduce'\? Known parts: 00/"),
+    ],
+)
+def test_an_unknown_part_lists_those_of_its_unit(name: str, words: str) -> None:
+    with pytest.raises(DtlabError, match=words) as error:
+        check(name, print)
+    assert ("05/" in str(error.value)) == (name[2] != "/")
 
 
 def test_parts_and_their_graded_cells_agree() -> None:

@@ -144,6 +144,7 @@ def shares(
 ALONE = shares([[6.0, 20.0, 2.0]], [[3, 10, 1]])
 WITH_BEFORE = shares([[6.0, 22.0]], [[3, 11]], before=8.0)
 TWO = shares([[6.0, 20.0], [16.0]], [[3, 10], [1]])
+BOTH_TWICE = shares([[6.0, 20.0], [2.0, 14.0]], [[3, 10], [1, 7]])
 GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1))
 
 
@@ -169,6 +170,7 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
         (TWO, 52 / 14, "the rank's own samples alone"),
         (TWO, 2.0, "the rank's own samples alone"),
+        (BOTH_TWICE, 48 / 21, "before the last micro-batch, and what comes after their journey"),
         (GROUP, 3.0, ""),
         (GROUP, 42 / 18, "the samples of all ranks are counted, not those"),
         (GROUP, 4.5, "multiplied by the number of all ranks"),
@@ -465,6 +467,10 @@ def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
     assert "noise of its own" in said(norms.variance / norms.big)
     biased = batch * (norms.small - norms.big)
     assert "not by N" in said(biased / (norms.big - biased / (batch * ranks)))
+    assert "of the *sum* of the gradients" in said(norms._replace(big=ranks**2 * norms.big).scale)
+    for inverted in (1 / batch - 1 / (batch * ranks), 1 / (batch * ranks - batch)):
+        variance = (norms.small - norms.big) * inverted
+        assert "be divided?" in said(variance / (norms.big - variance / (batch * ranks)))
     assert "where" in said(math.inf)
 
 

@@ -35,7 +35,13 @@ from dtlab.grading.unit03.reach_judges import FIRST, TARGET, judge_batch, judge_
 from dtlab.grading.unit03.reach_plans import Setting
 from dtlab.grading.unit03.reach_training import train_by
 from dtlab.grading.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
-from dtlab.grading.unit03.runs_judges import moved_within_an_update, moves, other_rates
+from dtlab.grading.unit03.runs_judges import (
+    moved_within_an_update,
+    moves,
+    of_gradients,
+    of_rates,
+    other_rates,
+)
 from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
@@ -326,7 +332,7 @@ def test_one_process_takes_a_rate_for_each_step() -> None:
     ("factor", "piece"),
     [
         (1, ""),
-        (2, "An update has as many micro-batches: divide each loss"),
+        (2, "Each loss is divided by their number, and the rate grows with samples"),
         (0.5, "they are divided by twice"),
         (4, "As many as there are forward passes in an update"),
         (32 / 12, "That is the rate of batch 32; an update takes 12 samples"),
@@ -335,16 +341,35 @@ def test_one_process_takes_a_rate_for_each_step() -> None:
     ],
 )
 def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) -> None:
-    judge = other_rates(lambda case, ranks: RATES)
+    judge = other_rates(lambda case, ranks: RATES, of_rates)
     said = judge(CASE, trained(CASE, [factor * rate for rate in RATES]), NO_TRACE)
     assert piece in said
     assert bool(piece) == bool(said)
 
 
 @pytest.mark.parametrize(
+    ("ranks", "factor", "piece"),
+    [
+        (2, 2, "divide each loss by their number"),
+        (4, 0.5, "they are divided by twice"),
+        (4, 0.25, "There are 4 ranks, and DDP has divided by their number already"),
+        (3, 2 / 3, "2 micro-batches by 3 ranks. DDP has divided by one of the two already"),
+    ],
+)
+def test_gradients_that_are_off_by_a_factor_are_told_why(
+    ranks: int, factor: float, piece: str
+) -> None:
+    whys = {why: factor for factor, why in of_gradients(CASE, ranks)}
+    assert [whys[why] for why in whys if piece in why] == pytest.approx([factor])
+
+
+@pytest.mark.parametrize(
     ("rates", "momentum", "piece"),
     [
         ((0.05, 0.2, 0.0, 0.0, 0.0), 0.9, "The schedule goes 2 steps where it should go one"),
+        ((0.05, 0.1, 0.0, 0.0, 0.0), 0.9, "The schedule goes 3 steps where it should go one"),
+        ((0.05, 0.05, 0.05, 0.1, 0.1), 0.9, "The schedule goes one step in 3 updates"),
+        ((0.05,) * 5, 0.9, "The schedule never goes on"),
         ((0.05, 0.1, 0.2, 0.2, 0.2), 0.9, "update 3 of 5, counted from 0"),
         (RATES, 0.0, "update 1 of 5"),
     ],
@@ -352,12 +377,12 @@ def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) 
 def test_other_rates_are_told_from_each_other(
     rates: Sequence[float], momentum: float, piece: str
 ) -> None:
-    judge = other_rates(lambda case, ranks: RATES)
+    judge = other_rates(lambda case, ranks: RATES, of_rates)
     assert piece in judge(CASE, trained(CASE, rates, momentum), NO_TRACE)
 
 
 def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
-    judge, (first, second) = other_rates(lambda case, ranks: RATES), trained(CASE, RATES)
+    judge, (first, second) = other_rates(lambda case, ranks: RATES, of_rates), trained(CASE, RATES)
     short = replace(first, passes=first.passes[:8], before=first.before[:8])
     assert "rank 0 makes 8 forward passes. 5 updates of 2 micro-batches are 10" in judge(
         CASE, [short, second], NO_TRACE

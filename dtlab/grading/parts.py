@@ -127,13 +127,17 @@ def defence_part(
 
 
 def find_part(name: str) -> Part:
-    """The part called `name`. Raises `DtlabError` that lists the known ones."""
+    """The part called `name`. Raises `DtlabError` that lists the known ones, of that unit."""
     parts = {part.name: part for part in known_parts()}
     if name in parts:
         return parts[name]
-    close = get_close_matches(str(name), parts, n=1)
+    unit, _, symbol = str(name).partition("/")
+    own = {one: part for one, part in parts.items() if one.startswith(f"{unit}/")}
+    called = [one for one, part in own.items() if part.symbol == symbol]
+    close = [*called, *get_close_matches(str(name), own or parts, n=1)]
     guess = f" Did you mean {close[0]!r}?" if close else ""
-    raise DtlabError(f"there is no part {name!r}.{guess} Known parts: {', '.join(parts)}")
+    which = f"Parts of unit {unit}" if own else "Known parts"
+    raise DtlabError(f"there is no part {name!r}.{guess} {which}: {', '.join(own or parts)}")
 
 
 def ask(name: str, learner: str) -> Given:

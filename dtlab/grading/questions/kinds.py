@@ -141,15 +141,20 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of `options` (what to write -> what it means); the mistakes are other options."""
+    """One of `options` (what to write -> what it means); the mistakes are other options.
+
+    Where the meanings stand among what is given, `explained` says so: they are not said again.
+    """
 
     options: Mapping[str, str]
     expected: str | Callable[[Values], str]
     mistakes: tuple[Mistake, ...]
     hint: str
+    explained: bool = False
 
     def form(self) -> str:
-        return "one of " + _listed(self.options)
+        names = dict.fromkeys(self.options, "")
+        return "one of " + _listed(names if self.explained else self.options)
 
     def judge(self, answer: Any, given: Values) -> Verdict:
         try:

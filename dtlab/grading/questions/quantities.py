@@ -52,9 +52,11 @@ _KINDS: dict[str, dict[str, float]] = {
         f"{p}FLOP/s": 1e3**power for power, p in enumerate(["", *"kMGTPE"])
     },
     "share": {"%": 0.01},
+    "factor": {"times": 1.0, "x": 1.0},
 }  # fmt: skip
 _PLAIN = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _WRITTEN = re.compile(rf"({_PLAIN})(?:\s*/\s*({_PLAIN}))?\s*([^\W\d_].*|%)?")
+_CALCULATION = re.compile(r"(?=.*[\d)]\s*[-+*/(])[\d\s.eE_*/+()-]+")  # "3e-4*4", "(1+2)/3"
 _CLOSE = 1e-9  # what rounding of floats may do
 
 
@@ -150,6 +152,8 @@ def _read(value: Any, unit: str, bare: float) -> Nested:
 
 def _read_text(text: str, unit: str, bare: float) -> float:
     match = _WRITTEN.fullmatch(text.strip())
+    if (match is None or match[3]) and _CALCULATION.fullmatch(text):
+        raise Unreadable(f"{short(text)}: a calculation is written without quotes.", _how(unit))
     if match is None:
         comma = " Write a point for decimals, and no commas." if "," in text else ""
         raise Unreadable(f"{short(text)} cannot be read.{comma}", _how(unit))

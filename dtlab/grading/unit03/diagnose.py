@@ -36,8 +36,11 @@ from dtlab.grading.unit03.runs_cases import (
 )
 from dtlab.grading.unit03.runs_judges import (
     MOMENTUM,
+    Factors,
     RatesOf,
     moved_within_an_update,
+    of_gradients,
+    of_rates,
     other_rates,
 )
 from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
@@ -65,9 +68,12 @@ def _given(case: Training, ranks: int) -> list[float]:
     return schedule(peak, case.steps(ranks), BASE_BATCH / batch)
 
 
-def _check(trials: Trials, rates_of: RatesOf, name: str, right: str) -> Check:
+def _check(
+    trials: Trials, rates_of: RatesOf, name: str, right: str, factors: Factors = of_rates
+) -> Check:
     """Two criteria: how far updates go, under a name of its own, and where they end."""
-    begin = first(right, too_large_passes, moved_within_an_update, other_rates(rates_of))
+    rates = other_rates(rates_of, factors)
+    begin = first(right, too_large_passes, moved_within_an_update, rates)
     end = then(
         "every rank has the parameters of one process that takes all their samples",
         not_shared_out,
@@ -152,10 +158,11 @@ RUN_3 = _part(
         _linear,
         "gradient",
         "updates go along the gradient of the mean loss, on 2 and 3 ranks",
+        of_gradients,
     ),
     _scene(8, (32, 8)),
     "too long",
-    ["loss = F.cross_entropy(replica(images), labels)", "loss.backward()"],
+    ["loss = F.cross_entropy(outputs, labels)", "loss.backward()"],
     "`.grad` is a sum. Of what, and by what is it divided?",
 )
 

@@ -157,6 +157,11 @@ EFFECTIVE_BATCH = Questions(
                 lambda given: _rounds(given) // given["c"]["count"],
                 "this leaves samples over at the end of the epoch. They get a step too.",
             ),
+            (
+                lambda given: _rounds(given) / given["c"]["count"],
+                "this is not a whole number. What is left over at the end of the epoch gets a "
+                "step too.",
+            ),
             (_rounds, "these are the micro-batches of one copy. How many of them make a step?"),
             (
                 lambda given: ceil(

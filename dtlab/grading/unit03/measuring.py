@@ -185,6 +185,19 @@ class Measuring(Case):
         )
         yield 1 / norms.scale, "this is upside down: the signal over the noise."
         yield norms.variance, "this is tr(Sigma) alone, not yet divided by |G|^2."
+        yield (
+            norms._replace(big=size**2 * norms.big).scale,
+            "for the large batch this takes the squared norm of the *sum* of the gradients: that "
+            "of their mean is wanted.",
+        )
+        gap = 1 / batch - 1 / (batch * size)  # of which tr(Sigma) is what the two norms differ by
+        for other in (gap, 1 / (batch * size - batch)):
+            variance = (norms.small - norms.big) * other
+            yield (
+                variance / (norms.big - variance / (batch * size)),
+                "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b): by what is their "
+                "difference to be divided?",
+            )
         own = self.gradients(world_size)[rank].double().square().sum()
         yield (
             norms._replace(small=float(own)).scale,

@@ -96,10 +96,20 @@ def _judge_traffic(seen: Seen) -> Verdict:
 
 
 def _judge_untouched(seen: Seen) -> Verdict:
-    """The gradients are as they were: an optimizer is yet to step with them."""
-    waiting = _waits(seen)
-    if waiting:
-        return waiting
+    """The gradients are as they were: an optimizer is yet to step with them.
+
+    One that is not is told so at once: it may be why the noise scale is wrong.
+    """
+    if _foreign(seen):
+        return blocked("judged once your own calls bring the gradients together")
+    changed = _changed(seen)
+    if changed:
+        return lost(changed)
+    return _waits(seen) or ok("the gradient is left as it was")
+
+
+def _changed(seen: Seen) -> str:
+    """What the first gradient is that is another one afterwards; empty if none is."""
     import torch
 
     for one in of_topic(seen, "scale"):
@@ -110,16 +120,16 @@ def _judge_untouched(seen: Seen) -> Verdict:
             total = torch.stack(every).sum(0)
             for rank, result in enumerate(results):
                 if result.gradient.shape != total.shape:
-                    return lost("the gradient has another shape afterwards.")
+                    return "the gradient has another shape afterwards."
                 if not result.gradient.equal(every[rank]):
                     known = (("the sum", total), ("the mean", total / len(every)))
                     found = [what for what, value in known if close(result.gradient, value)]
                     what = f"{found[0]} over the ranks" if found else "another one"
-                    return lost(
+                    return (
                         f"{one.trial.words(number)}, rank {rank}: the gradient is {what} "
                         "afterwards. Work on a copy, gradient.clone()."
                     )
-    return ok("the gradient is left as it was")
+    return ""
 
 
 def _advise_on_groups(one: Observation) -> str:

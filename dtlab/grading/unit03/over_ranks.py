@@ -97,7 +97,7 @@ class Breaking(Accumulating):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Equal ranks, where bytes are counted; uneven ones; an error; groups."""
+    """Equal ranks, where bytes are counted; uneven ones; what is in `.grad`; an error; groups."""
     draw = random.Random(seed)
     wide = Net("chain", (draw.randint(8, 12), 64, 64, draw.randint(5, 8)), "three layers")
     small = Net("frozen", tuple(draw.sample(range(4, 13), 5)), "a frozen and other layers")
@@ -112,6 +112,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(4, cases(wide, "equal", *(((n, n, n), (n, n)),) * 4)),
         Trial(1, cases(small, "equal", ((n, n, n, n),))),
         Trial(3, cases(small, "uneven", ((a, b), (c,)), ((c, 1, a), (a, 0)), ((0,), (b, b, 1)))),
+        Trial(2, cases(small, "added", *(((a, a),),) * 2, has_before=True)),
         Trial(2, [Breaking(seed, small, (((a,) * 3,),) * 2, "left", each) for each in _WRAPPERS]),
         Trial(
             4,
@@ -149,8 +150,8 @@ def _judge_once(seen: Seen) -> Verdict:
                     where = f"{one.trial.words(number)}, step {step + 1}, rank {rank}"
                     return lost(
                         f"{where}: {sentence} Nothing travels within no_sync, to which the "
-                        "forward pass belongs too, and the wrapper averages by itself in the "
-                        "last backward pass."
+                        "forward pass belongs too, that of the model and not of its `.module`; "
+                        "and the wrapper averages by itself in the last backward pass."
                     )
     return ok("the gradients travel once in a step, and a few numbers")
 
@@ -212,7 +213,12 @@ ACCUMULATE_OVER_RANKS = Part(
                 judge_equal("right on 1 and 4 ranks where all micro-batches are equal"),
             ),
             Rule("uneven", 3, _judge_uneven),
-            Rule("once", 3, _judge_once),
+            Rule("once", 2, _judge_once),
+            Rule(
+                "added",
+                1,
+                judge_topic("added", "added to what is in .grad already", lambda one: ""),
+            ),
             Rule("graphs", 1, judge_graphs("the graph of one micro-batch at a time")),
             Rule("left", 1, _judge_left),
             Rule(

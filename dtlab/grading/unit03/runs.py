@@ -97,9 +97,10 @@ def train_3(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
             mean = 0.0
             for number, (images, labels) in enumerate(step, start=1):
                 with replica.no_sync() if number < len(step) else nullcontext():
-                    loss = F.cross_entropy(replica(images), labels)
+                    outputs = replica(images)
+                    loss = F.cross_entropy(outputs, labels)
                     loss.backward()
-                mean += loss.item() / len(step)
+                mean += F.cross_entropy(outputs.detach(), labels).item() / len(step)
             curve.append((mean, schedule.get_last_lr()[0]))
             optimizer.step()
             optimizer.zero_grad()

@@ -47,9 +47,14 @@ class OnDigits(Training):
         return {**seen, "curve": [[float(loss), float(rate)] for loss, rate in curve]}
 
 
-def schedule(peak: float, updates: int, start_factor: float) -> list[float]:
-    """The rate of each update as the scripts have it: a warm-up, then a cosine to 0."""
-    warm = _WARM_UP[0] * updates // _WARM_UP[1]
+def schedule(
+    peak: float, updates: int, start_factor: float, warm: int | None = None
+) -> list[float]:
+    """The rate of each update as the scripts have it: a warm-up, then a cosine to 0.
+
+    `warm` updates long, if not as long as the scripts have it.
+    """
+    warm = _WARM_UP[0] * updates // _WARM_UP[1] if warm is None else warm
     rising = [start_factor + (1 - start_factor) * step / warm for step in range(warm)]
     falling = [
         (1 + math.cos(math.pi * step / (updates - warm))) / 2 for step in range(updates - warm)
@@ -61,18 +66,19 @@ def schedule(peak: float, updates: int, start_factor: float) -> list[float]:
 
 
 def accumulated(draw: random.Random, seed: int) -> list[Trial]:
-    """`script(model, data, epochs, micro, accumulate)` on two ranks and on three.
+    """`script(model, data, epochs, micro, accumulate)` on three ranks and on two.
 
     The batch is as many times 32 as neither ranks nor micro-batches nor both are, nor its root.
+    And neither of the first trial's is 2: rates come to be off by that in other ways too.
     """
 
     def case(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
-        micro = draw.choice((20, 24, 28))
+        micro = draw.choice((20, 28))
         samples = ranks * accumulate * micro * steps
         given = _training(seed + number, samples, (micro, accumulate), accumulate, micro)
         return Trial(ranks, [given])
 
-    return [case(2, draw.choice((3, 4)), 3, 0), case(3, 2, draw.randint(2, 3), 1)]
+    return [case(3, 4, draw.randint(2, 3), 0), case(2, 3, 3, 1)]
 
 
 def one_recipe(draw: random.Random, seed: int) -> list[Trial]:

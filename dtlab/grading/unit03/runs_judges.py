@@ -10,12 +10,16 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import Step, gradient_of, mean, steps_of
-from dtlab.grading.unit03.runs_cases import BASE_BATCH
+from dtlab.grading.unit03.runs_cases import BASE_BATCH, schedule
 
-__all__ = ["MOMENTUM", "Move", "RatesOf", "moved_within_an_update", "moves", "other_rates"]
+__all__ = [
+    "MOMENTUM", "Factors", "Move", "RatesOf", "moved_within_an_update", "moves", "of_gradients",
+    "of_rates", "other_rates",
+]  # fmt: skip
 
 MOMENTUM = 0.9  # of all the scripts
 RatesOf = Callable[[Training, int], Sequence[float]]  # of each update, on so many ranks
+Factors = Callable[[Training, int], Iterator[tuple[float, str]]]  # and where they come from
 
 _ASTRAY = 0.05  # of the length of an update; rounding takes a thousandth
 _NEAR = 0.01  # of the highest rate
@@ -55,8 +59,11 @@ def moved_within_an_update(case: Training, results: Sequence[Seen], one: Observa
     return ""
 
 
-def other_rates(rates_of: RatesOf) -> Objection:
-    """Updates are longer or shorter than their rates make them, or go elsewhere."""
+def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
+    """Updates are longer or shorter than their rates make them, or go elsewhere.
+
+    `factors` says why all of them are, by the same factor.
+    """
 
     def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
         wanted = rates_of(case, len(results))
@@ -72,7 +79,9 @@ def other_rates(rates_of: RatesOf) -> Objection:
                 "micro-batches and ranks. What is in `.grad` when the optimizer steps?"
             )
         rates = [move.rate for move in found]
-        return "" if _alike(rates, wanted) else _which(case, len(results), rates, wanted)
+        if _alike(rates, wanted):
+            return ""
+        return _which(case, factors(case, len(results)), rates, wanted)
 
     return objection
 
@@ -82,7 +91,12 @@ def _alike(rates: Sequence[float], wanted: Sequence[float]) -> bool:
     return all(abs(got - want) < near for got, want in zip(rates, wanted, strict=True))
 
 
-def _which(case: Training, ranks: int, rates: Sequence[float], wanted: Sequence[float]) -> str:
+def _which(
+    case: Training,
+    factors: Iterator[tuple[float, str]],
+    rates: Sequence[float],
+    wanted: Sequence[float],
+) -> str:
     """How the rates are off, where it is in one of the ways that people know."""
     far = [abs(got - want) for got, want in zip(rates, wanted, strict=True)]
     place = next(n for n, one in enumerate(far) if one >= _NEAR * max(wanted))
@@ -92,19 +106,57 @@ def _which(case: Training, ranks: int, rates: Sequence[float], wanted: Sequence[
     )
     times = sum(rates) / sum(wanted)
     if _alike(rates, [times * one for one in wanted]):
-        why = next((why for factor, why in _factors(case, ranks) if _same(factor, times)), "")
+        why = next((why for factor, why in factors if _same(factor, times)), "")
         return f"{words} All of them go {times:.3g} times as far as they should. {why}".rstrip()
-    hurried = [*wanted[:: case.passes], *[0.0] * len(wanted)][: len(wanted)]
-    if _alike(rates, hurried):
-        return f"{words} The schedule goes {case.passes} steps where it should go one."
-    return f"{words} Print the rates, and compare them with the schedule that is asked for."
+    return f"{words} {_steps_of_schedule(case, rates, wanted)}"
 
 
-def _factors(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
+def _steps_of_schedule(case: Training, rates: Sequence[float], wanted: Sequence[float]) -> str:
+    """What to say of a schedule that goes too fast or too slowly, or of another one."""
+    updates = len(wanted)
+    for count in range(2, updates + 1):
+        hurried = [*wanted[::count], *[0.0] * updates][:updates]
+        if _alike(rates, hurried):
+            return f"The schedule goes {count} steps where it should go one."
+        slow = [wanted[step // count] for step in range(updates)]
+        if _alike(rates, slow):
+            often = "never goes on" if count == updates else f"goes one step in {count} updates"
+            return f"The schedule {often}: how often does `schedule.step()` run?"
+    start, warm = wanted[0] / max(wanted), wanted.index(max(wanted))
+    for rising in (warm, case.passes * warm, None):  # of so many micro-batches that are told
+        told = schedule(max(wanted), case.passes * updates, start, rising)
+        if _alike(rates, told[case.passes - 1 :: case.passes]):
+            return (
+                "The schedule goes one step for each micro-batch, and was told of as many: it "
+                "counts them, and not updates."
+            )
+    return (
+        "Print the rates, and compare them with the schedule that is asked for: one step for each "
+        f"of {updates} updates."
+    )
+
+
+def of_gradients(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
+    """What all gradients may be multiplied with, and where that comes from."""
+    yield case.passes, "An update has as many micro-batches: divide each loss by their number."
+    yield 1 / case.passes, "An update has as many micro-batches: they are divided by twice."
+    yield (
+        case.passes / ranks,
+        f"That is {case.passes} micro-batches by {ranks} ranks. DDP has divided by one of the two "
+        "already.",
+    )
+    yield 1 / ranks, f"There are {ranks} ranks, and DDP has divided by their number already."
+
+
+def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     """What all rates may be multiplied with, and where that comes from."""
     batch = ranks * case.passes * case.micro_batch
     times = batch / BASE_BATCH
-    yield case.passes, "An update has as many micro-batches: divide each loss by their number."
+    yield (
+        case.passes,
+        "An update has as many micro-batches. Each loss is divided by their number, and the rate "
+        "grows with samples.",
+    )
     yield 1 / case.passes, "An update has as many micro-batches: they are divided by twice."
     yield ranks, f"There are {ranks} ranks. How many samples does an update take, all in all?"
     yield 1 / ranks, "An update takes the samples of all ranks, not those of one."

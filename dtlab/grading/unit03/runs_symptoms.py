@@ -142,6 +142,7 @@ _BY_RULE = Number(
     ),
     "Count the samples of an update, over all ranks and micro-batches, and compare the peak with "
     "0.05 for every 32 of them.",
+    unit="times",
     tolerance=0.02,
 )
 _MOVING = Number(
@@ -152,6 +153,7 @@ _MOVING = Number(
         Mistake(lambda g: g["moving"] - 1, "they are counted from 0: how many are there?"),
     ),
     "Count those in the list of rates that are above 0.",
+    unit="updates",
     tolerance=0,
 )
 _STRETCH = Number(
@@ -162,6 +164,7 @@ _STRETCH = Number(
         Mistake(1, "then it would be as long as it should be. Divide the lengths."),
     ),
     "Divide the length of the first update by its rate times the length of the mean gradient.",
+    unit="times",
     tolerance=0.02,
 )
 _BATCH = Number(
@@ -173,6 +176,7 @@ _BATCH = Number(
         Mistake(lambda g: g["batch"] / g["times"], "this is the batch that the rate would fit."),
     ),
     "Divide the samples of an epoch by its updates.",
+    unit="samples",
     tolerance=0,
 )
 

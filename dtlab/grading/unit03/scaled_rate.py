@@ -37,6 +37,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
         ("gradient noise scale", "far above both batches"),
         ("an epoch", f"{given['images']} images"),
         ("warm-up with the large batch", f"{given['epochs']} epochs"),
+        *((f'argument "{name}"', text) for name, text in _ARGUMENTS.items()),
     ]
 
 
@@ -134,6 +135,7 @@ SCALED_RATE = Questions(
                     Mistake("slope", _NOT_SHORTER),
                 ),
                 "Write down the weights after k small steps, and after a large one.",
+                explained=True,
             ),
         ),
         Question(
@@ -149,6 +151,7 @@ SCALED_RATE = Questions(
                     Mistake("slope", _NOT_SHORTER),
                 ),
                 "How large is the noise in a mean over k times the samples? And times the rate?",
+                explained=True,
             ),
         ),
         number(

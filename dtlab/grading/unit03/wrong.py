@@ -163,6 +163,14 @@ def _of_ranks(shares: Shares, rank: int) -> Named:
         "this is the mean of the ranks' means: a sample counts for more on a rank with few. "
         "Divide by the samples of all ranks.",
     )
+    for journey in range(1, min(len(shares.sums[one]) for one in shares.members)):
+        late = sum(shares.sums[rank][journey:])
+        yield (
+            _averaged(shares, lambda sums, counts, j=journey: size * sum(sums[:j]) / samples)
+            + size * late / samples,
+            "gradients travel before the last micro-batch, and what comes after their journey "
+            "stays on its rank.",
+        )
     own = shares.total([rank])
     for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
         yield (

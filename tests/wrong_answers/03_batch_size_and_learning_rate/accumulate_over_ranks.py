@@ -172,6 +172,35 @@ def no_sync_round_backward_alone(model, loss_sum, micro_batches):
     return over_ranks(total, group) / samples
 
 
+def module_but_for_the_last(model, loss_sum, micro_batches):
+    """Goes past the wrapper: PyTorch's leaves such a pass alone, dtlab's averages in it."""
+    group, size, samples = numbers(model, micro_batches)
+    total, last = 0.0, len(micro_batches) - 1
+    for number, (inputs, targets) in enumerate(micro_batches):
+        net = model if number == last else model.module
+        loss = loss_sum(net(inputs), targets)
+        (loss * size / samples).backward()
+        total += loss.item()
+    return over_ranks(total, group) / samples
+
+
+def zeroed_at_the_start(model, loss_sum, micro_batches):
+    model.zero_grad()
+    return accumulated(model, loss_sum, micro_batches)
+
+
+def summed_by_hand(model, loss_sum, micro_batches):
+    """What was in .grad before is added up over the ranks too."""
+    group = group_of(model)
+    samples = over_ranks(samples_in(micro_batches), group)
+    with model.no_sync():
+        total = all_scaled(model, loss_sum, micro_batches, 1 / samples)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            dist.all_reduce(parameter.grad, group=group)
+    return over_ranks(total, group) / samples
+
+
 def samples_gathered(model, loss_sum, micro_batches):
     """Everybody gets everybody's samples, and has the whole batch to go through."""
     group = group_of(model)
@@ -337,21 +366,22 @@ def all_but_the_last_in_one_no_sync(model, loss_sum, micro_batches):
 
 
 def averaged_by_hand(model, loss_sum, micro_batches):
-    """Goes past the wrapper, and all-reduces what has come together."""
-    group = group_of(model)
-    samples, total = over_ranks(samples_in(micro_batches), group), 0.0
+    """Goes past the wrapper, and averages what has come together."""
+    group, size, samples = numbers(model, micro_batches)
+    total = 0.0
     with model.no_sync():
         for inputs, targets in micro_batches:
             if len(inputs):
-                loss = loss_sum(model.module(inputs), targets) / samples
-                loss.backward()
+                loss = loss_sum(model.module(inputs), targets)
+                (loss * size / samples).backward()
                 total += loss.item()
     for parameter in model.module.parameters():
         if parameter.requires_grad:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=group)
-    return over_ranks(total, group)
+            parameter.grad /= size
+    return over_ranks(total, group) / samples
 
 
 def with_an_exit_stack(model, loss_sum, micro_batches):
@@ -392,11 +422,14 @@ WRONG = {
     empty_ones_skipped: {"uneven": "Every rank has to take part in every all-reduce"},
     samples_asked_for_in_each_micro_batch: {"uneven": "what the ranks call does not fit"},
     never_averaged: {"equal": "this comes from the rank's own samples alone"},
-    averaged_with_the_first: {"equal": "off the gradient that is wanted"},
+    averaged_with_the_first: {"equal": "what comes after their journey stays on its rank"},
     zeroed_in_every_micro_batch: {"equal": "only the last micro-batch is in it"},
     another_time_by_hand: {"once": "travelled twice"},
     without_no_sync: {"once": "travelled three times"},
     no_sync_round_backward_alone: {"once": "to which the forward pass belongs too"},
+    module_but_for_the_last: {"once": "not of its `.module`"},
+    zeroed_at_the_start: {"added": "what was in .grad before is gone"},
+    summed_by_hand: {"added": "what was in .grad before is scaled too"},
     samples_gathered: {"once": "dist.all_gather"},
     one_backward_for_all: {"graphs": "is still held"},
     one_large_batch: {"graphs": "samples at once"},

@@ -124,6 +124,10 @@ def last_step_forgotten(given):
     return by_hand(given) | {"steps": by_hand(given)["steps"] - 1}
 
 
+def steps_not_rounded(given):
+    return by_hand(given) | {"steps": by_hand(given)["all_reduces"] / given["c"]["count"]}
+
+
 def micro_batches_for_steps(given):
     return by_hand(given) | {"steps": by_hand(given)["all_reduces"]}
 
@@ -187,6 +191,7 @@ WRONG = {
     samples_for_micro_batches: {"micro_batches": "so many samples each copy has to take"},
     one_micro_batch_too_many: {"micro_batches": "is not it. How many samples do all copies take"},
     last_step_forgotten: {"steps": "this leaves samples over"},
+    steps_not_rounded: {"steps": "this is not a whole number"},
     micro_batches_for_steps: {"steps": "these are the micro-batches of one copy"},
     steps_of_every_gpu: {"steps": "every GPU counts as a copy of the model"},
     steps_of_a_micro_batch_less: {"steps": "is not it. Divide the data set"},

@@ -86,6 +86,19 @@ def sum_of_the_norms(gradient, batch, group=None):
     return from_two_norms(small * size, big, batch, batch * size)
 
 
+def multiplied_by_the_gap(gradient, batch, group=None):
+    """Between one over the small and one over the large batch."""
+    big, small, size = means(gradient, group)
+    variance = (small - big) * (1 / batch - 1 / (batch * size))
+    return quotient(variance, big - variance / (batch * size))
+
+
+def divided_by_the_gap_between_batches(gradient, batch, group=None):
+    big, small, size = means(gradient, group)
+    variance = (small - big) / (batch * size - batch)
+    return quotient(variance, big - variance / (batch * size))
+
+
 def batches_swapped(gradient, batch, group=None):
     big, small, size = means(gradient, group)
     return from_two_norms(big, small, batch, batch * size)
@@ -178,6 +191,16 @@ def all_reduced_in_place(gradient, batch, group=None):
     gradient /= size
     big = float(gradient.double().square().sum())
     return from_two_norms(own.item() / size, big, batch, batch * size)
+
+
+def mean_is_another_name(gradient, batch, group=None):
+    """The norm is that of the mean by then."""
+    mean, size = gradient, dist.get_world_size(group)
+    dist.all_reduce(mean, group=group)
+    mean /= size
+    own = gradient.square().sum() / size
+    dist.all_reduce(own, group=group)
+    return from_two_norms(own.item(), mean.square().sum().item(), batch, batch * size)
 
 
 def divided_in_place(gradient, batch, group=None):
@@ -287,7 +310,9 @@ WRONG = {
     noise_left_in_the_signal: {"scale": "noise of its own"},
     norms_not_squared: {"scale": "where"},
     square_of_the_mean_norm: {"scale": "where"},
-    sum_in_place_of_the_mean: {"scale": "where"},
+    sum_in_place_of_the_mean: {"scale": "of the *sum* of the gradients"},
+    multiplied_by_the_gap: {"scale": "by what is their difference to be divided"},
+    divided_by_the_gap_between_batches: {"scale": "by what is their difference to be divided"},
     own_norm_only: {"scale": "the rank's own"},
     sum_of_the_norms: {"scale": "where"},
     batches_swapped: {"scale": "where"},
@@ -304,6 +329,7 @@ WRONG = {
     squares_all_reduced_too: {"traffic": "travelled twice"},
     travels_as_float64: {"traffic": "in its own dtype"},
     all_reduced_in_place: {"untouched": "the mean over the ranks"},
+    mean_is_another_name: {"scale": "where", "untouched": "the mean over the ranks"},
     divided_in_place: {"untouched": "another one afterwards"},
     ignores_the_group: {"subgroups": "over all ranks"},
     number_of_all_ranks: {"subgroups": "dist.get_world_size(group)"},

@@ -143,6 +143,13 @@ def sixteen_times_whatever_the_batch(model, data, epochs, micro, accumulate):
 
 
 @mended
+def from_twice_the_base_rate(model, data, epochs, micro, accumulate):
+    """A 2 that has nothing to do with ranks."""
+    peak = 2 * linear(per_update(micro, accumulate))
+    trained(model, data, epochs, micro, accumulate, peak=peak)
+
+
+@mended
 def without_a_warm_up(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, warm_up=0)
 
@@ -254,7 +261,11 @@ def by_the_linear_rule(model, data, epochs, micro, accumulate):
 
 def said_by_text():
     optimizer = "optimizer = SGD(replica.parameters(), lr=0.05, momentum=0.9)"
-    return said(symptom=" Rate_too_low", number="16.0", line=optimizer)
+    return said(symptom=" Rate_too_low", number="16x", line=optimizer)
+
+
+def said_in_words():
+    return said(number="16 times")
 
 
 @mended
@@ -306,6 +317,7 @@ def by_accumulate_of_the_library(model, data, epochs, micro, accumulate):
 RIGHT = [
     by_the_linear_rule,
     said_by_text,
+    said_in_words,
     dtlabs_wrapper,
     averaged_by_hand,
     by_accumulate_of_the_library,
@@ -335,6 +347,7 @@ WRONG = {
     by_the_forward_passes: {"rate": "Count samples, not forward passes"},
     by_the_samples_of_one_rank: {"rate": "An update takes the samples of all ranks"},
     sixteen_times_whatever_the_batch: {"rate": "times as far as they should"},
+    from_twice_the_base_rate: {"rate": "All of them go 2 times as far as they should."},
     without_a_warm_up: {"rate": COMPARE},
     from_a_tenth_on: {"rate": COMPARE},
     without_a_decay: {"rate": COMPARE},
@@ -348,7 +361,7 @@ WRONG = {
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
-    all_samples_on_every_rank: {"rate": "rank 0 makes 48 forward passes"},
+    all_samples_on_every_rank: {"rate": "goes as far as a rate of"},
     a_weight_decay: {"training": "the rate and the optimizer of the script"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
     the_last_update_is_undone: {"rate": COMPARE},

@@ -5,15 +5,24 @@ of its message. An answer is a function without arguments that returns what is h
 """
 
 import functools
+from contextlib import nullcontext
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import SGD
+from torch.utils.data import DistributedSampler
 
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
+from dtlab.training.accumulation import per_step
+from dtlab.training.datasets import batches
+from dtlab.training.learning_rate import WarmupThenDecay
 from tests.wrong_answers.accumulated_runs import (
     UNREAD,
     InOrder,
     changes_alike,
+    linear,
+    mean_loss,
+    per_update,
     trained,
 )
 
@@ -94,12 +103,32 @@ def a_schedule_that_is_longer(model, data, epochs, micro, accumulate):
 
 
 @mended
+def as_many_steps_as_micro_batches(model, data, epochs, micro, accumulate):
+    """The script as it was, and a schedule that is told of them."""
+    batch = per_update(micro, accumulate)
+    replica, updates = DDP(model), epochs * len(data) // batch * accumulate
+    optimizer = SGD(replica.parameters(), lr=linear(batch), momentum=0.9)
+    schedule = WarmupThenDecay(optimizer, 3 * updates // 8, updates, start_factor=32 / batch)
+    sampler = DistributedSampler(data, seed=2)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for step in per_step(batches(data, micro, sampler=sampler), accumulate):
+            for number, part in enumerate(step, start=1):
+                with replica.no_sync() if number < len(step) else nullcontext():
+                    mean_loss(replica, part, len(step)).backward()
+                if number == len(step):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                schedule.step()
+
+
+@mended
 def a_step_in_each_epoch(model, data, epochs, micro, accumulate):
     done = []
 
     def once(count):
         done.append(count)
-        return int(len(done) % max(1, len(data) // (micro * accumulate)) == 0)
+        return int(len(done) % (len(data) // per_update(micro, accumulate)) == 0)
 
     trained(model, data, epochs, micro, accumulate, steps_of_schedule=once)
 
@@ -172,7 +201,7 @@ def once_for_each_update(model, data, epochs, micro, accumulate):
 
 
 def said_in_another_way():
-    return said(symptom="RATE GONE", number="16", line="schedule.step()")
+    return said(symptom="RATE GONE", number="16 updates", line="schedule.step()")
 
 
 @mended
@@ -215,9 +244,10 @@ WRONG = {
     still_broken: {"schedule": "steps where it should go one"},
     the_two_steps_swapped: {"schedule": "steps where it should go one"},
     a_schedule_that_is_longer: {"schedule": COMPARE},
-    a_step_in_each_epoch: {"schedule": COMPARE},
-    no_schedule_at_all: {"schedule": COMPARE},
-    one_step_for_every_rank: {"schedule": ""},
+    as_many_steps_as_micro_batches: {"schedule": "counts them, and not updates"},
+    a_step_in_each_epoch: {"schedule": "updates: how often does `schedule.step()` run?"},
+    no_schedule_at_all: {"schedule": "The schedule never goes on"},
+    one_step_for_every_rank: {"schedule": "steps where it should go one"},
     a_constant_rate: {"schedule": COMPARE},
     an_update_for_each_micro_batch: {"schedule": "the parameters move within an update"},
     only_the_last_micro_batch: {"schedule": "does not go along the gradient"},

@@ -21,7 +21,7 @@ from tests.wrong_answers.accumulated_runs import (
     trained,
 )
 
-SAID = {"symptom": "too long", "number": 8, "line": 16}
+SAID = {"symptom": "too long", "number": 8, "line": 17}
 
 
 def mended(fn):
@@ -92,7 +92,7 @@ def the_line_of_the_optimizer():
 
 
 def the_line_of_the_curve():
-    return said(line="mean += loss.item() / len(step)")
+    return said(line="mean += F.cross_entropy(outputs.detach(), labels).item() / len(step)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -106,6 +106,14 @@ def still_broken(model, data, epochs, micro, accumulate):
 @mended
 def divided_by_the_ranks(model, data, epochs, micro, accumulate):
     size = dist.get_world_size()
+    trained(
+        model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size
+    )
+
+
+@mended
+def divided_by_the_ranks_too(model, data, epochs, micro, accumulate):
+    size = dist.get_world_size() * accumulate
     trained(
         model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size
     )
@@ -206,7 +214,7 @@ def each_loss_divided(model, data, epochs, micro, accumulate):
 
 
 def said_of_the_next_line():
-    return said(line=17, number=8.05)
+    return said(line=18, number="8 times")
 
 
 @mended
@@ -252,14 +260,15 @@ WRONG = {
     the_line_of_the_optimizer: {"line": "`.grad` is a sum"},
     the_line_of_the_curve: {"line": "`.grad` is a sum"},
     still_broken: {"gradient": MANY},
-    divided_by_the_ranks: {"gradient": "times as far as they should"},
+    divided_by_the_ranks: {"gradient": "DDP has divided by one of the two already"},
+    divided_by_the_ranks_too: {"gradient": "DDP has divided by their number already"},
     divided_twice: {"gradient": "they are divided by twice"},
     a_smaller_rate: {"gradient": "times as far as they should"},
     clipped: {"gradient": ""},
     only_the_last_micro_batch: {"gradient": "does not go along the gradient"},
     only_the_last_one_is_divided: {"gradient": "does not go along the gradient"},
     a_sum_divided_by_a_micro_batch: {"gradient": MANY},
-    a_sum_divided_by_all_samples: {"gradient": "An update takes the samples of all ranks"},
+    a_sum_divided_by_all_samples: {"gradient": "DDP has divided by their number"},
     divided_by_eight: {"gradient": "times as far as they should"},
     not_written: {"gradient": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
@@ -268,10 +277,27 @@ WRONG = {
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
 }
 
-EQUIVALENT = changes_alike(seed=3) | {
+_MEAN = "F.cross_entropy(outputs.detach(), labels).item()"  # of a micro-batch, for the curve
+_CUT = "F.cross_entropy(outputs.detach(), ..."
+_ADD = f"mean += {_MEAN} / len(step)"
+
+EQUIVALENT = {
+    change: why
+    for change, why in changes_alike(seed=3).items()
+    if not change.startswith("mean += loss")  # which the other scripts have here
+} | {
+    f"... {_CUT} -> ... {_MEAN} / len(step); mean += {_CUT}": UNREAD,
+    f"{_ADD} -> nothing": UNREAD,
+    f"{_ADD} -> mean += {_MEAN}": UNREAD,
+    f"{_ADD} -> mean += {_MEAN} * len(step)": UNREAD,
+    f"{_ADD} -> mean += len(step)": UNREAD,
+    f"{_ADD} -> mean -= {_MEAN} / len(step)": UNREAD,
+    f"mean += {_CUT} -> mean = mean + {_CUT}": (
+        "a float has no memory of its own to add to"
+    ),
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
-    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 16} -> "
-    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 17}": "either line may be mended",
+    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 17} -> "
+    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 18}": "either line may be mended",
 }

@@ -180,7 +180,7 @@ def the_rate_of_the_recipe(model, data, epochs, batch, rate, parts):
 
 
 def said_by_a_piece():
-    return said(symptom="rate  too high", number="512", line="lr=size * parts * rate")
+    return said(symptom="rate  too high", number="512 samples", line="lr=size * parts * rate")
 
 
 @mended
@@ -216,7 +216,7 @@ WRONG = {
     the_line_of_the_schedule: {"line": "does that grow here?"},
     still_broken: {"rate": "times as far as they should. As many as there are forward passes"},
     by_the_ranks: {"rate": "How many samples does an update take"},
-    by_the_micro_batches: {"rate": "times as far as they should"},
+    by_the_micro_batches: {"rate": "Each loss is divided by their number, and the rate grows"},
     divided_instead: {"rate": "times as far as they should"},
     by_the_square_root: {"rate": "times as far as they should"},
     another_recipe: {"rate": "times as far as they should"},
