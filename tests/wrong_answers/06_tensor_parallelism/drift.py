@@ -340,4 +340,8 @@ EQUIVALENT = {
     "losses.append(loss.item()); optimizer.step()": (
         "a step does not change the loss that was computed before it"
     ),
+    "losses.append(loss.item()) -> "
+    "losses.append(loss.item()); for images, labels in batches:; ...": (
+        "batches can be gone through once"
+    ),
 }
