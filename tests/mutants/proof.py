@@ -167,6 +167,8 @@ def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[C
         seen.append(observe(trial, answer))
         if seen[-1].mistakes:
             break
+    else:
+        seen += [observe(trial, own) for trial, own in check.then(seen)]
     return check.settle(seen)
 
 
