@@ -73,14 +73,15 @@ class Mixed(Chain):
 
 
 class Buffered(Frozen):
-    """With buffers: one that is used, and one that counts."""
+    """With buffers: one that is used, and one that counts and is not saved."""
 
     centre: Tensor
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
         self.register_buffer("centre", torch.zeros(sizes[0]))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        count = torch.zeros((), dtype=torch.int64)
+        self.register_buffer("count", count, persistent=False)  # not in `state_dict`
 
     def forward(self, x: Tensor) -> Tensor:
         """As `Chain`, of what is left of the inputs without the centre."""

@@ -107,6 +107,11 @@ def _advise_on_frozen(one: Observation) -> str:
 
 
 def _advise_on_start(one: Observation) -> str:
+    if ", count: " in one.mistakes[0]:
+        return (
+            "`state_dict` leaves out buffers that are not saved, those with persistent=False: "
+            "`buffers()` has them all."
+        )
     return (
         "Before the first step every parameter, frozen ones too, and every buffer has to be the "
         "first rank's: dist.broadcast writes into the tensor of all others."
@@ -129,7 +134,11 @@ AVERAGE_BY_HOOKS = Part(
                 2,
                 judge_gradients("after backward every gradient is the mean, in every step"),
             ),
-            Rule("start", 2, judge_topic("start", _SAME_START, _advise_on_start)),
+            Rule(
+                "start",
+                2,
+                judge_topic("start", _SAME_START, _advise_on_start, whatever_the_gradients=True),
+            ),
             Rule(
                 "frozen",
                 1,

@@ -25,7 +25,7 @@ from dtlab.grading.unit02.packing import draw_plan, numbers_of_buckets, packed
 from dtlab.grading.unit02.steps import Step
 from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
-__all__ = ["AVERAGE_IN_BUCKETS", "judge_number_of_buckets"]
+__all__ = ["AVERAGE_IN_BUCKETS", "filled_from_the_front", "judge_number_of_buckets"]
 
 _RANKS = 4  # of the trials in which all-reduces are counted
 _ALL = 1 << 20  # bytes: more than any of these models has
@@ -129,6 +129,18 @@ def _judge_order(seen: Seen) -> Verdict:
                 "comes to the last layers first: begin there."
             )
     return ok("the last parameters come first")
+
+
+def filled_from_the_front(seen: Seen) -> bool:
+    """Whether the sizes of all buckets are those of gradients taken from the first one on."""
+    counted = steps_in(_counted(seen), "gradients")
+    fit = {True: 0, False: 0}  # from the first one on, and from the last one
+    for _, step in counted:
+        sizes = [size for size, _ in step.case.sizes_of_gradients]
+        borders = set(accumulate(event.bytes for event in step.all_reduces))
+        for front in fit:
+            fit[front] += borders <= set(accumulate(sizes if front else sizes[::-1]))
+    return fit[True] == len(counted) > fit[False]
 
 
 def _advise_on_dtypes(one: Observation) -> str:

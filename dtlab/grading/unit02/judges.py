@@ -97,14 +97,19 @@ def judge_topic(
     right: str,
     advice: Callable[[Observation], str],
     after: tuple[str, str] | None = None,
+    whatever_the_gradients: bool = False,
 ) -> Judge:
     """As `topics.judge_topic`, once plain gradients are right.
 
-    And those of the topic `after`, which comes with what has to be right in it, in words.
+    And those of the topic `after`, which comes with what has to be right in it, in words. What
+    does not need them is judged `whatever_the_gradients` are, if the ranks come back with some.
     """
 
     def waits(seen: Seen) -> Verdict | None:
-        waiting = _waits(seen)
+        waiting = _own_calls(seen)
+        came_back = not any(one.error for one in of_topic(seen, "gradients"))
+        if waiting is None and not (whatever_the_gradients and came_back):
+            waiting = _waits(seen)
         if waiting is None and after and any(one.mistakes for one in of_topic(seen, after[0])):
             return blocked(f"judged once {after[1]}")
         return waiting
@@ -112,9 +117,13 @@ def judge_topic(
     return topics.judge_topic(topic, right, advice, waits)
 
 
-def _waits(seen: Seen) -> Verdict | None:
+def _own_calls(seen: Seen) -> Verdict | None:
     if foreign(seen):
         return blocked("judged once your own calls average the gradients")
+    return None
+
+
+def _waits(seen: Seen) -> Verdict | None:
     if any(one.mistakes for one in of_topic(seen, "gradients")):
         return blocked("judged once the gradients over all ranks are right")
     return None
@@ -122,8 +131,9 @@ def _waits(seen: Seen) -> Verdict | None:
 
 def cannot_count(seen: Seen, topic: str) -> Verdict | None:
     """Why the all-reduces of these trials say nothing, None where they do."""
-    if foreign(seen):
-        return blocked("judged once your own calls average the gradients")
+    waiting = _own_calls(seen)
+    if waiting:
+        return waiting
     trials = of_topic(seen, topic)
     if not trials or any(one.trace is None for one in trials):
         return blocked("judged once the ranks come back")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
@@ -22,7 +22,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit02.in_buckets import judge_number_of_buckets
+from dtlab.grading.unit02.in_buckets import filled_from_the_front, judge_number_of_buckets
 from dtlab.grading.unit02.judges import (
     Seen,
     advise_on_groups,
@@ -33,13 +33,14 @@ from dtlab.grading.unit02.judges import (
     steps_in,
 )
 from dtlab.grading.unit02.packing import draw_plan, packed
-from dtlab.grading.unit02.steps import Step, steps_of
+from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
 from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
 __all__ = ["OVERLAP"]
 
 _LAYERS = 6  # of the model whose backward pass is watched
 _PER_LAYER = 2  # gradients
+_ONE_EACH = 4  # bytes: every gradient is a bucket
 _LEFT_BEHIND = "What did `finish` leave behind?"
 
 
@@ -62,7 +63,11 @@ class Overlapping(Training):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Counted on four ranks; watched on two; 1 to 3 ranks; another order; groups."""
+    """Counted on four ranks; watched on two; 1 to 3 ranks; another order; groups.
+
+    Where gradients come in another order, each is a bucket of its own, and then a bucket has a
+    branch and the last gradient of the other one: on some ranks that one is there first.
+    """
     draw = random.Random(seed)
     counted, cap, exact = draw_plan(draw)
     chain, tied = draw_nets(draw)
@@ -70,13 +75,15 @@ def _trials(seed: int) -> list[Trial]:
     layer = 4 * (width * width + width)  # bytes
     marked = Net("marked", (width,) * (_LAYERS + 1), "six layers of one size")
     branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
+    branch = 4 * sum(a * b + b for a, b in pairwise(chain.sizes))  # bytes
     groups = draw_groups(draw, world_size=5, size=3)
     return [
         Trial(4, [Overlapping(seed, counted, bucket_bytes=n) for n in (cap, exact[0])]),
         Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
         *(Trial(n, [Overlapping(seed, chain, bucket_bytes=small)]) for n in (1, 2)),
         Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
-        Trial(3, [Overlapping(seed, branches, "order", bucket_bytes=4)]),
+        Trial(3, [Overlapping(seed, branches, "order", bucket_bytes=_ONE_EACH)]),
+        Trial(2, [Overlapping(seed, branches, "order", bucket_bytes=branch + 4)]),
         Trial(5, [Overlapping(seed, chain, "subgroups", groups=groups, bucket_bytes=100)]),
     ]
 
@@ -92,8 +99,15 @@ def _where_to_look(seen: Seen) -> str:
     if _nothing_leaves(seen):
         return f"In step 1 buckets left, and later none does. {_LEFT_BEHIND}"
     some = right_on_some(seen)
-    if "off the mean" in wrong and not some:
-        return "Does anybody read or write a bucket before wait() for it has returned?"
+    alone = {one.trial.world_size for one in seen if not one.mistakes} == {1}
+    if "off the mean" in wrong and (alone or not some):
+        early = "oes anybody read or write a bucket before wait() for it has returned?"
+        if not alone:
+            return f"D{early}"
+        return (
+            "Right on 1 rank only, where an all-reduce changes nothing: is a sum over all ranks "
+            f"divided by how many there are? And d{early}"
+        )
     return some
 
 
@@ -142,11 +156,23 @@ def _judge_overlap(seen: Seen) -> Verdict:
         if sent < first:
             what = "less than a bucket leaves" if sent else "nothing leaves"
             return lost(
-                f"{step.words(one)}: {what} before backward comes to the first layer, where the "
-                "first bucket has long been full. Start its all-reduce in the hook of the "
-                "gradient that fills it."
+                f"{step.words(one)}: {what} before backward comes to the first layer, "
+                f"{_where_the_first_bucket_is(seen)}"
             )
     return ok("the first bucket leaves while backward goes on")
+
+
+def _where_the_first_bucket_is(seen: Seen) -> str:
+    """Why it has not left: it waits for the first layers, or nobody starts it."""
+    if filled_from_the_front(seen):
+        return (
+            "whose gradients come last: and your first bucket waits for them. Fill buckets from "
+            "the last parameter on."
+        )
+    return (
+        "where the first bucket has long been full. Start its all-reduce in the hook of the "
+        "gradient that fills it."
+    )
 
 
 def _judge_at_once(seen: Seen) -> Verdict:
@@ -202,6 +228,11 @@ def _judge_waits(seen: Seen) -> Verdict:
 
 
 def _advise_on_order(one: Observation) -> str:
+    if any(case.bucket_bytes > _ONE_EACH for case in trainings_of(one)):
+        return (
+            "Here gradients come in another order on some ranks than on others, also those of one "
+            "bucket. It is full when all of them are there, whichever comes last."
+        )
     return (
         "Here gradients come in another order on some ranks than on others, so another bucket is "
         "full first. All ranks have to start the same all-reduce first: a bucket that is full "

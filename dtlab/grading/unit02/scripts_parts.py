@@ -27,13 +27,19 @@ from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
-from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
+from dtlab.grading.unit02.scripts_judges import (
+    an_earlier_order_again,
+    no_card_of_its_own,
+    no_such_card,
+    rest_dropped,
+    unused_samples,
+)
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import (
     not_as_one_process_on_shards,
     piled_up_in_an_epoch,
 )
-from dtlab.grading.unit02.scripts_trials import accumulated, on_nodes, shards, shared
+from dtlab.grading.unit02.scripts_trials import accumulated, for_long, on_nodes, shards, shared
 
 __all__ = ["PARTS"]
 
@@ -72,10 +78,10 @@ def _copies(optimizer: Optimizer) -> Check:
     )
 
 
-def _samples(optimizer: Optimizer, name: str, right: str) -> Check:
+def _samples(optimizer: Optimizer, name: str, right: str, trials: Trials = shared) -> Check:
     return _check(
-        shared,
-        (name, 2, right, [not_shared_out]),
+        trials,
+        (name, 2, right, [rest_dropped, not_shared_out, an_earlier_order_again]),
         ("training", 1, _AS_ONE, [copies_differ, not_as_one_process(optimizer)]),
     )
 
@@ -122,9 +128,15 @@ SCRIPT_3 = _part(
     MendScript(
         _SCRIPTS + "train_3",
         Trial(2, [Training(0, 128)]),
-        _samples(_MOMENTUM, "order", "every epoch shares the samples out in another order"),
+        _samples(
+            _MOMENTUM, "order", "every epoch shares the samples out in another order", for_long
+        ),
         symptoms=SYMPTOMS,
-        lines=["for epoch in range(epochs):"],
+        lines=[
+            "for epoch in range(epochs):",
+            "total = 0.0",
+            "losses.append(total / len(loader))",
+        ],
         look="A line is missing. Below which one does an epoch begin?",
         optimizer=_MOMENTUM,
     ),
@@ -218,7 +230,12 @@ SCRIPT_7 = _part(
             ("copies", 1, f"{_COPIES}, on 2 and 3 ranks", [copies_differ]),
         ),
         symptoms=SYMPTOMS,
-        lines=["for images, labels in loader:", _FORWARD, "optimizer.step()"],
+        lines=[
+            "for images, labels in loader:",
+            _FORWARD,
+            "optimizer.step()",
+            "total += loss.item()",
+        ],
         look="A line is missing: between one backward pass and the next, outside of which two?",
         optimizer=_FAST,
     ),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 
-__all__ = ["accumulated", "on_nodes", "shards", "shared"]
+__all__ = ["accumulated", "for_long", "on_nodes", "shards", "shared"]
+
+_EPOCHS = 6
 
 
 def shared(draw: random.Random, seed: int) -> list[Trial]:
@@ -19,6 +22,13 @@ def shared(draw: random.Random, seed: int) -> list[Trial]:
         Trial(2, [Training(seed, 2 * draw.choice((24, 32, 40)), epochs=3)]),
         Trial(3, [Training(seed + 1, uneven)]),
     ]
+
+
+def for_long(draw: random.Random, seed: int) -> list[Trial]:
+    """As `shared`, with as many epochs as it takes to see orders that come back."""
+    longer, uneven = shared(draw, seed)
+    cases = [replace(case, epochs=_EPOCHS) for case in longer.cases if isinstance(case, Training)]
+    return [replace(longer, cases=cases), uneven]
 
 
 def shards(draw: random.Random, seed: int) -> list[Trial]:

@@ -117,6 +117,18 @@ def buffers_begin_by_themselves(module, group=None):
     hook_all(module, lambda parameter: average(parameter, group))
 
 
+def what_is_saved_begins_equal(module, group=None):
+    """`state_dict` leaves out buffers with persistent=False."""
+    for tensor in module.state_dict().values():
+        dist.broadcast(tensor, group=group, group_src=0)
+    hook_all(module, lambda parameter: average(parameter, group))
+
+
+def begins_by_itself_and_is_never_averaged(module, group=None):
+    """Two mistakes that have nothing to do with each other."""
+    hook_all(module, lambda parameter: None)
+
+
 def begins_with_the_mean(module, group=None):
     for parameter in module.parameters():
         dist.all_reduce(parameter.data, group=group)
@@ -237,7 +249,7 @@ def tensor_hooks(module, group=None):
         return mean
 
     with torch.no_grad():
-        for tensor in module.state_dict().values():
+        for tensor in [*module.buffers(), *module.parameters()]:
             dist.broadcast(tensor, members[0], group)
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -300,6 +312,12 @@ WRONG = {
     each_rank_begins_by_itself: {"start": "what this rank began with, not what rank 0"},
     frozen_parameters_begin_by_themselves: {"start": "layers.1.weight: what this rank began with"},
     buffers_begin_by_themselves: {"start": "centre: what this rank began with"},
+    what_is_saved_begins_equal: {"start": "`buffers()` has them all"},
+    begins_by_itself_and_is_never_averaged: {
+        "gradients": "this is the rank's own gradient",
+        "start": "what this rank began with, not what rank 0",
+        "all_reduces": "no all-reduce at all",
+    },
     begins_with_the_mean: {"start": "rank 0, layers.0.weight: something else, not what rank 0"},
     begins_with_the_last_rank: {"start": "layers.0.weight: what rank 2 began with"},
     copies_that_nobody_uses: {"start": "what this rank began with"},
@@ -318,6 +336,7 @@ WRONG = {
     untouched: {"gradients": "average_by_hooks is not written yet"},
     does_nothing: {
         "gradients": "this is the rank's own gradient",
+        "start": "what this rank began with, not what rank 0",
         "all_reduces": "no all-reduce at all",
     },
     wrapped_by_pytorch: {"gradients": "DistributedDataParallel does the work for you"},

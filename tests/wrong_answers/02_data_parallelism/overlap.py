@@ -1,5 +1,7 @@
 """Answers to 02/overlap: mistakes people make, and right answers written differently."""
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
@@ -183,6 +185,31 @@ def as_soon_as_it_is_full(module, bucket_bytes, group=None):
     return lambda: [bucket.finish() for bucket in buckets]
 
 
+def full_with_its_last_parameter(module, bucket_bytes, group=None):
+    """The last parameter of a bucket stands for all of them, as if gradients came in order."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+
+    def hook_for(bucket):
+        def hook(parameter):
+            if parameter is bucket.parameters[-1]:
+                bucket.arrived = len(bucket.parameters)
+            while waiting and waiting[0].full:
+                waiting.pop(0).start()
+
+        return hook
+
+    def finish():
+        for bucket in buckets:
+            bucket.finish()
+        waiting.extend(buckets)
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return finish
+
+
 def one_for_each_gradient(module, bucket_bytes, group=None):
     return overlapping([Bucket([one], group) for one in trained(module)])
 
@@ -267,6 +294,19 @@ def divided_by_two(module, bucket_bytes, group=None):
 def nobody_waits(module, bucket_bytes, group=None):
     buckets = buckets_of(trained(module), bucket_bytes, group)
     return overlapping(buckets, lambda bucket: bucket.finish(wait=False))
+
+
+def largest_in_place_of_the_sum(module, bucket_bytes, group=None):
+    """Right on one rank, as what is read or written while it is under way is."""
+
+    def start(bucket):
+        bucket.flat = torch.cat([one.grad.flatten() for one in bucket.parameters])
+        bucket.work = dist.all_reduce(bucket.flat, dist.ReduceOp.MAX, group, async_op=True)
+
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    for bucket in buckets:
+        bucket.start = partial(start, bucket)
+    return overlapping(buckets)
 
 
 def sum_in_place_of_the_mean(module, bucket_bytes, group=None):
@@ -455,12 +495,13 @@ RIGHT = [with_a_number_for_the_next, finished_within_backward, in_a_class]
 
 WRONG = {
     all_of_it_in_finish: {"overlap": "nothing leaves before backward comes to the first layer"},
-    from_the_first_parameter_on: {"overlap": "nothing leaves before backward comes to the first"},
+    from_the_first_parameter_on: {"overlap": "Fill buckets from the last parameter on"},
     when_the_last_gradient_is_there: {"overlap": "nothing leaves before backward comes to the"},
     with_the_next_gradient: {"at_once": "before it leaves. Count a gradient first"},
     all_reduce_that_blocks: {"waits": "Start it with async_op=True"},
     one_bucket_under_way_at_a_time: {"waits": "so the two take turns"},
     as_soon_as_it_is_full: {"order": "waits until those before it have left"},
+    full_with_its_last_parameter: {"order": "whichever comes last"},
     one_for_each_gradient: {"all_reduces": "all-reduces, for "},
     closed_before_it_is_full: {"all_reduces": "closed by the one with which it has"},
     one_bucket: {
@@ -483,6 +524,7 @@ WRONG = {
     asks_and_never_waits: {"gradients": "also where is_completed() has said True"},
     divided_by_two: {"gradients": "Right on 2 ranks only"},
     nobody_waits: {"gradients": "nobody waits for a dist.all_reduce"},
+    largest_in_place_of_the_sum: {"gradients": "before wait() for it has returned?"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
     never_copied_back: {"gradients": "this is the rank's own gradient"},
     hooks_before_the_gradient_is_there: {"gradients": "4 ranks, "},

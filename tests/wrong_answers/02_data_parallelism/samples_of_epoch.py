@@ -120,6 +120,20 @@ def seed_forgotten(num_samples, batch_size, epoch, seed=0):
     return in_batches(own_part(shuffled(num_samples, epoch)), num_samples, batch_size)
 
 
+def seed_times_epoch(num_samples, batch_size, epoch, seed=0):
+    """With seed=0, every epoch is the same one."""
+    return in_batches(own_part(shuffled(num_samples, seed * epoch)), num_samples, batch_size)
+
+
+def seed_times_the_next_epoch(num_samples, batch_size, epoch, seed=0):
+    return in_batches(own_part(shuffled(num_samples, seed * (epoch + 1))), num_samples, batch_size)
+
+
+def epoch_times_the_next_seed(num_samples, batch_size, epoch, seed=0):
+    """Epoch 0 is the same one with every seed."""
+    return in_batches(own_part(shuffled(num_samples, epoch * (seed + 1))), num_samples, batch_size)
+
+
 def own_part_shuffled(num_samples, batch_size, epoch, seed=0):
     own = own_part(list(range(num_samples)))
     order = shuffled(len(own), seed + epoch)
@@ -184,9 +198,9 @@ def batch_by_batch(num_samples, batch_size, epoch, seed=0):
 RIGHT = [with_pythons_random, with_numpy_in_blocks, batch_by_batch]
 
 WRONG = {
-    filled_up_with_repeats: {"covering": "of the samples are seen more than once"},
-    pytorchs_sampler: {"covering": "of the samples are seen more than once"},
-    rest_dropped: {"covering": "on no rank"},
+    filled_up_with_repeats: {"covering": "Nothing may be repeated to fill shares up"},
+    pytorchs_sampler: {"covering": "Nothing may be repeated to fill shares up"},
+    rest_dropped: {"covering": "Nothing may be left out"},
     everybody_takes_all: {"covering": "samples are seen more than once"},
     another_order_on_each_rank: {"covering": "from `seed` and `epoch` alone"},
     drawn_from_the_global_state: {"covering": "from `seed` and `epoch` alone"},
@@ -208,6 +222,15 @@ WRONG = {
         "mixing": "never one of another rank's",
     },
     seed_forgotten: {"epochs": "The order has to depend on `seed` too"},
+    seed_times_epoch: {
+        "epochs": "with seed=0, epochs ",
+        "mixing": "never one of another rank's",
+    },
+    seed_times_the_next_epoch: {
+        "epochs": "`epoch` too, whatever the seed is",
+        "mixing": "never one of another rank's",
+    },
+    epoch_times_the_next_seed: {"epochs": "epoch 0 has the same order with seed=0 and seed=1"},
     own_part_shuffled: {"mixing": "Shuffle all samples first"},
     never_the_same_again: {"epochs": "is not the same when it is asked for again"},
     seeds_the_global_state: {"quiet": "Use a torch.Generator of your own"},

@@ -251,7 +251,7 @@ WRONG = {
     a_sampler_that_is_not_told_the_epoch: {"samples": "in the order of epoch 0"},
     a_sampler_for_two_ranks: {"samples": "samples are taken more than once"},
     a_sampler_with_a_seed_of_its_own: {"samples": "are in no rank's batches"},
-    a_sampler_that_drops_the_rest: {"samples": "are in no rank's batches"},
+    a_sampler_that_drops_the_rest: {"samples": "have some repeated instead"},
     only_rank_0_trains: {"samples": ""},
     not_written: {"samples": "mended is not written yet"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},

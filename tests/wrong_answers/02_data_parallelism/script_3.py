@@ -125,6 +125,21 @@ def every_second_epoch(model, data, epochs):
 
 
 @mended
+def two_orders_by_turns(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch % 2)))
+
+
+@mended
+def three_orders_by_turns(model, data, epochs):
+    trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch % 3)))
+
+
+@mended
+def the_rest_left_out(model, data, epochs):
+    trained(model, epochs, told(data, DistributedSampler.set_epoch, drop_last=True))
+
+
+@mended
 def torch_is_seeded_anew(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: torch.manual_seed(epoch)))
 
@@ -182,6 +197,26 @@ def said_with_a_colon():
     return said(line="for epoch in range(epochs):", symptom="SAME ORDER")
 
 
+def said_with_the_line_above_the_batches():
+    return said(line=9)
+
+
+def said_with_the_end_of_an_epoch():
+    return {**said(line=16), "mended": told_at_the_end}
+
+
+def told_at_the_end(model, data, epochs):
+    """The epoch that comes next."""
+    sampler = DistributedSampler(data, seed=3)
+    loader, net, optimizer = DataLoader(data, 16, sampler=sampler), DDP(model), momentum(model)
+    for epoch in range(epochs):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(net(images), labels).backward()
+            optimizer.step()
+        sampler.set_epoch(epoch + 1)
+
+
 @mended
 def told_through_the_loader(model, data, epochs):
     loader = DataLoader(data, 16, sampler=DistributedSampler(data))
@@ -201,6 +236,8 @@ def another_sampler_for_each_epoch(model, data, epochs):
 RIGHT = [
     told_before_the_batches,
     said_with_a_colon,
+    said_with_the_line_above_the_batches,
+    said_with_the_end_of_an_epoch,
     told_through_the_loader,
     another_sampler_for_each_epoch,
 ]
@@ -217,6 +254,9 @@ WRONG = {
     told_when_the_epoch_is_over: {"order": "before its batches are drawn"},
     told_among_the_batches: {"order": "before its batches are drawn"},
     every_second_epoch: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    two_orders_by_turns: {"order": "epoch 2 takes the samples in the order of epoch 0"},
+    three_orders_by_turns: {"order": "epoch 3 takes the samples in the order of epoch 0"},
+    the_rest_left_out: {"order": "have some repeated instead"},
     torch_is_seeded_anew: {"order": "epoch 1 takes the samples in the order of epoch 0"},
     the_same_sampler_made_anew: {"order": "epoch 1 takes the samples in the order of epoch 0"},
     a_share_shuffled_in_itself: {"order": "only their order is new"},

@@ -222,6 +222,10 @@ def said_with_the_loop():
     return said(line=11, symptom="Piled-up".replace("-", " "))
 
 
+def said_with_the_line_below_the_step():
+    return said(line=15)
+
+
 def said_with_the_forward_pass():
     return said(line="loss = F.cross_entropy(replica(images), labels)")
 
@@ -254,6 +258,7 @@ RIGHT = [
     before_the_forward_pass,
     said_with_the_loop,
     said_with_the_forward_pass,
+    said_with_the_line_below_the_step,
     after_the_step,
     with_zeroes_in_place,
     by_the_model,
