@@ -21,7 +21,7 @@ from tests.marks import slow
 
 Batch = tuple[Tensor, Tensor]
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
-UNEVEN = {  # ranks -> the sizes of the micro-batches of each
+UNEVEN = {  # ranks -> the sizes of the microbatches of each
     1: [[3, 5, 1]],
     2: [[4, 1], [2, 7]],
     3: [[5, 2, 1], [1], [0, 3]],
@@ -110,7 +110,7 @@ def test_the_naive_way_is_right_for_even_micro_batches_only() -> None:
 
 
 def test_batchnorm_sees_the_micro_batches() -> None:
-    """No scaling of losses mends that: each micro-batch is normalised by itself."""
+    """No scaling of losses mends that: each microbatch is normalised by itself."""
     generator = torch.Generator().manual_seed(0)
     whole = (
         torch.rand(16, 1, 8, 8, generator=generator, dtype=torch.float64),
@@ -149,7 +149,7 @@ def test_a_gradient_scaler_can_do_the_backward_pass() -> None:
 
 
 def _of_ranks(sizes: Sequence[Sequence[int]], whole: Batch, rank: int) -> list[Batch]:
-    """The micro-batches of `rank`: `sizes[rank]` samples each."""
+    """The microbatches of `rank`: `sizes[rank]` samples each."""
     shares = _cut(whole, [sum(each) for each in sizes])
     return _cut(shares[rank], sizes[rank])
 
@@ -222,7 +222,7 @@ def test_gradients_travel_once_per_step(wrap: Callable[[nn.Module], nn.Module]) 
     all_reduces = {way: run.trace.ops(0)["all_reduce"] for way, run in runs.items()}
     assert all_reduces["naive"] - all_reduces["nothing"] == 3
     assert all_reduces["accumulate"] - all_reduces["nothing"] == 1 + 1
-    # Even micro-batches: the same gradients, for a third of the traffic.
+    # Even microbatches: the same gradients, for a third of the traffic.
     torch.testing.assert_close(runs["naive"].values[0], runs["accumulate"].values[0], **CLOSE)
 
 
@@ -323,7 +323,7 @@ def test_a_rank_without_a_micro_batch_is_told_on_every_rank() -> None:
         return str(caught.value)
 
     first, *others = dtlab.launch(ranks, world_size=3).values
-    assert "2 of 3 ranks have no micro-batch" in first
+    assert "2 of 3 ranks have no microbatch" in first
     assert others == [first] * 2
 
 
@@ -331,13 +331,13 @@ def test_what_is_not_a_batch_or_a_loss() -> None:
     model, batch = _mlp(), _samples(3, 0)
     with pytest.raises(ValueError, match=r"shape \[3\].*reduction="):
         accumulate(model, [batch], partial(_loss, reduction="none"))
-    with pytest.raises(ValueError, match="1 of 1 ranks have no micro-batch"):
+    with pytest.raises(ValueError, match="1 of 1 ranks have no microbatch"):
         accumulate(model, [], _loss)
     with pytest.raises(TypeError, match="not dict.*count="):
         accumulate(model, [{"inputs": batch[0]}], _loss)
     assert num_samples(batch) == num_samples(batch[0]) == num_samples(list(batch)) == 3
     with pytest.raises(TypeError, match="count="):
         num_samples((7, batch[0]))
-    with pytest.raises(ValueError, match="at least one micro-batch, not 0"):
+    with pytest.raises(ValueError, match="at least one microbatch, not 0"):
         per_step([batch], 0)
     assert list(per_step([], 2)) == []

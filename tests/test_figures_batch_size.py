@@ -32,7 +32,7 @@ from tests.drawn import boxes, check_layout, lines, texts
 def test_every_copy_has_its_gpus_and_its_micro_batches() -> None:
     figure = effective_batch(4, 8, 3, 2)
     assert len(boxes(figure, "gpu")) == 3 * 2
-    assert len(boxes(figure, "micro-batch")) == 3 * 8
+    assert len(boxes(figure, "microbatch")) == 3 * 8
     assert texts(figure).count("4") == 3 * 8
     assert {"copy 0", "copy 1", "copy 2"} <= set(texts(figure))
     assert "96 samples in a step, on 6 GPUs" in figure.alt_text
@@ -52,12 +52,12 @@ def test_where_each_gpu_has_a_copy_nothing_is_wrong_with_gpus() -> None:
 def test_many_of_them_are_drawn_in_part() -> None:
     figure = effective_batch(2, 64, 1024, 64)
     assert "and 1,019 more copies" in texts(figure)
-    assert len(boxes(figure, "micro-batch")) == 5 * 11
+    assert len(boxes(figure, "microbatch")) == 5 * 11
     assert len(boxes(figure, "gpu")) == 5 * 7
     (step,) = boxes(figure, "step")
     assert to_hex(step.get_facecolor()) == COLOURS["communication"].lower()
     assert step.get_x() > max(each.get_x() + each.get_width()
-                              for each in boxes(figure, "micro-batch"))  # fmt: skip
+                              for each in boxes(figure, "microbatch"))  # fmt: skip
 
 
 # ------------------------------------------------------------------------------ schedule

@@ -338,7 +338,7 @@ def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def token_batches(step: int, replica: int = 0) -> list[Tensor]:
-    """Micro-batches of 3, 3 and 1 sequences."""
+    """Microbatches of 3, 3 and 1 sequences."""
     draw = torch.Generator().manual_seed(100 * step + replica)
     return [torch.randint(11, (size, 5), generator=draw) for size in (3, 3, 1)]
 
@@ -449,7 +449,7 @@ class Kept:
 
 
 def most_alive(text: Schedule) -> tuple[int, int]:
-    """Most micro-batches for which autograd kept something, and what is left after the step."""
+    """Most microbatches for which autograd kept something, and what is left after the step."""
     alive: dict[int, weakref.WeakSet[Kept]] = {}
     most = 0
 
@@ -615,7 +615,7 @@ def misused(case: str) -> str:
         ("broken", "ScheduleError: this schedule has"),
         ("other stages", "has stages [0, 2], and these are stages [0]"),
         ("no stages", "has work for rank 0"),
-        ("few samples", "4 inputs cannot be cut into 9 micro-batches"),
+        ("few samples", "4 inputs cannot be cut into 9 microbatches"),
         ("no loss", "needs targets and a loss"),
         ("no inputs", "needs inputs"),
     ],

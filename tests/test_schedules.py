@@ -94,7 +94,7 @@ def test_warm_up_and_lag_are_those_of_the_papers() -> None:
 def test_generators_refuse_nothing() -> None:
     with pytest.raises(ValueError, match="at least one stage"):
         gpipe(0, 4)
-    with pytest.raises(ValueError, match="at least one micro-batch"):
+    with pytest.raises(ValueError, match="at least one microbatch"):
         zb_h1(4, 0)
     with pytest.raises(ValueError, match="at least one chunk"):
         interleaved(4, 4, 0)
@@ -125,7 +125,7 @@ def test_a_schedule_is_plain_lists() -> None:
 
 @pytest.mark.parametrize("written", ["F0", "0X0", "0F", "0f0", "-1F0", "0F0 1F0"])
 def test_what_is_no_action(written: str) -> None:
-    with pytest.raises(ValueError, match=r"is no action\. Write stage, letter and micro-batch"):
+    with pytest.raises(ValueError, match=r"is no action\. Write stage, letter and microbatch"):
         Action.parse(written)
 
 
@@ -181,7 +181,7 @@ BROKEN = {
     "a stage on two ranks": (
         [["0F0", "0B0", "0F1"], ["1F0", "1B0", "1F1", "1B1", "0B1"]],
         "placement", "stage 0 is on ranks 0, 1."),
-    "a micro-batch too many": (
+    "a microbatch too many": (
         changed(SMALL, 2, _2B3="2B3 2F4"), "unknown", "2F4 on rank 2 is no action"),
     "a stage too many": (
         changed(SMALL, 2, _2B3="2B3 3F0"), "unknown", "3F0 on rank 2 is no action"),

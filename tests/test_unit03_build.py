@@ -59,7 +59,7 @@ def test_other_seeds_try_other_things_of_the_same_kind(part: str) -> None:
 
 
 def micro_means(case: Accumulating) -> list[bool]:
-    """For each group and step: whether the mean of the micro-batches' means is what is wanted."""
+    """For each group and step: whether the mean of the microbatches' means is what is wanted."""
     found = []
     for shares in (one for steps in case.shares.values() for one in steps):
         ranks = []
@@ -153,13 +153,13 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
     [
         (ALONE, 2.0, ""),
         (ALONE, 28.0, "the sum over the samples, not the mean"),
-        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the micro-batches' means"),
-        (ALONE, 6.0, "the means of the micro-batches, added up"),
-        (ALONE, 28 / 3, "divided by the number of micro-batches"),
+        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the microbatches' means"),
+        (ALONE, 6.0, "the means of the microbatches, added up"),
+        (ALONE, 28 / 3, "divided by the number of microbatches"),
         (ALONE, 28 / 9, "as many samples as the first"),
-        (ALONE, 2 / 14, "only the last micro-batch is in it"),
-        (ALONE, 6 / 14, "only the first micro-batch is in it"),
-        (ALONE, 26 / 14, "the last micro-batch is not in it"),
+        (ALONE, 2 / 14, "only the last microbatch is in it"),
+        (ALONE, 6 / 14, "only the first microbatch is in it"),
+        (ALONE, 26 / 14, "the last microbatch is not in it"),
         (ALONE, 1.5, "0.75 times the gradient that is wanted"),
         (ALONE, -1.0, "off the gradient that is wanted by up to 9"),
         (ALONE, math.nan, "not all of it are finite numbers"),
@@ -170,7 +170,7 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
         (TWO, 52 / 14, "the rank's own samples alone"),
         (TWO, 2.0, "the rank's own samples alone"),
-        (BOTH_TWICE, 48 / 21, "before the last micro-batch, and what comes after their journey"),
+        (BOTH_TWICE, 48 / 21, "before the last microbatch, and what comes after their journey"),
         (GROUP, 3.0, ""),
         (GROUP, 42 / 18, "the samples of all ranks are counted, not those"),
         (GROUP, 4.5, "multiplied by the number of all ranks"),
@@ -216,7 +216,7 @@ def _parts(of: Shares) -> tuple[Any, ...]:
         (ALONE, 2.0, ""),
         (ALONE, "a Tensor", "returns a Tensor, not a float"),
         (ALONE, 28.0, "the sum of the losses, not their mean"),
-        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the micro-batches' means"),
+        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the microbatches' means"),
         (ALONE, 7.0, "returns 7, where the mean over the samples is 2"),
         (ALONE, math.nan, "returns nan"),
         (TWO, 3.0, ""),
@@ -224,7 +224,7 @@ def _parts(of: Shares) -> tuple[Any, ...]:
         (TWO, 26.0, "the sum of the losses of this rank"),
         (TWO, 2.0, "the mean over the rank's own samples"),
         (TWO, 9.0, "the mean of the ranks' means"),
-        (TWO, 20 / 3, "the mean of the micro-batches' means"),
+        (TWO, 20 / 3, "the mean of the microbatches' means"),
     ],
 )
 def test_a_wrong_loss_is_told_by_what_it_is(of: Shares, got: float | str, words: str) -> None:

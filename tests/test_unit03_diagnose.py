@@ -297,7 +297,7 @@ RATES = (0.05, 0.1, 0.2, 0.1, 0.0)
 
 
 def trained(case: Training, rates: Sequence[float], momentum: float = 0.9) -> list[Seen]:
-    """What two ranks do that step with these rates, two micro-batches an update."""
+    """What two ranks do that step with these rates, two microbatches an update."""
     weights, rows = [mean(step) for step in STEPS], []
     for count in range(len(STEPS)):
         rows += 2 * [in_one_process(case, weights[:count], Optimizer(rates, momentum))]
@@ -353,7 +353,7 @@ def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) 
         (2, 2, "divide each loss by their number"),
         (4, 0.5, "they are divided by twice"),
         (4, 0.25, "There are 4 ranks, and DDP has divided by their number already"),
-        (3, 2 / 3, "2 micro-batches by 3 ranks. DDP has divided by one of the two already"),
+        (3, 2 / 3, "2 microbatches by 3 ranks. DDP has divided by one of the two already"),
     ],
 )
 def test_gradients_that_are_off_by_a_factor_are_told_why(
@@ -384,7 +384,7 @@ def test_other_rates_are_told_from_each_other(
 def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
     judge, (first, second) = other_rates(lambda case, ranks: RATES, of_rates), trained(CASE, RATES)
     short = replace(first, passes=first.passes[:8], before=first.before[:8])
-    assert "rank 0 makes 8 forward passes. 5 updates of 2 micro-batches are 10" in judge(
+    assert "rank 0 makes 8 forward passes. 5 updates of 2 microbatches are 10" in judge(
         CASE, [short, second], NO_TRACE
     )
     astray = first.before.clone()
@@ -398,7 +398,7 @@ def test_parameters_that_move_within_an_update_are_told() -> None:
     rows = first.before.clone()
     rows[3] += 1e-6
     said = moved_within_an_update(CASE, [replace(first, before=rows), second], NO_TRACE)
-    assert "before its micro-batch 2 of 2" in said
+    assert "before its microbatch 2 of 2" in said
 
 
 @pytest.mark.parametrize("trials", [accumulated, one_recipe], ids=["linear", "recipe"])

@@ -172,7 +172,7 @@ def on_two_ranks(tokens: Any, gradients: Any, factor: float) -> tuple[float, flo
     micro_batches = list(map(filled, tokens[rank], gradients[rank]))
 
     def scaled(model: nn.Module, batch: Tensor) -> Tensor:
-        return 2 * factor * sum_of(model, batch)  # naive_accumulate divides by two micro-batches
+        return 2 * factor * sum_of(model, batch)  # naive_accumulate divides by two microbatches
 
     for loss in (mean_of, scaled):
         layer.zero_grad()

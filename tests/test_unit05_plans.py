@@ -65,7 +65,7 @@ def test_a_plan_by_hand() -> None:
         "activations": 3 * 2 * tokens + kept,
         "reserve": 1000,
     }
-    assert row.sent == 2 * (2 * 2 + 4) * params * 7 / 8  # two micro-batches
+    assert row.sent == 2 * (2 * 2 + 4) * params * 7 / 8  # two microbatches
     row = SMALL.row(Plan(2, 4, "mixed", "none"))
     assert row.needs["states"] == 2 * params + 14 * params // 4
     assert row.needs["blocks"] == 2 * params // 4
@@ -103,7 +103,7 @@ def test_a_plan_that_is_not_allowed_is_told_why(change: dict[str, Any], words: s
 
 def test_a_batch_that_does_not_divide_is_told() -> None:
     (told,) = steps_of(replace(SMALL, batch=24), Plan(1, 8, "mixed", "none")._asdict())
-    assert "micro-batches of 2 do not divide a batch of 24" in told.message
+    assert "microbatches of 2 do not divide a batch of 24" in told.message
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])

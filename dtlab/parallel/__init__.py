@@ -33,7 +33,7 @@ tensor.py               ParallelMLP, ParallelBlock: each rank has a part of each
 pipeline.py             PipelineStage, run_schedule: stages on ranks, and any schedule run
   pipeline_plan.py        what travels, and in which order
   pipeline_messages.py    sending and receiving in that order
-  pipeline_data.py        micro-batches and their losses
+  pipeline_data.py        microbatches and their losses
   split_backward.py       the input gradient first, the weight gradient later
   pipeline_tied.py        parameters that several stages share
   pipeline_costs.py       what layers cost; stages that only take time

@@ -161,7 +161,7 @@ class Zero3(ShardedModule):
         """Backward passes inside it leave their gradients on this rank, whole, where they add up.
 
         The first backward after it reduces the sum. That saves reduce-scatters, and no gather:
-        k micro-batches send (2k + 1)P (N-1)/N elements instead of 3kP (N-1)/N, and each rank keeps
+        k microbatches send (2k + 1)P (N-1)/N elements instead of 3kP (N-1)/N, and each rank keeps
         the gradients of all P parameters meanwhile.
         """
         before, self._averages = self._averages, False

@@ -1,11 +1,11 @@
-"""Pipeline parallelism: every rank has some stages of the model, and micro-batches go through.
+"""Pipeline parallelism: every rank has some stages of the model, and microbatches go through.
 
     schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, done one after the other
                       │       │       ▲
     messages          ▼       ▼       │               outputs to the next stage, gradients back
     schedule[rank+1] 1F0 ──► 1B0 ──► 1F1 ──► ...
 
-`run_schedule` knows no schedule by name: it does what the list says. Each micro-batch has a graph
+`run_schedule` knows no schedule by name: it does what the list says. Each microbatch has a graph
 of its own on each stage, which ends where a message came in; activations live from F to B, or to
 W. The gradients that a step leaves are those of one process on the whole batch.
 """
@@ -91,11 +91,11 @@ def run_schedule(
     Args:
         schedule: any that `dtlab.schedules.validate` accepts, the same on all ranks.
         stages: this rank's stage, or all of them in any order; a rank may have none.
-        inputs, targets: a batch, which is cut into the schedule's micro-batches, or a list of
+        inputs, targets: a batch, which is cut into the schedule's microbatches, or a list of
             these, which may be uneven. The first stage's rank needs inputs, the last one's
             targets; others may pass them too.
-        loss: of an output and its targets, the mean over the samples of a micro-batch.
-        weights: of the micro-batches, where they are not the numbers of samples; say tokens.
+        loss: of an output and its targets, the mean over the samples of a microbatch.
+        weights: of the microbatches, where they are not the numbers of samples; say tokens.
         halves: how I and W are done; `NaiveHalves` is for comparison.
 
     Raises: ScheduleError for a schedule that cannot run; ValueError for stages, batches or outputs
@@ -134,7 +134,7 @@ def _plan(schedule: Schedule, own: list[PipelineStage]) -> Plan:
 
 @dataclass(frozen=True)
 class _Held:
-    """A micro-batch on a stage between F and B, or W."""
+    """A microbatch on a stage between F and B, or W."""
 
     halves: NaiveHalves
     leaves: Tensors
@@ -192,7 +192,7 @@ class _Step:
         self._peak = max(self._peak, len(self._held))
 
     def _inputs(self, action: Action) -> Tensors:
-        """Leaves of the micro-batch's graph on this stage; what can have a gradient gets one."""
+        """Leaves of the microbatch's graph on this stage; what can have a gradient gets one."""
         if action.stage == 0:
             return self._data.inputs[action.microbatch]
         came = self._post.take(action._replace(stage=action.stage - 1))

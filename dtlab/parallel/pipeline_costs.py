@@ -21,7 +21,7 @@ __all__ = ["StandIn", "measure_costs"]
 def measure_costs(
     layers: Iterable[nn.Module], inputs: Tensor, *, repeats: int = 5
 ) -> list[LayerCost]:
-    """Seconds and bytes of each layer, for `predict.balance_stages`; `inputs` are a micro-batch.
+    """Seconds and bytes of each layer, for `predict.balance_stages`; `inputs` are a microbatch.
 
     Layers follow each other, as in `nn.Sequential`. Seconds are the median of `repeats` runs,
     after one that is not counted. Gradients of parameters are left as they were.

@@ -1,4 +1,4 @@
-"""The micro-batches of a step, their losses, and what each counts."""
+"""The microbatches of a step, their losses, and what each counts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Loss = Callable[..., Tensor]
 class StepResult:
     """What a rank has of a step.
 
-    `losses` of the micro-batches and their mean `loss` are on the last stage's rank, elsewhere
-    None. `peak_in_flight` counts the micro-batches that this rank held at once, over its stages.
+    `losses` of the microbatches and their mean `loss` are on the last stage's rank, elsewhere
+    None. `peak_in_flight` counts the microbatches that this rank held at once, over its stages.
     """
 
     losses: list[Tensor] | None
@@ -32,7 +32,7 @@ class StepResult:
 
 
 class Data:
-    """Micro-batches, losses and their weights."""
+    """Microbatches, losses and their weights."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class Data:
             given = weights or [num_samples(one) for one in self._targets]
             total = sum(given)
             if len(given) != count or not total > 0:
-                raise ValueError(f"{count} micro-batches need as many weights, not {given!r}.")
+                raise ValueError(f"{count} microbatches need as many weights, not {given!r}.")
             self._shares = [weight / total for weight in given]
 
     def share_of(self, microbatch: int) -> Tensor:
-        """Of one micro-batch in the mean over all samples: the gradient of its loss."""
+        """Of one microbatch in the mean over all samples: the gradient of its loss."""
         return torch.full_like(self.losses[microbatch], self._shares[microbatch])
 
     def loss_of(self, output: Tensors, microbatch: int) -> Tensor:
-        """Of one micro-batch."""
+        """Of one microbatch."""
         found = self._loss(*output, self._targets[microbatch])
         if found.numel() != 1:
             raise ValueError(f"The loss is one number, not a tensor of {list(found.shape)}.")
@@ -93,11 +93,11 @@ def _fixed(given: Tensor | Tensors) -> Tensors:
 
 
 def _cut(batch: Batch, count: int, name: str) -> list[Tensor | Tensors]:
-    """Micro-batches; a tensor is cut as evenly as it can be, the first ones larger by one."""
+    """Microbatches; a tensor is cut as evenly as it can be, the first ones larger by one."""
     if not isinstance(batch, Tensor):
         if len(batch) != count:
-            raise ValueError(f"{len(batch)} micro-batches of {name} for a schedule of {count}.")
+            raise ValueError(f"{len(batch)} microbatches of {name} for a schedule of {count}.")
         return list(batch)
     if len(batch) < count:
-        raise ValueError(f"{len(batch)} {name} cannot be cut into {count} micro-batches.")
+        raise ValueError(f"{len(batch)} {name} cannot be cut into {count} microbatches.")
     return list(batch.tensor_split(count))

@@ -159,7 +159,7 @@ class Post:
             return (torch.tensor(_written(layouts), device=self._device),)
         if layouts != self._layouts[action]:
             raise ValueError(
-                f"stage {action.stage} made {_words(layouts)} of micro-batch {action.microbatch}, "
+                f"stage {action.stage} made {_words(layouts)} of microbatch {action.microbatch}, "
                 f"and of a batch of the same shapes before {_words(self._layouts[action])}. The "
                 "shapes of an output have to follow from those of the input."
             )

@@ -26,7 +26,7 @@ Gradients = Sequence[Tensor | None]
 
 
 class NaiveHalves:
-    """One micro-batch on one stage. `outputs` and `inputs` are the ends of its graph.
+    """One microbatch on one stage. `outputs` and `inputs` are the ends of its graph.
 
     Inputs are leaves that need a gradient, outputs are given as edges, so that their values can
     be freed. Whichever is called last, `both` or `weights`, frees the graph.

@@ -11,7 +11,7 @@ A block of Megatron, on two ranks; f and g are the pairs of regions.py:
 
 Column gives each rank some features, GELU works feature by feature and attention head by head,
 and row takes them as they are: so nothing is sent between the halves. An all-reduce of bsh
-elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t a layer and micro-batch
+elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t a layer and microbatch
 (Narayanan et al. 2021, section 3.2). Compute waits for each: so a group belongs inside a node.
 
 With `sequence_parallel` f is an all-gather and g a reduce-scatter, and norms and dropout see this

@@ -2,7 +2,7 @@
 
     layers   3  1  1  1  2  4        three stages
              └─4┘  └──4──┘  4        the slowest takes 4: no other cut is as good
-    A pipeline of M micro-batches takes about the sum over stages + (M - 1) x the slowest.
+    A pipeline of M microbatches takes about the sum over stages + (M - 1) x the slowest.
 
 Greedy filling is not enough; this goes through all cuts, by dynamic programming over the stages.
 """
@@ -19,10 +19,10 @@ __all__ = ["LayerCost", "balance_stages"]
 
 @dataclass(frozen=True)
 class LayerCost:
-    """A layer's seconds for a micro-batch, forward and in both halves of backward, and its bytes.
+    """A layer's seconds for a microbatch, forward and in both halves of backward, and its bytes.
 
     `held` bytes are there all the time: parameters, with what goes with them as the caller counts
-    it. `saved` bytes are kept for backward, for each micro-batch in flight.
+    it. `saved` bytes are kept for backward, for each microbatch in flight.
     """
 
     forward: float
@@ -47,7 +47,7 @@ def balance_stages(
     """The layers of each stage, in order, such that the largest sum of seconds is least.
 
     `costs` are those of the layers: seconds, or `LayerCost`. A stage holds at most `memory_limit`
-    bytes; `in_flight` says for how many micro-batches each stage has activations, left out as in
+    bytes; `in_flight` says for how many microbatches each stage has activations, left out as in
     1F1B: num_stages, then one less on each. Of equally good cuts it is the one whose last stage
     has the fewest layers, then the one before it.
     Raises: ValueError for fewer layers than stages, costs below 0, or where nothing fits.

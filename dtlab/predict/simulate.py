@@ -35,7 +35,7 @@ _NAMES = [*SPANS, "send", "recv"]
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a micro-batch on a stage, each a number, or one for each stage.
+    """Seconds of a microbatch on a stage, each a number, or one for each stage.
 
     `communication` is for a message that leaves the stage, forwards or backwards. A backward in
     one piece, B, takes `backward_input` and `backward_weight`.
@@ -151,7 +151,7 @@ def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
 
 
 def peak_in_flight(schedule: Iterable[Row]) -> list[int]:
-    """For each rank the most micro-batches that it holds at once, over all its stages.
+    """For each rank the most microbatches that it holds at once, over all its stages.
 
     Their activations are held from F until B, or until W where the two halves are apart.
     """

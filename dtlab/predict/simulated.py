@@ -113,7 +113,7 @@ def _column(rows: Sequence[Sequence[Action]], number: int) -> Ints:
 
 
 def _complete(place: Ints, count: int) -> bool:
-    """Every stage has each micro-batch once: F, and either B or both of I and W."""
+    """Every stage has each microbatch once: F, and either B or both of I and W."""
     there = place >= 0
     halves = (there[_I] == there[_W]).all() and (there[_B] != there[_I]).all()
     return bool(there[_F].all() and halves and there.sum() == count)

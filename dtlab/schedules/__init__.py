@@ -7,7 +7,7 @@
     rank 1     1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
     rank 2         2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-A schedule is a plain list of `Action` for each rank; `2F0` is stage 2, forward, micro-batch 0. It
+A schedule is a plain list of `Action` for each rank; `2F0` is stage 2, forward, microbatch 0. It
 says nothing of time: as a grid it is drawn as if every action took one slot.
 
 actions.py      Action, Schedule, and what an action needs

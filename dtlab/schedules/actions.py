@@ -1,4 +1,4 @@
-"""What a rank does with one micro-batch on one stage, and a schedule of such actions.
+"""What a rank does with one microbatch on one stage, and a schedule of such actions.
 
     F   forward               needs the output of the stage before
     B   backward, all of it   needs the input gradient of the stage behind
@@ -21,7 +21,7 @@ _WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
 
 
 class Action(NamedTuple):
-    """One stage's work on one micro-batch: kind "F", "B", "I" or "W". `Action.parse("2F0")`."""
+    """One stage's work on one microbatch: kind "F", "B", "I" or "W". `Action.parse("2F0")`."""
 
     stage: int
     kind: str
@@ -33,7 +33,7 @@ class Action(NamedTuple):
         found = _WRITTEN.fullmatch(written.strip())
         if not found:
             raise ValueError(
-                f"{written!r} is no action. Write stage, letter and micro-batch, as 2F0; the "
+                f"{written!r} is no action. Write stage, letter and microbatch, as 2F0; the "
                 "letters are F, B, I and W."
             )
         return cls(int(found[1]), found[2], int(found[3]))

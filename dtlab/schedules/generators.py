@@ -2,7 +2,7 @@
 
                  idle slots of each rank     activations held at once
     naive        all but its own             1
-    GPipe        p - 1 forward and backward  all micro-batches
+    GPipe        p - 1 forward and backward  all microbatches
     1F1B         the same                    at most p
     interleaved  that, divided by chunks     a little more than 1F1B
     ZB-H1        about a third of 1F1B       p
@@ -44,7 +44,7 @@ def _uncollected(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
 
 
 def naive(num_stages: int, num_microbatches: int) -> Schedule:
-    """One micro-batch after the other goes all the way forward, and all the way back.
+    """One microbatch after the other goes all the way forward, and all the way back.
 
             0   1   2   3   4   5   6   7
     rank 0 0F0         0B0 0F1         0B1
@@ -58,7 +58,7 @@ def naive(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """All micro-batches forward, then all backward.
+    """All microbatches forward, then all backward.
 
             0   1   2   3   4   5   6   7
     rank 0 0F0 0F1 0F2         0B0 0B1 0B2
@@ -89,7 +89,7 @@ def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> Sche
     rank 0 0F0 0F1 2F0 2F1     2B0     2B1 0B0 0B1
     rank 1     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
 
-    The model has num_stages * num_chunks stages. Micro-batches go in rounds of about `num_stages`,
+    The model has num_stages * num_chunks stages. Microbatches go in rounds of about `num_stages`,
     and each round goes through all chunks of a rank before the next one begins. Megatron-LM asks
     for rounds of exactly that size; here the last rounds may be smaller.
     """
@@ -166,6 +166,6 @@ def _in_turns(forward: list[Action], backward: list[Action], warm_up: int) -> li
 
 
 def _check(*numbers: int) -> None:
-    for name, number in zip(("stage", "micro-batch", "chunk"), numbers, strict=False):
+    for name, number in zip(("stage", "microbatch", "chunk"), numbers, strict=False):
         if number < 1:
             raise ValueError(f"A schedule has at least one {name}, not {number!r}.")

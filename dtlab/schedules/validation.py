@@ -48,7 +48,7 @@ def validate(
 ) -> None:
     """Raise `ScheduleError` unless every rank can do all of its actions, in this order.
 
-    Left out, the numbers of stages and micro-batches are those that the actions mention. Actions
+    Left out, the numbers of stages and microbatches are those that the actions mention. Actions
     may be written as text, "2F0". What passes can be run, simulated and drawn.
     """
     faults = find_faults(schedule, num_stages, num_microbatches)
@@ -109,7 +109,7 @@ def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
 
 
 def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) -> Iterator[Fault]:
-    """Each micro-batch goes once forward, and once backward: as B, or as I and W."""
+    """Each microbatch goes once forward, and once backward: as B, or as I and W."""
     for action, places in known.items():
         if len(places) > 1:
             times = f"{len(places)} times"

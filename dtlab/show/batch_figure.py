@@ -1,6 +1,6 @@
-"""Draws what an optimizer step is made of: copies of the model, their GPUs, their micro-batches.
+"""Draws what an optimizer step is made of: copies of the model, their GPUs, their microbatches.
 
-    copy 0  ■ ■   [ 4 ][ 4 ][ 4 ]  │        a copy works on its micro-batches one after another,
+    copy 0  ■ ■   [ 4 ][ 4 ][ 4 ]  │        a copy works on its microbatches one after another,
     copy 1  ■ ■   [ 4 ][ 4 ][ 4 ]  │ step   on all of its GPUs; then all copies average
      GPUs of a copy   time ──►
 """
@@ -33,7 +33,7 @@ def effective_batch(
 ) -> Figure:
     """How many samples the gradient of one step is the mean of, and on how many GPUs.
 
-    Each of `data_parallel` copies of the model takes `micro_batches` micro-batches in a step, of
+    Each of `data_parallel` copies of the model takes `micro_batches` microbatches in a step, of
     `micro_batch` samples each. `gpus_per_copy` GPUs share one copy (tensor times pipeline
     parallelism), and work on the same samples. Raises ValueError for a number below 1.
     """
@@ -45,7 +45,7 @@ def effective_batch(
         f"Effective batch: {_many(batch, 'sample')} in a step, on {_many(gpus, 'GPU')}"
     )
     product = f"{micro_batch:,} × {micro_batches:,} × {data_parallel:,} = {batch:,}"
-    note = f"micro-batch × micro-batches × data-parallel degree: {product}"
+    note = f"microbatch × microbatches × data-parallel degree: {product}"
     figure = Figure(_WIDTH, _HEIGHT)
     figure.heading(heading, note)
     axes = figure.sheet(0, 0, _WIDTH, _HEIGHT)
@@ -57,7 +57,7 @@ def effective_batch(
     aside += f"would be {claimed:,}, too many by a factor of {gpus_per_copy}."
     if gpus_per_copy > 1:
         axes.text(0.15, 0.2, aside, fontsize=8.5, color=MUTED, va="center")
-    work = f"{_many(micro_batches, 'micro-batch', 'micro-batches')} of {micro_batch}"
+    work = f"{_many(micro_batches, 'microbatch', 'microbatches')} of {micro_batch}"
     reduce = "one all-reduce and " if data_parallel > 1 else ""
     words = [
         f"{heading} ({note}).",
@@ -77,7 +77,7 @@ def _draw_copies(axes: Axes, micro: int, count: int, copies: int, gpus: int) -> 
     shown = copies if copies <= _MOST_COPIES else _MOST_COPIES - 1
     pitch = min(0.62, (_TOP - _BOTTOM) / (shown + (shown < copies)))
     height = 0.72 * pitch
-    for words, x in ((_gpu_words(gpus), _GPUS), ("micro-batches, one after another", _MICRO)):
+    for words, x in ((_gpu_words(gpus), _GPUS), ("microbatches, one after another", _MICRO)):
         axes.text(x, _TOP + 0.16, words, fontsize=8, color=MUTED, va="center")
     for copy in range(shown):
         low = _TOP - (copy + 1) * pitch + (pitch - height) / 2
@@ -113,7 +113,7 @@ def _draw_micro_batches(axes: Axes, low: float, height: float, micro: int, count
     for number in range(shown):
         left = _MICRO + number * across
         box = Rectangle((left, low), 0.9 * across, height, facecolor=fill, edgecolor=edge(fill),
-                        linewidth=0.6, gid="micro-batch")  # fmt: skip
+                        linewidth=0.6, gid="microbatch")  # fmt: skip
         axes.add_artist(box)
         size = 8 if len(str(micro)) < 4 else 6.5
         axes.text(left + 0.45 * across, low + height / 2, str(micro), **centred(size, INK))
@@ -122,12 +122,12 @@ def _draw_micro_batches(axes: Axes, low: float, height: float, micro: int, count
 
 
 def _across(count: int) -> float:
-    """Inches for a micro-batch and the gap after it."""
+    """Inches for a microbatch and the gap after it."""
     return min(0.7, (_END - _MICRO) / min(count, _MOST_MICRO))
 
 
 def _draw_step(axes: Axes, left: float, bottom: float, copies: int) -> None:
-    """What comes after the last micro-batch: with one copy nothing has to travel."""
+    """What comes after the last microbatch: with one copy nothing has to travel."""
     fill = COLOURS["communication"] if copies > 1 else COLOURS["optimizer"]
     box = Rectangle((left, bottom), 0.16, _TOP - bottom, facecolor=fill, edgecolor=edge(fill),
                     linewidth=0.6, gid="step")  # fmt: skip

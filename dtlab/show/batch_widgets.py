@@ -1,6 +1,6 @@
 """Figures of batch sizes and learning rates with controls: thin fronts, as in `widgets.py`.
 
-    explore_effective_batch()     micro-batch, micro-batches, copies and GPUs against the batch
+    explore_effective_batch()     microbatch, microbatches, copies and GPUs against the batch
     explore_schedule()            warm-up, decay, and a scheduler that is called too often
     explore_published_sweep()     rules at a batch of 8192 on ImageNet
 """
@@ -27,8 +27,8 @@ _SHARES: Final = tuple(round(0.05 * step, 2) for step in range(21))
 def explore_effective_batch() -> Explorer:
     """Multiply a batch out, and see what GPUs that share a copy change. See `effective_batch`."""
     dials = {
-        "micro_batch": Dial("Micro-batch, in samples", count_scale(_POWERS), 4),
-        "micro_batches": Dial("Micro-batches in a step", count_scale(_PARTS), 8),
+        "micro_batch": Dial("Microbatch, in samples", count_scale(_POWERS), 4),
+        "micro_batches": Dial("Microbatches in a step", count_scale(_PARTS), 8),
         "data_parallel": Dial("Data-parallel degree", count_scale(_POWERS), 4),
         "gpus_per_copy": Dial("GPUs that share a copy", count_scale(_PARTS), 2),
     }

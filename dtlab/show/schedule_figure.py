@@ -32,7 +32,7 @@ def schedule(
     The batch is `times` as large as that of `base_rate`: the full rate is so many times as large,
     and the warm-up, a share of the run from 0 to 1, starts at `base_rate`. With `calls_per_step`
     above 1 a second curve shows what becomes of it where `scheduler.step()` is called so often in
-    each optimizer step, say once for every micro-batch.
+    each optimizer step, say once for every microbatch.
     Raises: ValueError for a share that is none, fewer than one call or step, or a batch that does
     not grow.
     """

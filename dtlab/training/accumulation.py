@@ -1,6 +1,6 @@
 """Gradient accumulation: many small batches, one step, the gradient of one large batch.
 
-effective batch = micro-batch x micro-batches x data-parallel degree
+effective batch = microbatch x microbatches x data-parallel degree
 
 rank 0:  forward, backward   forward, backward   forward, backward ┐ gradients
 rank 1:  forward, backward   forward, backward   forward, backward ┘ travel once, then step
@@ -37,7 +37,7 @@ def per_step(batches: Iterable[Batch], micro_batches: int) -> Iterator[list[Batc
     Raises: ValueError for a number below 1.
     """
     if micro_batches < 1:
-        raise ValueError(f"A step has at least one micro-batch, not {micro_batches}.")
+        raise ValueError(f"A step has at least one microbatch, not {micro_batches}.")
 
     def steps() -> Iterator[list[Batch]]:
         left = iter(batches)
@@ -52,9 +52,9 @@ def naive_accumulate(
     micro_batches: Sequence[Batch],
     loss_mean: Callable[[nn.Module, Batch], Tensor],
 ) -> None:
-    """Add up the gradients of the mean losses, each divided by the number of micro-batches.
+    """Add up the gradients of the mean losses, each divided by the number of microbatches.
 
-    That is the mean of means: right only where all micro-batches have the same number of samples
+    That is the mean of means: right only where all microbatches have the same number of samples
     (or tokens), on all ranks. Where `model` is data-parallel, the gradients travel in every
     backward pass.
     """
@@ -86,8 +86,8 @@ def accumulate(
     """Leave in the parameters' `grad` the gradient of the mean loss over all samples of all ranks.
 
     `loss_sum(model, batch)` runs the model and returns the loss added up over the samples (or
-    tokens) of a micro-batch: reduction="sum". `count(batch)` says how many those are. Batches may
-    be uneven, and so may ranks, in samples as in micro-batches; a rank that has run out passes
+    tokens) of a microbatch: reduction="sum". `count(batch)` says how many those are. Batches may
+    be uneven, and so may ranks, in samples as in microbatches; a rank that has run out passes
     one of no samples. What is in `grad` already stays, and the new is added.
 
     Data parallelism divides the sum of the ranks' gradients by their number N, whatever each rank
@@ -101,7 +101,7 @@ def accumulate(
     for PyTorch's `Join`: a rank that has finished there would not count with the others.
 
     Returns the mean loss of this rank's samples; `.over_ranks()` is that of all.
-    Raises: ValueError on every rank where one has no micro-batch, or where nobody has a sample;
+    Raises: ValueError on every rank where one has no microbatch, or where nobody has a sample;
     ValueError where `loss_sum` returns more than one number.
     """
     counts = [int(count(batch)) for batch in micro_batches]
@@ -126,14 +126,14 @@ def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[
     """How many samples all ranks have together, and how many ranks there are."""
     numbers, num_ranks = torch.tensor([sum(counts), int(not counts)]), 1
     if dist.is_initialized():
-        # A rank without a micro-batch would leave the others waiting for its gradients, for ever.
+        # A rank without a microbatch would leave the others waiting for its gradients, for ever.
         # So all of them hear of it, and all of them raise.
         numbers, num_ranks = numbers.to(device_of(group)), dist.get_world_size(group)
         dist.all_reduce(numbers, group=group)
     samples, without = numbers.tolist()
     if without:
         raise ValueError(
-            f"{without} of {num_ranks} ranks have no micro-batch, and would not take part in "
+            f"{without} of {num_ranks} ranks have no microbatch, and would not take part in "
             "averaging the gradients. Pass one of no samples there: batch[:0]."
         )
     if samples < 1:

@@ -48,7 +48,7 @@ Decay = Literal["cosine", "linear", "constant"] | Callable[[float], float]
 def linear_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
     """The rate for `batch` by the linear rule: base_lr x batch / base_batch.
 
-    Both batches are effective ones, over all micro-batches and data-parallel ranks.
+    Both batches are effective ones, over all microbatches and data-parallel ranks.
     Raises: ValueError for a rate that is not above 0, or batches below 1.
     """
     return base_lr * _growth(base_lr, base_batch, batch)

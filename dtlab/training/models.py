@@ -63,7 +63,7 @@ class ConvNet(nn.Module):
     """Two convolutions with BatchNorm for images of one channel: [n, 1, h, w] to [n, classes].
 
     BatchNorm looks at a whole batch at once. So this model tells apart what is the same for all
-    others: one large batch, and the same samples in micro-batches.
+    others: one large batch, and the same samples in microbatches.
     """
 
     def __init__(self, channels: int = 8, num_classes: int = 10, seed: Seed = 0) -> None:

@@ -139,7 +139,7 @@ def bubbles() -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     """Print ratios."""
-    print(f"pipelines: {RANKS} ranks, {MICROBATCHES} micro-batches, gloo")
+    print(f"pipelines: {RANKS} ranks, {MICROBATCHES} microbatches, gloo")
     orders = {
         "1F1B": one_f_one_b(RANKS, MICROBATCHES),
         "interleaved": interleaved(RANKS, MICROBATCHES, CHUNKS),

@@ -62,9 +62,9 @@ def trained(
 ) -> None:
     """Train as the mended scripts do; what is passed differs.
 
-    `sends(number, count)` says whether gradients travel in a micro-batch, `clear` whether they are
+    `sends(number, count)` says whether gradients travel in a microbatch, `clear` whether they are
     set to zero before it, `steps_in` whether the optimizer steps after it; `steps_of_schedule` how
-    many steps the schedule goes for an update of so many micro-batches.
+    many steps the schedule goes for an update of so many microbatches.
     """
     batch = per_update(micro, accumulate)
     updates = epochs * len(data) // batch
@@ -94,7 +94,7 @@ def trained(
 
 
 def mean_loss(net: nn.Module, batch: Batch, count: int) -> Any:
-    """A micro-batch's part of the mean over so many equal ones."""
+    """A microbatch's part of the mean over so many equal ones."""
     images, labels = batch
     return F.cross_entropy(net(images), labels) / count
 

@@ -130,7 +130,7 @@ class Training(Case):
 def trained(fn: Script, given: dict[str, Any], more: Sequence[Any]) -> tuple[dict[str, Any], Any]:
     """Runs on a rank: the script, what is noted of it, and what it returns.
 
-    Parameters are noted where they have changed: in the micro-batches of a step they do not.
+    Parameters are noted where they have changed: in the microbatches of a step they do not.
     """
     import torch
     from torch.utils.data import TensorDataset

@@ -171,7 +171,7 @@ def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> 
         if left > _SENT_MORE * steps * gradient + start + _OWN:
             return (
                 f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} "
-                f"micro-batches; a gradient for each step is {amount(steps * gradient)}. Look at "
+                f"microbatches; a gradient for each step is {amount(steps * gradient)}. Look at "
                 "what decides whether a backward pass sends: is it inside `no_sync` by then?"
             )
         if left < _SENT_LESS * steps * gradient:

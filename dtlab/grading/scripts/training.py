@@ -69,7 +69,7 @@ def _known(
     sums = {
         ranks: "They step with the sum of the ranks' gradients: divide it by their number.",
         len(steps[0][0]) if steps else 0: (
-            "They step with the sum over the micro-batches: divide by how many there are."
+            "They step with the sum over the microbatches: divide by how many there are."
         ),
     }
     for factor, words in sums.items():
@@ -95,17 +95,17 @@ def _known(
             )
     last = [mean([own[-1:] for own in step]) for step in steps]
     yield (
-        "They step with the last micro-batch of each step alone.",
+        "They step with the last microbatch of each step alone.",
         partial(in_one_process, case, last, optimizer),
     )
 
 
 def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A forward pass takes more than a micro-batch: accumulating is there to avoid that."""
+    """A forward pass takes more than a microbatch: accumulating is there to avoid that."""
     largest = max((len(batch) for own in results for batch in own.passes), default=0)
     if largest <= case.micro_batch:
         return ""
     return (
-        f"a forward pass takes {largest} samples at once. A micro-batch has {case.micro_batch}: "
+        f"a forward pass takes {largest} samples at once. A microbatch has {case.micro_batch}: "
         "memory for more is what accumulation does without."
     )

@@ -155,17 +155,17 @@ ALL_REDUCES = Questions(
         _count(
             "micro",
             1,
-            "all-reduces in a later step that adds up the gradients of k micro-batches, with this "
+            "all-reduces in a later step that adds up the gradients of k microbatches, with this "
             "bucket_cap_mb and without no_sync",
             lambda given: given["micro"] * _later(given),
             "What does each call of backward do?",
             (_later, "this is so if only one of the k backward passes sends."),
-            (lambda given: given["micro"], "this is one for each micro-batch. And the buckets?"),
+            (lambda given: given["micro"], "this is one for each microbatch. And the buckets?"),
         ),
         _count(
             "no_sync",
             1,
-            "the same where all micro-batches but the last one are inside no_sync",
+            "the same where all microbatches but the last one are inside no_sync",
             _later,
             "What does a backward pass inside no_sync do?",
             (

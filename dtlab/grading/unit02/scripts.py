@@ -133,7 +133,7 @@ def train_5(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_6(model: nn.Module, data: Data, epochs: int, accumulate: int) -> list[float]:
-    """Train `model`, a step for every `accumulate` micro-batches; this rank's mean losses."""
+    """Train `model`, a step for every `accumulate` microbatches; this rank's mean losses."""
     sampler = DistributedSampler(data, seed=6)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     replica = DDP(model)

@@ -42,7 +42,7 @@ def shards(draw: random.Random, seed: int) -> list[Trial]:
 
 
 def accumulated(draw: random.Random, seed: int) -> list[Trial]:
-    """Micro-batches of 8 that make whole steps, of a model large enough to be seen on the wire."""
+    """Microbatches of 8 that make whole steps, of a model large enough to be seen on the wire."""
 
     def case(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         samples = ranks * accumulate * 8 * steps

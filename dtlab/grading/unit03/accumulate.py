@@ -1,4 +1,4 @@
-"""03/accumulate: many micro-batches in one process, and the gradient of one large batch."""
+"""03/accumulate: many microbatches in one process, and the gradient of one large batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ACCUMULATE"]
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Equal micro-batches, the last step with fewer; uneven ones; something in `.grad`."""
+    """Equal microbatches, the last step with fewer; uneven ones; something in `.grad`."""
     draw = random.Random(seed)
     chain, tied = draw_nets(draw)
     skipping = Net("skipping", (*chain.sizes, 5), "a frozen and an unused layer")
@@ -39,7 +39,7 @@ def draw_uneven(draw: random.Random) -> tuple[tuple[int, ...], ...]:
 
 def _advise_on_uneven(one: Observation) -> str:
     if "this is off" in one.mistakes[0]:
-        return "Every sample counts the same, whichever micro-batch it is in: how many are there?"
+        return "Every sample counts the same, whichever microbatch it is in: how many are there?"
     return ""
 
 
@@ -57,14 +57,14 @@ ACCUMULATE = Part(
             Rule(
                 "equal",
                 2,
-                judge_equal("right where all micro-batches have as many samples, in every step"),
+                judge_equal("right where all microbatches have as many samples, in every step"),
             ),
             Rule(
                 "uneven",
                 2,
                 judge_topic(
                     "uneven",
-                    "right where micro-batches differ, and where one has no samples",
+                    "right where microbatches differ, and where one has no samples",
                     _advise_on_uneven,
                 ),
             ),
@@ -73,7 +73,7 @@ ACCUMULATE = Part(
                 1,
                 judge_topic("added", "added to what is in .grad already", lambda one: ""),
             ),
-            Rule("graphs", 1, judge_graphs("the graph of one micro-batch at a time")),
+            Rule("graphs", 1, judge_graphs("the graph of one microbatch at a time")),
             Rule("loss", 1, judge_losses("returns the mean loss over all samples")),
         ),
     ),

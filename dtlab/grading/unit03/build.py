@@ -1,7 +1,7 @@
 """Level II of unit 03: accumulate, accumulate over ranks, schedule the rate, measure the noise.
 
 Each part's file says what is tried and what is judged: `accumulate`, `over_ranks`, `schedule`,
-`noise`. The first two share `training` (what a rank does with micro-batches), `shares` and `wrong`
+`noise`. The first two share `training` (what a rank does with microbatches), `shares` and `wrong`
 (what must come of it), `graphs` (what autograd holds meanwhile) and `judges`. What ranks do with a
 schedule is in `scheduled`, with noise in `measuring`.
 """

@@ -28,15 +28,15 @@ def _draw(draw: Random) -> Values:
 def _rows(given: Values) -> list[tuple[str, str]]:
     a, b, c = given["a"], given["b"], given["c"]
     return [
-        ("run A", f"1 GPU; micro-batches of {a['micro']} samples, {a['count']} of them to a step"),
+        ("run A", f"1 GPU; microbatches of {a['micro']} samples, {a['count']} of them to a step"),
         (
             "run B",
-            f"{b['gpus']} GPUs, a copy of the model on each; micro-batches of {b['micro']} "
+            f"{b['gpus']} GPUs, a copy of the model on each; microbatches of {b['micro']} "
             "samples, one to a step",
         ),
         (
             "run C",
-            f"{c['gpus']} GPUs, tensor-parallel degree {c['degree']}; micro-batches of "
+            f"{c['gpus']} GPUs, tensor-parallel degree {c['degree']}; microbatches of "
             f"{c['micro']} samples, {c['count']} of them to a step",
         ),
         ("data set of run C", f"{given['samples']} samples"),
@@ -49,7 +49,7 @@ def _copies(given: Values) -> int:
 
 
 def _together(given: Values) -> int:
-    """Samples that all copies of run C take in one micro-batch each."""
+    """Samples that all copies of run C take in one microbatch each."""
     return _copies(given) * int(given["c"]["micro"])
 
 
@@ -58,7 +58,7 @@ def _effective(given: Values) -> int:
 
 
 def _rounds(given: Values) -> int:
-    """Micro-batches that each copy of run C takes in an epoch."""
+    """Microbatches that each copy of run C takes in an epoch."""
     return int(given["samples"]) // _together(given)
 
 
@@ -80,15 +80,15 @@ EFFECTIVE_BATCH = Questions(
             "How many samples have a say in one step of the optimizer?",
             (
                 lambda given: given["a"]["micro"],
-                "this is one micro-batch. The optimizer waits for several.",
+                "this is one microbatch. The optimizer waits for several.",
             ),
             (
                 lambda given: given["a"]["count"],
-                "this counts micro-batches. Each of them has several samples.",
+                "this counts microbatches. Each of them has several samples.",
             ),
             (
                 lambda given: given["a"]["micro"] + given["a"]["count"],
-                "this adds samples to micro-batches.",
+                "this adds samples to microbatches.",
             ),
         ),
         _samples(
@@ -102,7 +102,7 @@ EFFECTIVE_BATCH = Questions(
             ),
             (
                 lambda given: given["b"]["micro"] / given["b"]["gpus"],
-                "this splits a micro-batch among the GPUs. Each of them has one of its own.",
+                "this splits a microbatch among the GPUs. Each of them has one of its own.",
             ),
             (
                 lambda given: given["b"]["micro"] + given["b"]["gpus"],
@@ -128,13 +128,13 @@ EFFECTIVE_BATCH = Questions(
                 lambda given: given["c"]["degree"] * given["c"]["micro"] * given["c"]["count"],
                 "this multiplies by the GPUs of one copy. They see the same samples.",
             ),
-            (_together, "this is one micro-batch of every copy. A step waits for several."),
+            (_together, "this is one microbatch of every copy. A step waits for several."),
         ),
         _count(
             "micro_batches",
-            "how many micro-batches to a step give run C an effective batch of {wanted} samples",
+            "how many microbatches to a step give run C an effective batch of {wanted} samples",
             lambda given: given["wanted"] // _together(given),
-            "How many samples do all copies take together, in one micro-batch each?",
+            "How many samples do all copies take together, in one microbatch each?",
             (
                 lambda given: given["wanted"] / given["c"]["micro"],
                 "so many it takes with one copy of the model. There are more of them at work.",
@@ -145,12 +145,12 @@ EFFECTIVE_BATCH = Questions(
             ),
             (
                 lambda given: given["wanted"] / _copies(given),
-                "so many samples each copy has to take to a step. In how many micro-batches?",
+                "so many samples each copy has to take to a step. In how many microbatches?",
             ),
         ),
         _count(
             "steps",
-            "optimizer steps of run C in an epoch; the last one may have fewer micro-batches",
+            "optimizer steps of run C in an epoch; the last one may have fewer microbatches",
             _steps,
             "Divide the data set by the effective batch of run C.",
             (
@@ -162,7 +162,7 @@ EFFECTIVE_BATCH = Questions(
                 "this is not a whole number. What is left over at the end of the epoch gets a "
                 "step too.",
             ),
-            (_rounds, "these are the micro-batches of one copy. How many of them make a step?"),
+            (_rounds, "these are the microbatches of one copy. How many of them make a step?"),
             (
                 lambda given: ceil(
                     given["samples"]
@@ -179,17 +179,17 @@ EFFECTIVE_BATCH = Questions(
             (_steps, "so many there would be if gradients travelled once for every step."),
             (
                 lambda given: _steps(given) * given["c"]["count"],
-                "this counts the last step like the others. It has fewer micro-batches.",
+                "this counts the last step like the others. It has fewer microbatches.",
             ),
             (
                 lambda given: given["samples"] // given["c"]["micro"],
-                "these are the micro-batches of all copies. In one all-reduce, all copies take "
+                "these are the microbatches of all copies. In one all-reduce, all copies take "
                 "part.",
             ),
         ),
         _count(
             "no_sync",
-            "the same, with all micro-batches of a step but its last one inside `no_sync`",
+            "the same, with all microbatches of a step but its last one inside `no_sync`",
             _steps,
             "Which backward passes average gradients, and how many of those are there?",
             (_rounds, "so many there are without `no_sync`."),

@@ -33,7 +33,7 @@ def _foreign(one: Observation) -> str:
     return unseen_source(one, "the gradients are", size, cases[0].groups)
 
 
-_MET = {"uneven": "gradients are right where micro-batches differ"}  # by topic
+_MET = {"uneven": "gradients are right where microbatches differ"}  # by topic
 
 
 def waits(seen: Seen, *after: str) -> Verdict | None:
@@ -44,7 +44,7 @@ def waits(seen: Seen, *after: str) -> Verdict | None:
     if foreign(seen):
         return blocked("judged once your own code adds up the gradients")
     if any(one.mistakes for one in of_topic(seen, "equal")):
-        return blocked("judged once the gradients of equal micro-batches are right")
+        return blocked("judged once the gradients of equal microbatches are right")
     for topic in after:
         if any(one.mistakes for one in of_topic(seen, topic)) or not of_topic(seen, topic):
             return blocked(f"judged once {_MET[topic]}")
@@ -91,7 +91,7 @@ def judge_losses(right: str) -> Judge:
 
 
 def judge_graphs(right: str) -> Judge:
-    """Judges whether the model ever got more than a micro-batch, or had more than one graph."""
+    """Judges whether the model ever got more than a microbatch, or had more than one graph."""
 
     def judge(seen: Seen) -> Verdict:
         waiting = waits(seen)
@@ -115,13 +115,13 @@ def _too_much(passes: list[list[int]], largest: int) -> str:
     for number, (samples, held) in enumerate(passes):
         if samples > largest:
             return (
-                f"the model gets {samples} samples at once, and the largest micro-batch has "
+                f"the model gets {samples} samples at once, and the largest microbatch has "
                 f"{largest}: memory is what accumulation is for."
             )
         if held:
             return (
                 f"forward pass {number + 1} begins while the graph of an earlier one is still "
-                f"held, with {held} tensors. Call backward for every micro-batch, before the "
+                f"held, with {held} tensors. Call backward for every microbatch, before the "
                 "next forward pass: it frees the graph."
             )
     return ""

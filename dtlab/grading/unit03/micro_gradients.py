@@ -1,4 +1,4 @@
-"""The values of 03/micro_gradients: equal micro-batches, and some of other numbers of tokens."""
+"""The values of 03/micro_gradients: equal microbatches, and some of other numbers of tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     four = ", ".join(map(str, given["gradients"]))
     ranks = zip(given["tokens"], given["token_gradients"], strict=True)
     return [
-        ("one GPU", f"four equal micro-batches; gradients of their mean losses: {four}"),
+        ("one GPU", f"four equal microbatches; gradients of their mean losses: {four}"),
         ("its learning rate", str(given["rate"])),
         *(
             (
@@ -47,7 +47,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-# One GPU, four equal micro-batches ------------------------------------------------------------
+# One GPU, four equal microbatches ------------------------------------------------------------
 
 
 def _sum(given: Values) -> float:
@@ -62,7 +62,7 @@ def _last(given: Values) -> float:
     return float(given["gradients"][-1])
 
 
-# Two ranks, micro-batches of other numbers of tokens ------------------------------------------
+# Two ranks, microbatches of other numbers of tokens ------------------------------------------
 
 
 def _of_ranks(given: Values) -> list[tuple[int, int]]:
@@ -104,7 +104,7 @@ MICRO_GRADIENTS = Questions(
     (
         number(
             "mean",
-            "on one GPU: the gradient of the mean loss over all four micro-batches",
+            "on one GPU: the gradient of the mean loss over all four microbatches",
             _mean,
             "All four have as many samples, so all count alike.",
             (_sum, "this is the sum. The loss over all of them is a mean."),
@@ -156,9 +156,9 @@ MICRO_GRADIENTS = Questions(
         number(
             "mean_of_means",
             "on two ranks under DDP: the gradient that they step with, if every mean loss is "
-            "divided by 2, the number of micro-batches on its rank",
+            "divided by 2, the number of microbatches on its rank",
             _mean_of_means,
-            "Every micro-batch counts alike: on a rank, and then over the ranks.",
+            "Every microbatch counts alike: on a rank, and then over the ranks.",
             (_true, "this weighs by tokens. Neither the script nor DDP does."),
             (
                 _mean_of_true_means,
@@ -183,7 +183,7 @@ MICRO_GRADIENTS = Questions(
             ),
             (
                 lambda given: _total(given) / (2 * _RANKS),
-                "this divides the sum over all tokens by the number of micro-batches.",
+                "this divides the sum over all tokens by the number of microbatches.",
             ),
         ),
         number(
@@ -207,7 +207,7 @@ MICRO_GRADIENTS = Questions(
             ),
             (
                 lambda given: 2 * _RANKS / _tokens(given),
-                "the sums of micro-batches add up to the sum over all of them, and nobody divides "
+                "the sums of microbatches add up to the sum over all of them, and nobody divides "
                 "by how many those are.",
             ),
             (lambda given: 1, "with this one, nothing changes: `.grad` grows with the tokens."),

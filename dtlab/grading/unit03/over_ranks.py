@@ -42,12 +42,12 @@ _WRAPPERS = ("ddp", "dtlab")
 
 
 class Broken(Exception):
-    """What the loss of the second micro-batch raises."""
+    """What the loss of the second microbatch raises."""
 
 
 @dataclass(frozen=True)
 class Breaking(Accumulating):
-    """A micro-batch raises; then a plain backward pass, in which gradients should be averaged."""
+    """A microbatch raises; then a plain backward pass, in which gradients should be averaged."""
 
     topic: str = "left"
 
@@ -60,7 +60,7 @@ class Breaking(Accumulating):
         def breaking(outputs: Tensor, targets: Tensor) -> Tensor:
             calls.append(len(outputs))
             if len(calls) == 2 or len(outputs) > len(given.steps[0][0][0]):
-                raise Broken("the loss of the second micro-batch")
+                raise Broken("the loss of the second microbatch")
             return loss_sum(outputs, targets)
 
         caught = None  # it holds on to the learner's frames, as in a notebook
@@ -90,7 +90,7 @@ class Breaking(Accumulating):
             got = torch.cat([one.flatten() for one in gradients if one is not None])
             if not close(got, wanted):
                 return (
-                    f"rank {rank}: after an error in a micro-batch the model is still in no_sync, "
+                    f"rank {rank}: after an error in a microbatch the model is still in no_sync, "
                     "and averages nothing any more. A `with` is left by an error too."
                 )
         return ""
@@ -166,7 +166,7 @@ def _judge_uneven(seen: Seen) -> Verdict:
 def _advise_on_uneven(one: Observation) -> str:
     if one.hung:
         return (
-            "Here ranks have other numbers of micro-batches, and one has none but one of no "
+            "Here ranks have other numbers of microbatches, and one has none but one of no "
             "samples. Every rank has to take part in every all-reduce, whatever it has."
         )
     return ""
@@ -174,7 +174,7 @@ def _advise_on_uneven(one: Observation) -> str:
 
 _uneven = judge_topic(
     "uneven",
-    "right where ranks differ in samples and micro-batches, and where one has no samples",
+    "right where ranks differ in samples and microbatches, and where one has no samples",
     _advise_on_uneven,
 )
 
@@ -210,7 +210,7 @@ ACCUMULATE_OVER_RANKS = Part(
             Rule(
                 "equal",
                 2,
-                judge_equal("right on 1 and 4 ranks where all micro-batches are equal"),
+                judge_equal("right on 1 and 4 ranks where all microbatches are equal"),
             ),
             Rule("uneven", 3, _judge_uneven),
             Rule("once", 2, _judge_once),
@@ -219,7 +219,7 @@ ACCUMULATE_OVER_RANKS = Part(
                 1,
                 judge_topic("added", "added to what is in .grad already", lambda one: ""),
             ),
-            Rule("graphs", 1, judge_graphs("the graph of one micro-batch at a time")),
+            Rule("graphs", 1, judge_graphs("the graph of one microbatch at a time")),
             Rule("left", 1, _judge_left),
             Rule(
                 "subgroups",

@@ -50,12 +50,12 @@ def wrong_batch(one: Observation) -> str:
         took = micro * count * case.ranks
         if took != case.batch:
             return (
-                f"{micro} samples x {count} micro-batches x {count_ranks(case.ranks)} are "
+                f"{micro} samples x {count} microbatches x {count_ranks(case.ranks)} are "
                 f"{took} in an update; {case.batch} are asked for."
             )
         if micro < min(case.memory, case.batch // case.ranks):
             return (
-                f"{count} micro-batches of {micro} samples, and there is memory for "
+                f"{count} microbatches of {micro} samples, and there is memory for "
                 f"{case.memory}. Each one more costs a forward and a backward pass that could "
                 "have been shared."
             )
@@ -117,7 +117,7 @@ def _sent(one: Observation) -> str:
     assert isinstance(case, Rehearsal)
     if not all(copy.equal(copies[0]) for copy in copies):
         return (
-            f"gradients travel in the micro-batches {case.plan['travel_in']} of "
+            f"gradients travel in the microbatches {case.plan['travel_in']} of "
             f"{case.plan['micro_batches']}, counted from 0, and in the end the copies of the "
             "ranks differ. What comes after the last journey stays on its rank."
         )
@@ -130,7 +130,7 @@ def _sent(one: Observation) -> str:
     if left > _SENT_MORE * updates * gradient + gradient + _OWN:
         return (
             f"{amount(left)} left rank 0 in {updates} updates, {left / updates / gradient:.1f} "
-            "gradients for each. They add up on a rank until the last micro-batch."
+            "gradients for each. They add up on a rank until the last microbatch."
         )
     return ""
 

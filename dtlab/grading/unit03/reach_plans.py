@@ -99,5 +99,5 @@ def _out_of_bounds(planned: Mapping[str, Any]) -> str:
     if not isinstance(planned["travel_in"], list) or any(
         not isinstance(one, int) for one in planned["travel_in"]
     ):
-        return "has to list micro-batches by their numbers from 0 in 'travel_in', as [0, 1]."
+        return "has to list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
     return ""

@@ -12,7 +12,7 @@ __all__ = ["PARTS"]
 
 PARTS: tuple[Part, ...] = (
     reason_part("03/effective_batch", "The effective batch", 6, 1, EFFECTIVE_BATCH),
-    reason_part("03/micro_gradients", "What micro-batches add up to", 8, 2, MICRO_GRADIENTS),
+    reason_part("03/micro_gradients", "What microbatches add up to", 8, 2, MICRO_GRADIENTS),
     reason_part("03/scaled_rate", "The rate for k times the batch", 7, 2, SCALED_RATE),
     reason_part("03/noise_scale", "What a larger batch buys", 8, 3, NOISE_SCALE),
 )

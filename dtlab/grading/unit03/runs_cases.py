@@ -68,7 +68,7 @@ def schedule(
 def accumulated(draw: random.Random, seed: int) -> list[Trial]:
     """`script(model, data, epochs, micro, accumulate)` on three ranks and on two.
 
-    The batch is as many times 32 as neither ranks nor micro-batches nor both are, nor its root.
+    The batch is as many times 32 as neither ranks nor microbatches nor both are, nor its root.
     And neither of the first trial's is 2: rates come to be off by that in other ways too.
     """
 

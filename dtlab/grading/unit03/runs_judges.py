@@ -47,13 +47,13 @@ def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
 
 
 def moved_within_an_update(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The parameters change between two micro-batches of one update."""
+    """The parameters change between two microbatches of one update."""
     rows = results[0].before
     for place in range(1, len(rows)):
         number = place % case.passes
         if number and not rows[place].equal(rows[place - 1]):
             return (
-                f"the parameters move within an update, before its micro-batch {number + 1} of "
+                f"the parameters move within an update, before its microbatch {number + 1} of "
                 f"{case.passes}. The optimizer steps once, after the last one."
             )
     return ""
@@ -71,12 +71,12 @@ def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
         if len(found) != len(wanted):
             return (
                 f"rank 0 makes {len(results[0].passes)} forward passes. {len(wanted)} updates of "
-                f"{case.passes} micro-batches are {len(wanted) * case.passes}."
+                f"{case.passes} microbatches are {len(wanted) * case.passes}."
             )
         if found[0].astray > _ASTRAY:
             return (
                 "the first update does not go along the gradient of the mean loss over all its "
-                "micro-batches and ranks. What is in `.grad` when the optimizer steps?"
+                "microbatches and ranks. What is in `.grad` when the optimizer steps?"
             )
         rates = [move.rate for move in found]
         if _alike(rates, wanted):
@@ -123,11 +123,11 @@ def _steps_of_schedule(case: Training, rates: Sequence[float], wanted: Sequence[
             often = "never goes on" if count == updates else f"goes one step in {count} updates"
             return f"The schedule {often}: how often does `schedule.step()` run?"
     start, warm = wanted[0] / max(wanted), wanted.index(max(wanted))
-    for rising in (warm, case.passes * warm, None):  # of so many micro-batches that are told
+    for rising in (warm, case.passes * warm, None):  # of so many microbatches that are told
         told = schedule(max(wanted), case.passes * updates, start, rising)
         if _alike(rates, told[case.passes - 1 :: case.passes]):
             return (
-                "The schedule goes one step for each micro-batch, and was told of as many: it "
+                "The schedule goes one step for each microbatch, and was told of as many: it "
                 "counts them, and not updates."
             )
     return (
@@ -138,11 +138,11 @@ def _steps_of_schedule(case: Training, rates: Sequence[float], wanted: Sequence[
 
 def of_gradients(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     """What all gradients may be multiplied with, and where that comes from."""
-    yield case.passes, "An update has as many micro-batches: divide each loss by their number."
-    yield 1 / case.passes, "An update has as many micro-batches: they are divided by twice."
+    yield case.passes, "An update has as many microbatches: divide each loss by their number."
+    yield 1 / case.passes, "An update has as many microbatches: they are divided by twice."
     yield (
         case.passes / ranks,
-        f"That is {case.passes} micro-batches by {ranks} ranks. DDP has divided by one of the two "
+        f"That is {case.passes} microbatches by {ranks} ranks. DDP has divided by one of the two "
         "already.",
     )
     yield 1 / ranks, f"There are {ranks} ranks, and DDP has divided by their number already."
@@ -154,16 +154,16 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     times = batch / BASE_BATCH
     yield (
         case.passes,
-        "An update has as many micro-batches. Each loss is divided by their number, and the rate "
+        "An update has as many microbatches. Each loss is divided by their number, and the rate "
         "grows with samples.",
     )
-    yield 1 / case.passes, "An update has as many micro-batches: they are divided by twice."
+    yield 1 / case.passes, "An update has as many microbatches: they are divided by twice."
     yield ranks, f"There are {ranks} ranks. How many samples does an update take, all in all?"
     yield 1 / ranks, "An update takes the samples of all ranks, not those of one."
     yield 1 / times, f"That is the rate of batch {BASE_BATCH}; an update takes {batch} samples."
     yield 1 / math.sqrt(times), "That is the square-root rule; the linear one is asked for."
-    yield case.passes / times, "The batch grows with the ranks too, not with micro-batches alone."
-    yield ranks / times, "The batch grows with the micro-batches too, not with the ranks alone."
+    yield case.passes / times, "The batch grows with the ranks too, not with microbatches alone."
+    yield ranks / times, "The batch grows with the microbatches too, not with the ranks alone."
     yield ranks * case.passes / times, "Count samples, not forward passes."
     yield ranks * case.passes, "As many as there are forward passes in an update. Does it grow?"
 

@@ -137,10 +137,10 @@ _BY_RULE = Number(
         Mistake(lambda g: 1 / g["times"], "that is the other way round."),
         Mistake(lambda g: g["times"] ** 0.5, "that is the square-root rule."),
         Mistake(lambda g: g["times"] / g["ranks"], "an update takes the samples of all ranks."),
-        Mistake(lambda g: g["times"] / g["passes"], "an update has several micro-batches."),
+        Mistake(lambda g: g["times"] / g["passes"], "an update has several microbatches."),
         Mistake(lambda g: g["batch"], "these are the samples of an update: how many times 32?"),
     ),
-    "Count the samples of an update, over all ranks and micro-batches, and compare the peak with "
+    "Count the samples of an update, over all ranks and microbatches, and compare the peak with "
     "0.05 for every 32 of them.",
     unit="times",
     tolerance=0.02,
@@ -171,7 +171,7 @@ _BATCH = Number(
     lambda given: given["batch"],
     (
         Mistake(lambda g: g["batch"] / g["ranks"], "these are the samples of one rank."),
-        Mistake(lambda g: g["batch"] / g["passes"], "an update has several micro-batches."),
+        Mistake(lambda g: g["batch"] / g["passes"], "an update has several microbatches."),
         Mistake(lambda g: g["micro"], "that is one forward pass on one rank."),
         Mistake(lambda g: g["batch"] / g["times"], "this is the batch that the rate would fit."),
     ),

@@ -1,4 +1,4 @@
-"""What each micro-batch of each rank gives in one step, computed in one process."""
+"""What each microbatch of each rank gives in one step, computed in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pair = tuple["Tensor", "Tensor"]
 class Shares:
     """One step of a group of ranks, `members`; ranks beside it are there too.
 
-    By rank and micro-batch, `sums` are the gradients of the loss added up over the samples, each
+    By rank and microbatch, `sums` are the gradients of the loss added up over the samples, each
     as one vector over all parameters that have one; `losses` are these losses, and `counts` the
     numbers of samples. `names` and `shapes` are those of the parameters, `there` says which have a
     gradient, and `before` is what was in `.grad`.
@@ -78,7 +78,7 @@ def shares_of(
 ) -> list[Shares]:
     """The shares in each step of a module that is trained in steps with what is wanted.
 
-    `steps` are the micro-batches of all ranks. The module is another one afterwards.
+    `steps` are the microbatches of all ranks. The module is another one afterwards.
     """
     found = []
     for batches in steps:

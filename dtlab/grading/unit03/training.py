@@ -1,9 +1,9 @@
 """Steps with accumulated gradients, by a learner's function, and what must come of them.
 
-    micro-batches   3 samples   5 samples   1 sample      of one rank in one step
+    microbatches    3 samples   5 samples   1 sample      of one rank in one step
     wanted          the gradient of the mean loss over all 9; of several ranks, over all of theirs
 
-An `Accumulating` case draws a model and micro-batches, has each rank go through its own ones, and
+An `Accumulating` case draws a model and microbatches, has each rank go through its own ones, and
 compares what `.grad` has then with what one process computes here (`shares`).
 """
 
@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
-Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a micro-batch
-Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # of each rank, in each step: its micro-batches
+Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
+Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # of each rank, in each step: its microbatches
 
 _WRAPPERS = {"": "", "ddp": " in PyTorch's DDP", "dtlab": " in dtlab's DataParallel"}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one rank trains, and on what: `steps` are its own micro-batches, `members` its group.
+    """What one rank trains, and on what: `steps` are its own microbatches, `members` its group.
 
     `before` is what `.grad` has at the beginning of each step, None where it has nothing.
     """
@@ -173,7 +173,7 @@ class Accumulating(Case):
 
     @cached_property
     def shares(self) -> dict[tuple[int, ...], list[Shares]]:
-        """For each group, and then each step: what every micro-batch of every rank gives."""
+        """For each group, and then each step: what every microbatch of every rank gives."""
         everyone = range(len(self.sizes))
         batches = [
             {rank: self.micro_batches(rank, step) for rank in everyone}

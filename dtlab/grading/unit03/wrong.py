@@ -36,7 +36,7 @@ def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> 
         if gradient is not None and not there and not shares.before.any():
             return f"{name} had no gradient, and should have none afterwards."
         if gradient is None and there:
-            return f"{name} has no gradient. Call backward for every micro-batch."
+            return f"{name} has no gradient. Call backward for every microbatch."
         if gradient is not None and tuple(gradient.shape) != shape:
             return f"the gradient of {name} is {tuple(gradient.shape)} now."
     kept = [one for one, there in zip(got, shares.there, strict=True) if there and one is not None]
@@ -93,35 +93,35 @@ def _of_one_rank(shares: Shares) -> Named:
     )
     yield (
         _averaged(shares, lambda sums, counts: sum(_means(sums, counts)) / len(sums)),
-        "this is the mean of the micro-batches' means: a sample counts for more in a small one. "
-        "Divide the sum of every micro-batch by the same number, that of all samples.",
+        "this is the mean of the microbatches' means: a sample counts for more in a small one. "
+        "Divide the sum of every microbatch by the same number, that of all samples.",
     )
     yield (
         _averaged(shares, lambda sums, counts: sum(_means(sums, counts))),
-        "these are the means of the micro-batches, added up: divide every sum by the number of "
-        "all samples, not by that of its micro-batch.",
+        "these are the means of the microbatches, added up: divide every sum by the number of "
+        "all samples, not by that of its microbatch.",
     )
     yield (
         _averaged(shares, lambda sums, counts: sum(sums) / len(sums)),
-        "this is divided by the number of micro-batches, not by the number of samples.",
+        "this is divided by the number of microbatches, not by the number of samples.",
     )
     yield (
         _averaged(shares, lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums))),
-        "this is right where all micro-batches have as many samples as the first: count those of "
+        "this is right where all microbatches have as many samples as the first: count those of "
         "each.",
     )
     yield (
         _averaged(shares, lambda sums, counts: size * sums[-1] / samples),
-        "only the last micro-batch is in it: call backward for every one, and let .grad stay in "
+        "only the last microbatch is in it: call backward for every one, and let .grad stay in "
         "between.",
     )
     yield (
         _averaged(shares, lambda sums, counts: size * sums[0] / samples),
-        "only the first micro-batch is in it.",
+        "only the first microbatch is in it.",
     )
     yield (
         _averaged(shares, lambda sums, counts: size * (sum(sums) - sums[-1]) / samples),
-        "the last micro-batch is not in it.",
+        "the last microbatch is not in it.",
     )
 
 
@@ -168,14 +168,14 @@ def _of_ranks(shares: Shares, rank: int) -> Named:
         yield (
             _averaged(shares, lambda sums, counts, j=journey: size * sum(sums[:j]) / samples)
             + size * late / samples,
-            "gradients travel before the last micro-batch, and what comes after their journey "
+            "gradients travel before the last microbatch, and what comes after their journey "
             "stays on its rank.",
         )
     own = shares.total([rank])
     for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
         yield (
             own * scale,
-            "this comes from the rank's own samples alone: the last micro-batch has to be outside "
+            "this comes from the rank's own samples alone: the last microbatch has to be outside "
             "no_sync, and with it the wrapper averages all that has come together.",
         )
 
@@ -225,5 +225,5 @@ def _losses(shares: Shares, rank: int) -> Iterator[tuple[float, str]]:
         yield means[rank], "the mean over the rank's own samples, not over those of all ranks"
         yield sum(means.values()) / len(members), "the mean of the ranks' means"
         every = [one for each in micro.values() for one in each]
-        yield sum(every) / len(every), "the mean of the micro-batches' means"
-    yield sum(micro[rank]) / len(micro[rank]), "the mean of the micro-batches' means"
+        yield sum(every) / len(every), "the mean of the microbatches' means"
+    yield sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"

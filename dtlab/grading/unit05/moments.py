@@ -42,7 +42,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     by_number = sorted(zip(given["names"], _EVENTS, strict=True))
     return [
         ("your model", f"{given['layers']} blocks of {given['block']} million parameters"),
-        ("your step", f"{given['ranks']} ranks, {given['count']} micro-batches"),
+        ("your step", f"{given['ranks']} ranks, {given['count']} microbatches"),
         *((f"event {number}", what) for number, what in by_number),
     ]
 
@@ -55,7 +55,7 @@ def _in_order(places: Sequence[int]) -> Callable[[Values], list[int]]:
 def _calls(
     gathers: Callable[[int], int], reductions: Callable[[int], int]
 ) -> Callable[[Values], list[int]]:
-    """So many of each for a block, with k micro-batches."""
+    """So many of each for a block, with k microbatches."""
     return lambda given: [given["layers"] * each(given["count"]) for each in (gathers, reductions)]
 
 
@@ -87,7 +87,7 @@ _CLAIMS = Choices(
     {
         "everything": "stage 3 divides all that a rank holds",
         "forward": "stage 3 gathers weights in the forward pass only",
-        "again": "stage 3 gathers the weights of a block anew in each micro-batch",
+        "again": "stage 3 gathers the weights of a block anew in each microbatch",
         "whole": "at stage 2 each rank has all weights at all times",
         "samples": "at stage 3 each rank computes a part of every layer for all samples",
         "own": "at stages 1 to 3 a rank's optimizer steps on its own part of the parameters",
@@ -117,7 +117,7 @@ MOMENTS = Questions(
     (
         number(
             "order",
-            "the order in which the events happen to one block in a step of one micro-batch, as "
+            "the order in which the events happen to one block in a step of one microbatch, as "
             "a list of their numbers",
             _in_order(range(len(_EVENTS))),
             "Nothing computes without its weights, and nobody keeps them longer than needed.",
@@ -142,16 +142,16 @@ MOMENTS = Questions(
             "the all-gathers and the reduce-scatters that a rank takes part in during your step, "
             "as a list of two, if every block is freed after its forward pass",
             _calls(lambda k: 2 * k, lambda k: k),
-            "In one micro-batch, for one block: how many of each?",
+            "In one microbatch, for one block: how many of each?",
             (_calls(lambda k: k, lambda k: k), "backward needs the weights too."),
             (
                 _calls(lambda k: 2, lambda k: 1),
-                "this is one micro-batch. A rank has no room for what the others own until the "
+                "this is one microbatch. A rank has no room for what the others own until the "
                 "last one.",
             ),
             (
                 _calls(lambda k: 2 * k, lambda k: 1),
-                "gradients of all blocks, whole, until the last micro-batch: who would hold them?",
+                "gradients of all blocks, whole, until the last microbatch: who would hold them?",
             ),
             exact=True,
         ),

@@ -191,7 +191,7 @@ def _rows_of(name: str, model: Model) -> list[tuple[str, str]]:
         ),
         (
             f"{name}: a step",
-            f"{model.batch} sequences of {model.sequence} tokens, in micro-batches of "
+            f"{model.batch} sequences of {model.sequence} tokens, in microbatches of "
             f"{model.microbatch}",
         ),
         (

@@ -71,7 +71,7 @@ class Model:
     heads: int
     sequence: int
     microbatch: int
-    batch: int  # sequences in a step, over all ranks and micro-batches
+    batch: int  # sequences in a step, over all ranks and microbatches
     nodes: int
     gpus_per_node: int
     least_ranks: int
@@ -110,7 +110,7 @@ class Model:
             return f"{count_ranks(ranks)} would not fill whole nodes of {node}"
         if self.batch % (ranks * self.microbatch):
             return (
-                f"{ranks} ranks with micro-batches of {self.microbatch} do not divide a batch of "
+                f"{ranks} ranks with microbatches of {self.microbatch} do not divide a batch of "
                 f"{self.batch}"
             )
         return ""

@@ -35,7 +35,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return [
         ("your model", f"{given['parameters']:g} billion parameters"),
         ("N, ranks", str(given["ranks"])),
-        ("k, micro-batches of a step", str(given["count"])),
+        ("k, microbatches of a step", str(given["count"])),
     ]
 
 
@@ -50,7 +50,7 @@ def _elements(stage: int, **how: bool) -> Callable[[Values], float]:
 
 
 def _passes(passes: Callable[[int], float]) -> Callable[[Values], float]:
-    """Billions of elements if all of them go round so many times, of k micro-batches."""
+    """Billions of elements if all of them go round so many times, of k microbatches."""
     return lambda given: (
         passes(given["count"]) * given["parameters"] * (given["ranks"] - 1) / given["ranks"]
     )
@@ -86,7 +86,7 @@ _PER_SAMPLE = Choice(
             "so it is at stages 0 and 1, which add up first and send once. What can stage 3 not "
             "put off?",
         ),
-        Mistake("grows", "a step sends more. And each micro-batch of it?"),
+        Mistake("grows", "a step sends more. And each microbatch of it?"),
     ),
     "Divide your `stage_3` by k.",
 )
@@ -97,12 +97,12 @@ WIRE = Questions(
     (
         _elements_of(
             "ddp",
-            "DDP with `no_sync` in all micro-batches but the last, its all-reduce on a ring",
+            "DDP with `no_sync` in all microbatches but the last, its all-reduce on a ring",
             _elements(0),
             "An all-reduce is a reduce-scatter and an all-gather. How often is it made in a step?",
             (_without_factor(lambda _: 2), _NO_FACTOR),
             (_passes(lambda _: 1), "this is half of an all-reduce."),
-            (_passes(lambda k: 2 * k), "`no_sync` leaves it out in all micro-batches but one."),
+            (_passes(lambda k: 2 * k), "`no_sync` leaves it out in all microbatches but one."),
         ),
         _elements_of(
             "stage_1",
@@ -119,7 +119,7 @@ WIRE = Questions(
             "stage_2",
             "stage 2",
             _elements(2),
-            "Whose gradients may a rank keep between micro-batches? And what goes round after "
+            "Whose gradients may a rank keep between microbatches? And what goes round after "
             "the step?",
             (_passes(lambda _: 2), "a rank has no room to add up what is not its own."),
             (_passes(lambda k: 2 * k), "weights change once in a step, and go round once."),
@@ -129,16 +129,16 @@ WIRE = Questions(
             "stage_3",
             "stage 3, blocks freed after the forward pass",
             _elements(3),
-            "Count one micro-batch first: a block is whole for its forward, freed, and whole for "
+            "Count one microbatch first: a block is whole for its forward, freed, and whole for "
             "its backward; then its gradients go to their owners. How often does something go "
-            "round? Of that, what can wait for the last micro-batch? Each time a rank sends "
+            "round? Of that, what can wait for the last microbatch? Each time a rank sends "
             "(N-1)/N of all elements.",
-            (_passes(lambda k: k + 2), "weights do not stay from one micro-batch to the next."),
+            (_passes(lambda k: k + 2), "weights do not stay from one microbatch to the next."),
             (
                 _passes(lambda k: 2 * k),
                 "this gathers in the forward pass only. Backward needs the weights as well.",
             ),
-            (_passes(lambda _: 3), "this is one micro-batch. What of it can wait for the last?"),
+            (_passes(lambda _: 3), "this is one microbatch. What of it can wait for the last?"),
             (
                 _passes(lambda k: 2 * k + 1),
                 "this reduces gradients once in a step: who would hold them until then?",
@@ -154,7 +154,7 @@ WIRE = Questions(
             (_elements(3), "with that setting backward finds the weights still there."),
             (
                 _passes(lambda k: k + 1),
-                "weights are gathered again in each micro-batch's forward.",
+                "weights are gathered again in each microbatch's forward.",
             ),
         ),
         number(
@@ -171,7 +171,7 @@ WIRE = Questions(
             unit="GB",
         ),
         Question(
-            "each", 1, "what stage 3 sends for one micro-batch, when k is larger", _PER_SAMPLE
+            "each", 1, "what stage 3 sends for one microbatch, when k is larger", _PER_SAMPLE
         ),
     ),
 )

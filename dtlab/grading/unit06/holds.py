@@ -46,7 +46,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     by_letter = sorted((letter, name) for name, letter in given["tensors"].items())
     return [
         *((f"tensor {letter}", _TENSORS[name]) for letter, name in by_letter),
-        ("your step", f"{given['layers']} layers, {given['count']} micro-batches"),
+        ("your step", f"{given['layers']} layers, {given['count']} microbatches"),
         ("your gradients, squared and added up", f"of shards, rank by rank: {given['squares']}; "
          f"of whole parameters, on each rank: {given['common']}"),
     ]  # fmt: skip
@@ -73,7 +73,7 @@ def _tensors(
 
 
 def _calls(forward: float, backward: float) -> Callable[[Values], list[float]]:
-    """So many in a layer and micro-batch, of the learner's step."""
+    """So many in a layer and microbatch, of the learner's step."""
     return lambda given: [given["layers"] * given["count"] * one for one in (forward, backward)]
 
 
@@ -202,13 +202,13 @@ HOLDS = Questions(
             "the all-reduces of a rank in your step, without those of embedding, loss and "
             "gradients, as a list of two: in forward passes, in backward passes",
             _calls(2, 2),
-            "How many pairs of f and g has a layer? And how many layers and micro-batches?",
+            "How many pairs of f and g has a layer? And how many layers and microbatches?",
             (_calls(2, 0), "backward has gradients to add up: f has a part in it."),
             (_calls(1, 1), "this is one pair of f and g in each layer. What is divided in it?"),
             (_calls(4, 4), "in each pass, one of f and g sends nothing."),
             (
                 lambda given: [2 * given["layers"]] * 2,
-                "this is one micro-batch. Activations of the next one are others.",
+                "this is one microbatch. Activations of the next one are others.",
             ),
             exact=True,
         ),

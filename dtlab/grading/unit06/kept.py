@@ -48,7 +48,7 @@ def _draw(draw: Random) -> Values:
 def _rows(given: Values) -> list[tuple[str, str]]:
     return [
         ("s, tokens of a sequence", str(given["sequence"])),
-        ("b, sequences of a micro-batch", str(given["micro_batch"])),
+        ("b, sequences of a microbatch", str(given["micro_batch"])),
         ("h, hidden size", str(given["hidden"])),
         ("a, attention heads", str(given["heads"])),
         ("L, layers on every rank", str(given["layers"])),

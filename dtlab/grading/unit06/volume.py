@@ -1,6 +1,6 @@
 """The values of 06/volume: what a rank sends for a layer, and the seconds that everyone waits.
 
-8bsh(t-1)/t elements per layer and micro-batch: Narayanan et al. 2021, "Efficient Large-Scale
+8bsh(t-1)/t elements per layer and microbatch: Narayanan et al. 2021, "Efficient Large-Scale
 Language Model Training on GPU Clusters Using Megatron-LM", section 3.2; 72bsh^2 (1 + s/(6h))
 operations: their equation (3), less what is recomputed. What sequence parallelism gathers once
 more: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2.
@@ -49,7 +49,7 @@ def _draw(draw: Random) -> Values:
 
 def _rows(given: Values) -> list[tuple[str, str]]:
     return [
-        ("b, sequences of a micro-batch", str(given["micro_batch"])),
+        ("b, sequences of a microbatch", str(given["micro_batch"])),
         ("s, tokens of a sequence", str(given["sequence"])),
         ("h, hidden size", str(given["hidden"])),
         ("L, layers", str(given["layers"])),
@@ -149,7 +149,7 @@ VOLUME = Questions(
     (
         _millions(
             "layer",
-            "what a rank sends for one layer and micro-batch, forward and backward",
+            "what a rank sends for one layer and microbatch, forward and backward",
             _all_reduces(4),
             _PASSES,
             (_all_reduces(2), "this is one of the two passes, or half of each all-reduce."),

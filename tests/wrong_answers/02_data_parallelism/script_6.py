@@ -1,4 +1,4 @@
-"""Answers to 02/script_6: the forward pass is outside of no_sync, so every micro-batch sends.
+"""Answers to 02/script_6: the forward pass is outside of no_sync, so every microbatch sends.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -45,7 +45,7 @@ def sgd(model, rate=0.1):
 
 
 def trained(model, data, epochs, accumulate, *, quiet, share=None, net=None, zero=False):
-    """A step every `accumulate` micro-batches; `quiet(number)` ones are in no_sync as a whole."""
+    """A step every `accumulate` microbatches; `quiet(number)` ones are in no_sync as a whole."""
     net, optimizer = net or DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
         for number, (images, labels) in enumerate(loader, start=1):
@@ -288,9 +288,9 @@ WRONG = {
     parameters_besides: {"traffic": "is it inside `no_sync` by then?"},
     not_written: {"traffic": "mended is not written yet"},
     the_first_one_sends: {"training": "Which gradient does each rank step with?"},
-    a_sum_over_the_micro_batches: {"training": "the sum over the micro-batches"},
+    a_sum_over_the_micro_batches: {"training": "the sum over the microbatches"},
     divided_by_the_ranks_too: {"training": "Is every step made with the mean of all"},
-    zeroed_for_each_micro_batch: {"training": "the last micro-batch of each step alone"},
+    zeroed_for_each_micro_batch: {"training": "the last microbatch of each step alone"},
     in_one_large_batch: {"training": "a forward pass takes 32 samples at once"},
     the_other_micro_batches_left_out: {"training": "are in no rank's batches"},
     own_steps_and_a_mean_of_parameters: {"training": "Is every step made with the mean of all"},

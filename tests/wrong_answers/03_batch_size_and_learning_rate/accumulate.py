@@ -245,7 +245,7 @@ def shares_of_the_whole(model, loss_sum, micro_batches):
 
 
 def losses_kept_without_their_graphs(model, loss_sum, micro_batches):
-    """From the last micro-batch to the first; a tensor says how many samples there are."""
+    """From the last microbatch to the first; a tensor says how many samples there are."""
     weight = 1 / torch.tensor([len(targets) for _, targets in micro_batches]).sum()
     losses = []
     for inputs, targets in reversed(micro_batches):
@@ -274,17 +274,17 @@ RIGHT = [shares_of_the_whole, losses_kept_without_their_graphs, gradients_by_han
 
 WRONG = {
     sum_of_the_losses: {"equal": "this is the sum over the samples, not the mean"},
-    means_added_up: {"equal": "the means of the micro-batches, added up"},
-    divided_by_the_number_of_micro_batches: {"equal": "divided by the number of micro-batches"},
+    means_added_up: {"equal": "the means of the microbatches, added up"},
+    divided_by_the_number_of_micro_batches: {"equal": "divided by the number of microbatches"},
     always_four_micro_batches: {"equal": "times the gradient that is wanted"},
-    mean_of_means: {"uneven": "the mean of the micro-batches' means"},
-    mean_of_means_throughout: {"uneven": "the mean of the micro-batches' means"},
+    mean_of_means: {"uneven": "the mean of the microbatches' means"},
+    mean_of_means_throughout: {"uneven": "the mean of the microbatches' means"},
     all_as_large_as_the_first: {"uneven": "as many samples as the first"},
     smaller_ones_dropped: {"uneven": "off the gradient that is wanted by up to"},
     no_number_for_no_samples: {"loss": "returns nan"},
-    last_one_left_out: {"equal": "the last micro-batch is not in it"},
-    zeroed_in_every_micro_batch: {"equal": "only the last micro-batch is in it"},
-    last_loss_only: {"equal": "only the last micro-batch is in it"},
+    last_one_left_out: {"equal": "the last microbatch is not in it"},
+    zeroed_in_every_micro_batch: {"equal": "only the last microbatch is in it"},
+    last_loss_only: {"equal": "only the last microbatch is in it"},
     zeroed_at_the_start: {"added": "what was in .grad before is gone"},
     gradients_divided_at_the_end: {"added": "what was in .grad before is scaled too"},
     gradients_put_in_place_of_the_old: {"added": "what was in .grad before is gone"},
@@ -295,7 +295,7 @@ WRONG = {
     one_large_batch: {"graphs": "samples at once"},
     returns_a_tensor: {"loss": "returns a Tensor"},
     returns_the_sum: {"loss": "the sum of the losses"},
-    returns_the_mean_of_means: {"loss": "the mean of the micro-batches' means"},
+    returns_the_mean_of_means: {"loss": "the mean of the microbatches' means"},
     returns_the_loss_of_the_last: {"loss": "where the mean over the samples is"},
     returns_nothing: {"loss": "returns None"},
     untouched: {"equal": "accumulate is not written yet"},
@@ -304,7 +304,7 @@ WRONG = {
     of_the_library_in_secret: {"equal": "sys.setprofile"},
 }
 
-_ORDER = "micro-batches may be counted, and gone through, in any order"
+_ORDER = "microbatches may be counted, and gone through, in any order"
 _NUMBER = "a number is a number"
 
 EQUIVALENT = {

@@ -103,7 +103,7 @@ def empty_ones_skipped(model, loss_sum, micro_batches):
 
 
 def samples_asked_for_in_each_micro_batch(model, loss_sum, micro_batches):
-    """Right where all ranks have as many micro-batches."""
+    """Right where all ranks have as many microbatches."""
     group = group_of(model)
     size = dist.get_world_size(group)
     samples = sum(over_ranks(len(inputs), group) for inputs, _ in micro_batches)
@@ -151,7 +151,7 @@ def another_time_by_hand(model, loss_sum, micro_batches):
 
 
 def without_no_sync(model, loss_sum, micro_batches):
-    """Hangs where ranks have other numbers of micro-batches, too."""
+    """Hangs where ranks have other numbers of microbatches, too."""
     group, size, samples = numbers(model, micro_batches)
     total = 0.0
     for inputs, targets in micro_batches:
@@ -385,7 +385,7 @@ def averaged_by_hand(model, loss_sum, micro_batches):
 
 
 def with_an_exit_stack(model, loss_sum, micro_batches):
-    """The stack is left just before the last micro-batch, and by an error too."""
+    """The stack is left just before the last microbatch, and by an error too."""
     group = group_of(model)
     own = [0, 0.0]
     with ExitStack() as stack:
@@ -417,13 +417,13 @@ WRONG = {
     own_samples_times_ranks: {"equal": "the number of ranks times what it should be"},
     own_samples_only: {"uneven": "the mean of the ranks' means"},
     own_samples_throughout: {"uneven": "the mean of the ranks' means"},
-    mean_of_means: {"uneven": "the mean of the micro-batches' means"},
+    mean_of_means: {"uneven": "the mean of the microbatches' means"},
     ranks_as_large_as_this_one: {"uneven": "the mean of the ranks' means"},
     empty_ones_skipped: {"uneven": "Every rank has to take part in every all-reduce"},
     samples_asked_for_in_each_micro_batch: {"uneven": "what the ranks call does not fit"},
     never_averaged: {"equal": "this comes from the rank's own samples alone"},
     averaged_with_the_first: {"equal": "what comes after their journey stays on its rank"},
-    zeroed_in_every_micro_batch: {"equal": "only the last micro-batch is in it"},
+    zeroed_in_every_micro_batch: {"equal": "only the last microbatch is in it"},
     another_time_by_hand: {"once": "travelled twice"},
     without_no_sync: {"once": "travelled three times"},
     no_sync_round_backward_alone: {"once": "to which the forward pass belongs too"},
@@ -452,7 +452,7 @@ WRONG = {
 EQUIVALENT = {
     "... torch.tensor(sum((len(inputs) for inputs, _ in micro_batches))) -> "
     "... torch.tensor(sum((len(inputs) for inputs, _ in reversed(micro_batches))))": (
-        "micro-batches may be counted in any order"
+        "microbatches may be counted in any order"
     ),
     "total = torch.zeros(1) -> total = torch.zeros(1).double()": (
         "a few numbers may travel, in any dtype"

@@ -30,7 +30,7 @@ def groups_of(things, size):
 
 
 def dealt_out(given):
-    """By dealing the data set out to copies, micro-batches and steps; some answers as text."""
+    """By dealing the data set out to copies, microbatches and steps; some answers as text."""
     a, b, c = given["a"], given["b"], given["c"]
     own = range(given["samples"])[:: copies_of_c(given)]
     micro_batches = groups_of(own, c["micro"])
@@ -171,11 +171,11 @@ def short_step_sends_nothing(given):
 RIGHT = [by_hand, dealt_out]
 
 WRONG = {
-    one_micro_batch: {"accumulated": "this is one micro-batch"},
-    micro_batches_for_samples: {"accumulated": "this counts micro-batches"},
-    micro_plus_count: {"accumulated": "this adds samples to micro-batches"},
+    one_micro_batch: {"accumulated": "this is one microbatch"},
+    micro_batches_for_samples: {"accumulated": "this counts microbatches"},
+    micro_plus_count: {"accumulated": "this adds samples to microbatches"},
     one_gpu: {"data_parallel": "this is what one GPU sees"},
-    split_among_gpus: {"data_parallel": "this splits a micro-batch among the GPUs"},
+    split_among_gpus: {"data_parallel": "this splits a microbatch among the GPUs"},
     gpus_plus_micro: {"data_parallel": "this adds GPUs to samples"},
     every_gpu_is_a_copy: {"tensor_parallel": "Those that share one copy see the same samples"},
     one_copy: {"tensor_parallel": "How many copies are there?"},
@@ -192,12 +192,12 @@ WRONG = {
     one_micro_batch_too_many: {"micro_batches": "is not it. How many samples do all copies take"},
     last_step_forgotten: {"steps": "this leaves samples over"},
     steps_not_rounded: {"steps": "this is not a whole number"},
-    micro_batches_for_steps: {"steps": "these are the micro-batches of one copy"},
+    micro_batches_for_steps: {"steps": "these are the microbatches of one copy"},
     steps_of_every_gpu: {"steps": "every GPU counts as a copy of the model"},
     steps_of_a_micro_batch_less: {"steps": "is not it. Divide the data set"},
     one_for_each_step: {"all_reduces": "if gradients travelled once for every step"},
     last_step_is_full: {"all_reduces": "this counts the last step like the others"},
-    one_for_each_copy: {"all_reduces": "these are the micro-batches of all copies"},
+    one_for_each_copy: {"all_reduces": "these are the microbatches of all copies"},
     no_sync_saves_nothing: {"no_sync": "so many there are without"},
     passes_inside_no_sync: {"no_sync": "they send nothing"},
     short_step_sends_nothing: {"no_sync": "and the short step at the end of the epoch?"},

@@ -1,4 +1,4 @@
-"""Answers to 03/micro_gradients: what micro-batches add up to, equal ones and others."""
+"""Answers to 03/micro_gradients: what microbatches add up to, equal ones and others."""
 
 from itertools import chain
 
@@ -185,7 +185,7 @@ WRONG = {
     means_divided_once: {"mean_of_means": "this divides once"},
     tokens_do_not_count: {"true": "this is the mean of four means"},
     tokens_count_on_a_rank_only: {"true": "this is right on each rank"},
-    divided_by_micro_batches: {"true": "by the number of micro-batches"},
+    divided_by_micro_batches: {"true": "by the number of microbatches"},
     one_over_all_tokens: {"factor": "and DDP still divides it"},
     divided_by_the_ranks_twice: {"factor": "this divides by the ranks where DDP does so as well"},
     one_over_tokens_of_the_rank: {"factor": "this makes a mean over the tokens of rank 0"},

@@ -72,7 +72,7 @@ def linear_without_a_warm_up(batch, samples, ranks, memory):
 
 
 def the_ranks_counted_again(batch, samples, ranks, memory):
-    """The batch has the samples of all ranks already, and of all micro-batches."""
+    """The batch has the samples of all ranks already, and of all microbatches."""
     return planned(batch, samples, ranks, memory, rate=0.05 * batch * ranks * 4 / 32)
 
 

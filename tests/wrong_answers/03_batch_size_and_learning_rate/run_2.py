@@ -1,4 +1,4 @@
-"""Answers to 03/run_2: the schedule goes a step for each micro-batch.
+"""Answers to 03/run_2: the schedule goes a step for each microbatch.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -94,7 +94,7 @@ def the_two_steps_swapped(model, data, epochs, micro, accumulate):
 
 @mended
 def a_schedule_that_is_longer(model, data, epochs, micro, accumulate):
-    """As many steps as there are micro-batches, but the warm-up still ends early."""
+    """As many steps as there are microbatches, but the warm-up still ends early."""
     trained(
         model, data, epochs, micro, accumulate,
         decay=lambda done: 1 - done / accumulate,

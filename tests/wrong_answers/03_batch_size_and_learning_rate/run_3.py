@@ -1,4 +1,4 @@
-"""Answers to 03/run_3: the means of the micro-batches are added up, and not divided.
+"""Answers to 03/run_3: the means of the microbatches are added up, and not divided.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -35,13 +35,13 @@ def said(**diagnosis):
 
 
 def undivided(net, batch, count):
-    """The mean of a micro-batch as it is."""
+    """The mean of a microbatch as it is."""
     images, labels = batch
     return F.cross_entropy(net(images), labels)
 
 
 def summed(net, batch, count):
-    """The sum over a micro-batch."""
+    """The sum over a microbatch."""
     images, labels = batch
     return F.cross_entropy(net(images), labels, reduction="sum")
 
@@ -248,7 +248,7 @@ RIGHT = [
     the_rate_divided,
 ]
 
-MANY = "An update has as many micro-batches: divide each loss"
+MANY = "An update has as many microbatches: divide each loss"
 WRONG = {
     says_rate_too_high: {"symptom": "for such updates the linear rule has about the same one"},
     says_too_many_bytes: {"symptom": "all-reduced 1 times the bytes of a gradient"},
@@ -277,7 +277,7 @@ WRONG = {
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
 }
 
-_MEAN = "F.cross_entropy(outputs.detach(), labels).item()"  # of a micro-batch, for the curve
+_MEAN = "F.cross_entropy(outputs.detach(), labels).item()"  # of a microbatch, for the curve
 _CUT = "F.cross_entropy(outputs.detach(), ..."
 _ADD = f"mean += {_MEAN} / len(step)"
 

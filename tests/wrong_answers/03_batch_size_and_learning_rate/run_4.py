@@ -32,7 +32,7 @@ def said(**diagnosis):
 
 
 def shared_out(model, data, epochs, batch, rate, parts, **different):
-    """Train with the batch shared out over ranks and micro-batches."""
+    """Train with the batch shared out over ranks and microbatches."""
     micro = batch // (dist.get_world_size() * parts)
     trained(model, data, epochs, micro, parts, **{"peak": rate, **different})
 
@@ -210,7 +210,7 @@ WRONG = {
     what_the_rate_would_fit: {"number": "this is the batch that the rate would fit"},
     the_samples_of_one_rank: {"number": "these are the samples of one rank"},
     the_samples_of_a_forward_pass: {"number": "that is one forward pass on one rank"},
-    the_samples_of_a_forward_pass_on_all_ranks: {"number": "several micro-batches"},
+    the_samples_of_a_forward_pass_on_all_ranks: {"number": "several microbatches"},
     the_updates: {"number": "Divide the samples of an epoch by its updates"},
     the_line_of_the_micro_batch: {"line": "does that grow here?"},
     the_line_of_the_schedule: {"line": "does that grow here?"},
@@ -220,8 +220,8 @@ WRONG = {
     divided_instead: {"rate": "times as far as they should"},
     by_the_square_root: {"rate": "times as far as they should"},
     another_recipe: {"rate": "times as far as they should"},
-    a_batch_that_grows: {"rate": "samples at once. A micro-batch has"},
-    all_at_once: {"rate": "samples at once. A micro-batch has"},
+    a_batch_that_grows: {"rate": "samples at once. A microbatch has"},
+    all_at_once: {"rate": "samples at once. A microbatch has"},
     without_a_warm_up: {"rate": "Print the rates"},
     each_rank_by_itself: {"rate": "does not go along the gradient"},
     not_written: {"rate": "mended is not written yet"},

@@ -42,7 +42,7 @@ def by_the_formula(given):
         "fused": f"{s * b * h * 32 / 2**20} MiB",
         "selective": f"{5 * x / (34 + 5 * x) * 100:.3f}%",
         "full": f"{given['layers'] * 2 * s * b * h / 1e9} GB",
-        "most": "Fused attention" if 5 * x > 17 + 2.5 * x else "half of the micro-batch",
+        "most": "Fused attention" if 5 * x > 17 + 2.5 * x else "half of the microbatch",
     }
 
 

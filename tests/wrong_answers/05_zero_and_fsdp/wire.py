@@ -51,7 +51,7 @@ def instead(given, **answers):
 
 
 def times(name, count):
-    """With so many passes, of k micro-batches, for one of the answers."""
+    """With so many passes, of k microbatches, for one of the answers."""
 
     def answer(given):
         return instead(given, **{name: passes(given, count(given["count"]))})
@@ -129,7 +129,7 @@ RIGHT = [by_hand, by_the_library]
 WRONG = {
     ddp_as_the_paper_counts: {"ddp": "the paper counts so"},
     half_an_all_reduce: {"ddp": "half of an all-reduce"},
-    without_no_sync: {"ddp": "leaves it out in all micro-batches but one"},
+    without_no_sync: {"ddp": "leaves it out in all microbatches but one"},
     central_server: {"ddp": "is not it. An all-reduce is"},
     both_as_ddp: {"stage_1": "DDP's all-reduce gives all ranks"},
     both_as_pytorch: {"stage_1": "an owner alone gets its gradients"},
@@ -141,13 +141,13 @@ WRONG = {
     stage_2_as_the_paper_counts: {"stage_2": "the paper counts so"},
     gradients_alone: {"stage_2": "is not it. Whose gradients"},
     forward_only: {"stage_3": "in the forward pass only"},
-    accumulation_is_free: {"stage_3": "this is one micro-batch"},
+    accumulation_is_free: {"stage_3": "this is one microbatch"},
     gradients_once: {"stage_3": "who would hold them until then"},
     stage_3_as_the_paper_counts: {"stage_3": "the paper counts so"},
-    four_times: {"stage_3": "is not it. Count one micro-batch first"},
-    in_elements: {"stage_3": "is not it. Count one micro-batch first"},
+    four_times: {"stage_3": "is not it. Count one microbatch first"},
+    in_elements: {"stage_3": "is not it. Count one microbatch first"},
     as_if_freed: {"kept": "finds the weights still there"},
-    gathered_once_in_a_step: {"kept": "again in each micro-batch's forward"},
+    gathered_once_in_a_step: {"kept": "again in each microbatch's forward"},
     only_gathered: {"kept": "is not it. Take your `stage_3`"},
     sixteen_bits: {"gigabytes": "sends gradients in 16 bits"},
     all_in_fp32: {"gigabytes": "gathers weights in fp32"},

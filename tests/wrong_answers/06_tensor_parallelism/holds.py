@@ -225,7 +225,7 @@ WRONG = {
     one_pair: {"calls": "one pair of f and g in each layer"},
     both_functions: {"calls": "one of f and g sends nothing"},
     three_in_backward: {"calls": "is not it. How many pairs"},
-    one_micro_batch: {"calls": "this is one micro-batch"},
+    one_micro_batch: {"calls": "this is one microbatch"},
     one_number_of_calls: {"calls": "write a list of 2 numbers"},
     matrices_alike: {"alike": "of different heads"},
     residual_alike_by_tokens: {"alike": "whose tokens does a rank have there"},
