@@ -94,6 +94,16 @@ def test_code_in_a_message_cannot_bring_tags_along() -> None:
     assert ">&lt;img src=x onerror=&#x27;go()&#x27;&gt;</code> and &lt;b&gt;" in table
 
 
+def test_a_grid_in_a_message_keeps_its_columns() -> None:
+    grid = "        0   1   2\nrank 0 0F0     0B0\nrank 1 1F0 1B0 1F1"
+    message = f"nobody can go on:\n{grid}\nWho waits for `1F0`?"
+    table = Report("part", (Criterion("runs", 1, 0, "lost", message),))._repr_html_()
+    (shown,) = re.findall(r"<code[^>]*white-space:pre;[^>]*>(.*?)</code>", table, re.DOTALL)
+    assert shown == grid
+    assert "nobody can go on:<code" in table
+    assert "</code>Who waits for <code" in table
+
+
 def test_what_has_no_points_is_a_remark() -> None:
     remark = Criterion("part", 0, 0, "blocked", "unknown answer 'speed'")
     report = Report("part", (*REPORT.criteria[:1], remark))

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 from typing import Any, Literal
@@ -26,10 +27,25 @@ _BADGES: dict[Status, str] = {"ok": "#1b7f4b", "lost": "#b3261e", "blocked": "#5
 _CODE = '<code style="color:inherit;background:none;padding:0">'
 _NAMED = re.compile(r"`([^`\n]+)`")
 
+# Lines of a table, as a pipeline's grid: their columns stand under each other.
+_TABLE = f"{_CODE[:-2]};display:block;white-space:pre;overflow-x:auto\">"
+_COLUMNS = re.compile(r"\S {2,}\S")
+
 
 def as_html(text: str) -> str:
     """A message as HTML: what stands in backticks as code, all of it escaped."""
     return _NAMED.sub(rf"{_CODE}\1</code>", html.escape(text))
+
+
+def _shown(message: str) -> str:
+    """A message of several lines as HTML, those that make up a table in letters of one width."""
+    lines = message.split("\n")
+    rows = {line.split()[0] for line in lines if _COLUMNS.search(line)}  # what rows begin with
+    parts = []
+    for in_table, some in groupby(lines, lambda line: not rows.isdisjoint(line.split()[:1])):
+        text = as_html("\n".join(some))
+        parts.append(f"{_TABLE}{text}</code>" if in_table else text)
+    return "".join(parts)
 
 
 def as_text(text: str) -> str:
@@ -149,7 +165,7 @@ class Report:
         rows = "".join(
             f'<tr style="background:none"><td style="{cell}">{_badge(criterion.status)}</td>'
             f'<td style="{cell};white-space:nowrap">{_share(criterion)}</td>'
-            f'<td style="{cell};white-space:pre-line">{as_html(criterion.message)}</td></tr>'
+            f'<td style="{cell};white-space:pre-wrap">{_shown(criterion.message)}</td></tr>'
             for criterion in self.criteria
         )
         return (

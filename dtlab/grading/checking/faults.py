@@ -81,7 +81,7 @@ def judge(
     def judged(seen: Seen) -> Verdict:
         for other in before:
             if _fault(seen, other):
-                return blocked(f"judged once `{other}` is right")
+                return blocked("judged once what is lost here is right")
         wrong = _fault(seen, name) or also(seen)
         if wrong:
             return lost(wrong)
