@@ -13,7 +13,7 @@ from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from dtlab.show.lanes import STRIP, Bar, Lane, Message, lanes, messages
+from dtlab.show.lanes import STRIP, Bar, Lane, Message, lanes, messages, without
 from dtlab.show.looks import hatches, look_of
 from dtlab.show.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import byte_words, list_words, time_unit, time_words
@@ -207,19 +207,35 @@ def _hatching(boxes: PolyCollection, hatch: str, ink: str) -> PathPatch:
 
 def _draw_label(place: _Place, bar: Bar) -> None:
     """The bar's name on it; shortened, or left out, where there is no room."""
-    left, right, low, high = place.box(bar)
+    _, _, low, high = place.box(bar)
     if bar.shade == "waiting" or high - low < 0.12:
         return
-    inches = (right - left) * place.inches_per_second
     ink = "#FFFFFF" if _is_dark(_fill(bar)) else INK
     short = bar.group or bar.label.split(" ")[0]
     for words in (bar.label, bar.label if bar.shade == "span" else short):
-        if len(words) * _CHARACTER + 0.06 < inches:
-            text = place.axes.text((left + right) / 2, (low + high) / 2 - 0.005, words, zorder=5,
+        middle = _middle_of_room(place, bar, len(words) * _CHARACTER + 0.06)
+        if middle is not None:
+            text = place.axes.text(middle, (low + high) / 2 - 0.005, words, zorder=5,
                                    **centred(_FONT, ink))  # fmt: skip
             stroke = 2.5 if bar.shade == "collective" else 1.5  # arrows, and hatches
             text.set_path_effects([withStroke(linewidth=stroke, foreground=_fill(bar))])
             return
+
+
+def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
+    """Where so many inches have room on a bar; in a span beside its waiting, if there is room."""
+
+    def fits(begin: float, end: float) -> bool:
+        return (end - begin) * place.inches_per_second > inches
+
+    room = bar.start, bar.end
+    if not fits(*room):
+        return None
+    if bar.shade == "span":
+        waits = [(one.start, one.end) for one in place.lane.bars if one.shade == "waiting"]
+        widest = max(without([room], waits), key=lambda part: part[1] - part[0], default=room)
+        room = widest if fits(*widest) else room
+    return sum(room) / 2
 
 
 def _is_dark(colour: str) -> bool:
