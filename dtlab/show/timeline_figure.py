@@ -223,7 +223,7 @@ def _draw_label(place: _Place, bar: Bar) -> None:
 
 
 def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
-    """Where so many inches have room on a bar; in a span beside its waiting, if there is room."""
+    """Where so many inches have room on a bar; in a span beside what lies on it, if they can."""
 
     def fits(begin: float, end: float) -> bool:
         return (end - begin) * place.inches_per_second > inches
@@ -232,9 +232,12 @@ def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
     if not fits(*room):
         return None
     if bar.shade == "span":
-        waits = [(one.start, one.end) for one in place.lane.bars if one.shade == "waiting"]
-        widest = max(without([room], waits), key=lambda part: part[1] - part[0], default=room)
-        room = widest if fits(*widest) else room
+        waits = [one for one in place.lane.bars if one.shade == "waiting"]
+        inner = [one for one in place.lane.bars if one.shade == "span" and one.depth > bar.depth]
+        for above in (waits, waits + inner):
+            free = without([(bar.start, bar.end)], [(one.start, one.end) for one in above])
+            widest = max(free, key=lambda part: part[1] - part[0], default=room)
+            room = widest if fits(*widest) else room
     return sum(room) / 2
 
 
