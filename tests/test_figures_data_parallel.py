@@ -161,6 +161,19 @@ def test_a_logarithmic_axis_leaves_out_what_it_has_no_place_for() -> None:
     assert "two has nothing to show" in figure.alt_text
 
 
+def test_few_numbers_stand_on_a_logarithmic_axis_themselves_and_many_do_not() -> None:
+    def across(*xs: float) -> list[float]:
+        axis = chart({"one": (xs, range(len(xs)))}, log="x").axes[0].xaxis
+        low, high = axis.get_view_interval()
+        return [tick for tick in axis.get_ticklocs() if low <= tick <= high]
+
+    assert across(1, 2, 4, 8) == [1, 2, 4, 8]
+    assert across(0, 3, 50) == [3, 50]
+    assert across(*range(1, 30)) == [1, 2, 5, 10, 20]
+    assert across(7) == [5, 10]
+    assert across(1 / 3, 2 / 3, 4 / 3) == [0.5, 1, 2]
+
+
 def test_kinds_are_told_apart() -> None:
     curve = {"one": ([1, 2], [1, 2])}
     fills = {

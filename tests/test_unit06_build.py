@@ -177,6 +177,7 @@ def test_products_of_a_backward_in_python_are_marked_and_none_behind_it() -> Non
     assert run.values == [(True, 12)]
     assert run.trace is not None
     assert [event.name for event in run.trace.events] == [PRODUCT, PRODUCT]
+    assert [event.extra["work"] for event in run.trace.events] == [3 * 4 * 2, 3 * 4 * 2]
 
 
 def test_differences_in_words() -> None:

@@ -14,6 +14,7 @@ __all__ = ["line_chart"]
 
 Columns = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _LEFT, _TOP, _BOTTOM = 0.8, 0.75, 0.6
+_APART, _LONGEST = 0.08, 5  # of an axis, digits: room for a number that stands on it
 
 
 def line_chart(
@@ -31,7 +32,8 @@ def line_chart(
     """Curves by their names: for each the numbers across, and as many upwards.
 
     `across` and `upwards` name the axes, with units; `log` says which are logarithmic: numbers
-    there that are not above 0 leave a gap. `note` stands below the title, and `asides` below the
+    there that are not above 0 leave a gap, and where there are few across, these stand on the
+    axis. `note` stands below the title, and `asides` below the
     names of curves in the key. `places` are lines across the chart, by the few words above them.
     Raises: ValueError where there is nothing to draw, for columns of different lengths, and for
     more than six curves.
@@ -46,7 +48,12 @@ def line_chart(
     figure = Figure(9.4, 3.6, alt_text=words)
     figure.heading(title, note)
     axes = [
-        Axis(name, _ends(numbers, side in log), logarithmic=side in log)
+        Axis(
+            name,
+            _ends(numbers, side in log),
+            logarithmic=side in log,
+            ticks=_few(numbers) if side == "x" and side in log else (),
+        )
         for name, numbers, side in zip((across, upwards), every, "xy", strict=True)
     ]
     box = (_LEFT, _BOTTOM, 9.4 - _LEFT - KEY, 3.6 - _TOP - _BOTTOM)
@@ -88,6 +95,16 @@ def _ends(numbers: Numbers, logarithmic: bool) -> tuple[float, float]:
     low = min(0.0, low) if low < 0.4 * high else low
     room = 0.05 * (high - low) or 1.0
     return low - (room if low else 0.0), high + room
+
+
+def _few(numbers: Numbers) -> list[float]:
+    """The numbers themselves, where a logarithmic axis has room for all of them; else none."""
+    own = np.unique(numbers[np.isfinite(numbers)])
+    low, high = _ends(own, True)
+    room = np.diff(np.log(own)) / np.log(high / low)
+    if len(own) < 2 or room.min() < _APART or any(len(f"{one:g}") > _LONGEST for one in own):
+        return []
+    return [float(one) for one in own]
 
 
 def _alt_text(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import judge
-from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -60,12 +61,23 @@ class Column(LinearCase):
             "times the number of ranks": gradients.x * ranks,
         }
 
+    def work(self, rank: int, world_size: int) -> int:
+        """How many multiplications the gradient of this rank's weight takes."""
+        members = members_of(self.groups, rank, world_size)
+        more, own = members.index(rank) < self.outputs % len(members), self.outputs // len(members)
+        return self.tokens[0] * self.tokens[1] * self.inputs * (own + more)
+
     def about(self, name: str) -> str:
         """See `LinearCase`."""
         return {
             "y": "A rank's y is made of its own rows of the weight, and their part of the bias.",
-            "x": "All ranks' weights have used the same x.",
-        }.get(name, "A shard of the weight or the bias is this rank's alone.")
+            "x": "All ranks' weights have used the same x: a sum over the ranks, which is there "
+            "once its call has been waited for.",
+        }.get(
+            name,
+            "A shard of the weight or the bias is this rank's alone, and its gradient is a sum "
+            "over all tokens of all sequences.",
+        )
 
 
 def _advice(half: str, made: Sequence[Event]) -> str:
@@ -80,30 +92,40 @@ def _advice(half: str, made: Sequence[Event]) -> str:
 
 
 def _exposed(seen: Seen) -> str:
-    """Says that nothing is computed while the gradient of x travels."""
+    """Says that the weight's gradient is not computed while the gradient of x travels."""
     for one in seen:
-        if one.error is not None or one.trial.world_size == 1:
+        ranks = one.trial.world_size
+        if one.error is not None or ranks == 1:
             continue
-        for rank in range(one.trial.world_size):
-            for number, inside in enumerate(events_of(one, rank, BACKWARD)):
-                words = _in_turn(inside)
+        for rank in range(ranks):
+            marks = events_of(one, rank, BACKWARD)
+            for number, (case, inside) in enumerate(zip(one.trial.cases, marks, strict=False)):
+                assert isinstance(case, Column)
+                words = _in_turn(inside, case.work(rank, ranks))
                 if words:
                     return f"{one.trial.words(number)}: on rank {rank} {words}"
     return ""
 
 
-def _in_turn(inside: Sequence[Event]) -> str:
-    products = [event.start for event in inside if event.name == PRODUCT]
+def _in_turn(inside: Sequence[Event], due: int) -> str:
+    products = [(event.start, event.extra["work"]) for event in inside if event.name == PRODUCT]
     for event in inside:
         if event.name != "all_reduce":
             continue
         # What is complete before it is waited for has blocked nobody, and no wait is noted.
         waits = [start for start, _ in event.extra.get("blocked") or ()]
-        if any(event.start <= start <= min(waits, default=start) for start in products):
-            continue
-        if any(start > event.start for start in products):
+        end = min(waits, default=math.inf)
+        meanwhile = sum(work for start, work in products if event.start <= start <= end)
+        later = sum(work for start, work in products if start > end)
+        if later >= due / 2 or (later and meanwhile < due):
             return f"the all-reduce is waited for before the weight's gradient is there. {_LATER}"
-        return f"all matrix products come before the all-reduce, and none while it runs. {_FIRST}"
+        if not meanwhile:
+            return f"all matrix products come before the all-reduce, none while it runs. {_FIRST}"
+        if meanwhile < due:
+            return (
+                f"what is computed while the all-reduce runs takes {meanwhile:,} multiplications, "
+                f"and the weight's gradient {due:,}. Leave that one for then."
+            )
     return ""
 
 

@@ -98,7 +98,11 @@ class Copying(Pass):
                 return
         own = [2 * self.gradient(rank) for rank in members]
         wanted = sum(own[1:], own[0])
-        off = difference(seen["x"], wanted, _known(own, place))
+        known = _known(own, place)
+        if self.groups:
+            every = [2 * self.gradient(rank) for group in self.groups for rank in group]
+            known["the sum over all ranks, those outside the group too"] = sum(every[1:], every[0])
+        off = difference(seen["x"], wanted, known)
         if off:
             yield "gradient", f"the gradient of x {off}. {_SUM}"
         off = difference(seen["beside"], 3 * self.gradient(members[place]), {})
@@ -117,7 +121,10 @@ def _known(own: Sequence[Tensor], place: int) -> dict[str, Tensor | None]:
     }
 
 
-_SUM = "Every rank used the same x, so what they find adds up."
+_SUM = (
+    "Every rank used the same x, so what they find adds up. A call with async_op=True is to be "
+    "waited for."
+)
 _OTHERS = (
     "Autograd hands the same tensor to all that were added up. You add into it in place: take a "
     "copy first."

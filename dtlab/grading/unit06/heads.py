@@ -99,6 +99,11 @@ class OfAttention(ModuleCase):
             return (
                 "It is three weights in one, [q; k; v]: a rank has the rows of its heads of each."
             )
+        if name == "y" and self.kv_heads < self.heads:
+            return (
+                "Queries that lie side by side share a head of keys and values: see in the "
+                "picture which queries use keys 0."
+            )
         return {
             "y": "Each head works alone, sees itself and earlier tokens, and what all heads give "
             "is added up, and then the bias.",

@@ -62,12 +62,17 @@ class OfMLP(ModuleCase):
             for name, one in whole.items()
         }
 
-    def dense(self, x: Tensor, whole: Shards) -> Tensor:
-        """See `ModuleCase`."""
+    def dense(self, x: Tensor, whole: Shards, gelu: str = "none") -> Tensor:
+        """See `ModuleCase`; `gelu` is how it is approximated."""
         import torch.nn.functional as F
 
-        inner = F.gelu(F.linear(x, whole["first_weight"], whole["first_bias"]))
+        inner = F.gelu(F.linear(x, whole["first_weight"], whole["first_bias"]), approximate=gelu)
         return F.linear(inner, whole["second_weight"], whole["second_bias"])
+
+    def known(self, first: int) -> dict[str, Tensor | None]:
+        """See `ModuleCase`."""
+        y = self.dense(self.x(first)[0], self.whole(first), "tanh")
+        return {"what GELU's approximation by tanh gives, and nn.GELU() is exact": y}
 
     def about(self, name: str) -> str:
         """See `ModuleCase`."""

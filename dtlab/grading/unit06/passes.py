@@ -96,8 +96,10 @@ class Pass(Faulty):
             members = members_of(self.groups, rank, len(results))
             for name, words in self.wrong(seen, members.index(rank), members):
                 named = self.topic if self.topic in self.apart else name
-                yield named, f"rank {rank}: {words}"
+                yield named, f"rank {rank}: {words}{_GROUP if self.groups else ''}"
 
+
+_GROUP = " Here each group computes for itself: hand `group` on to whatever you call."
 
 # On a rank --------------------------------------------------------------------------------------
 

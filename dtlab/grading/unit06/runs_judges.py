@@ -22,6 +22,12 @@ _MORE, _LESS = 1.05, 0.95
 _PASSES = {"all_reduce": 2.0, "broadcast": 2.0}  # times its bytes on a ring, where it is not once
 _FORM = "what the ranks return, or leave in the model, is not what is asked for."
 
+_TOO_MANY = "Which of them does the next product need?"
+_TOO_FEW = (
+    "Nothing is too many here, and something is missing: what does a rank have a part of a sum "
+    "of, in forward or in backward, where the whole is needed?"
+)
+
 Objection = Callable[[SharedRun, Sequence[Any], Observation], str]
 
 
@@ -123,7 +129,7 @@ def other_bytes(case: SharedRun, results: Sequence[Any], one: Observation) -> st
             return (
                 f"what rank {rank} calls in a step takes {sent / goal:.2f} times what two "
                 f"all-reduces of {case.activation:,} bytes for each layer take: "
-                f"{_called(events, steps)}. Which of them does the next product need?"
+                f"{_called(events, steps)}. {_TOO_FEW if sent < goal else _TOO_MANY}"
             )
     return unseen_collectives(one)
 

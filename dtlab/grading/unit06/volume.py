@@ -9,13 +9,12 @@ more: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from math import gcd
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.questions.answers import Questions, Values
-from dtlab.grading.questions.numbers import number
+from dtlab.grading.questions.answers import Question, Questions, Values
+from dtlab.grading.questions.numbers import Value, number
 from dtlab.predict.communication import bus_factor, ring_all_reduce_seconds
 from dtlab.predict.gpt import gpt_flops
 from dtlab.predict.hardware import Link
@@ -40,7 +39,7 @@ def _draw(draw: Random) -> Values:
         "sequence": draw.choice((2048, 4096, 8192)),
         "hidden": 128 * draw.randrange(32, 128, 8),
         "layers": draw.choice((24, 32, 40, 48, 64, 80)),
-        "ranks": draw.choice((4, 8)),  # of 2, 8bsh(t-1)/t would be 4bsh
+        "ranks": draw.choice((8, 16)),  # of 4, 16bsh(t-1)/t would be 12bsh
         "kv_heads": kv_heads,
         "node": draw.choice((4, 8, 16)),
     }
@@ -140,7 +139,19 @@ def _largest_divisor(given: Values) -> int:
     return max(n for n in range(1, given["node"] + 1) if given["kv_heads"] % n == 0)
 
 
-_millions = partial(number, unit="million elements")
+def _millions(
+    name: str, prompt: str, right: Value, hint: str, *mistakes: tuple[Value, str]
+) -> Question:
+    """Asks for millions of elements; who writes elements is told so."""
+
+    def elements(given: Values) -> Any:
+        found = right(given)
+        return [1e6 * one for one in found] if isinstance(found, list) else 1e6 * found
+
+    why = "these are elements. How many millions are that?"
+    return number(name, prompt, right, hint, *mistakes, (elements, why), unit="million elements")
+
+
 _PASSES = "Count all-reduces first. On a ring each of them sends 2(t-1)/t of its elements."
 
 VOLUME = Questions(
@@ -186,6 +197,10 @@ VOLUME = Questions(
             (_all_reduces(4), "the forward pass that is run again has calls of its own."),
             (_all_reduces(8), "is the backward pass run again, too?"),
             (_all_reduces(5), "how many all-reduces has a forward pass?"),
+            (
+                lambda given: 1.5 * _without_factor(given),
+                "on a ring of t ranks each sends (t-1)/t of it.",
+            ),
         ),
         number(
             "milliseconds",

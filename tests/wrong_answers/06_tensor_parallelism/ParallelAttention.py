@@ -285,7 +285,7 @@ WRONG = {
     BiasThroughF: {"gradients": "times the number of ranks"},
     GatheredBetween: {"calls": "No head needs another"},
     XFromTheFirst: {"calls": "broadcast"},
-    Repeated: {"grouped": "y is off"},
+    Repeated: {"grouped": "which queries use keys 0"},
     ThirdsAlways: {"grouped": ""},
     NeverRefuses: {"refuses": "A rank has whole heads"},
     QueriesRefused: {"refuses": "it makes a module"},

@@ -134,6 +134,11 @@ class WithoutGelu(Right):
         return inner
 
 
+class GeluByTanh(Right):
+    def between(self, inner):
+        return F.gelu(inner, approximate="tanh")
+
+
 class GeluBehindTheSum(Right):
     def between(self, inner):
         return inner
@@ -346,6 +351,7 @@ WRONG = {
     BiasBeforeTheSum: {"output": "the second bias comes behind the sum"},
     NoBias: {"output": "y is off"},
     WithoutGelu: {"output": "GELU"},
+    GeluByTanh: {"output": "approximation by tanh"},
     GeluBehindTheSum: {"output": "GELU"},
     WithoutG: {"output": "y is off"},
     TheMean: {"output": "y is off"},

@@ -218,6 +218,68 @@ def weight_first(x, weight, bias=None, group=None):
     return made_of(backward)(x, weight, bias, group)
 
 
+def another_product_meanwhile(small):
+    """Waits before the weight's gradient is there, with small(gradient, weight) in between."""
+
+    def backward(ctx, gradient, x, weight):
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x, work = started(gradient, weight, ctx.group)
+            small(rows(gradient), weight)
+            work.wait()
+        of_bias = rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
+        return of_x, weight_gradient(gradient, x), of_bias
+
+    return made_of(backward)
+
+
+def one_token_meanwhile(x, weight, bias=None, group=None):
+    return another_product_meanwhile(lambda gradient, weight: gradient[:1] @ weight)(
+        x, weight, bias, group
+    )
+
+
+def the_bias_meanwhile(x, weight, bias=None, group=None):
+    """Its gradient, as a product of ones."""
+    return another_product_meanwhile(
+        lambda gradient, _: gradient.new_ones(1, len(gradient)) @ gradient
+    )(x, weight, bias, group)
+
+
+def the_same_product_meanwhile(x, weight, bias=None, group=None):
+    """As large as that of the weight's gradient, which comes after it all the same."""
+    return another_product_meanwhile(lambda gradient, weight: gradient @ weight)(
+        x, weight, bias, group
+    )
+
+
+def weight_first_and_the_bias_meanwhile(x, weight, bias=None, group=None):
+    def backward(ctx, gradient, x, weight):
+        of_x = work = None
+        of_weight = weight_gradient(gradient, x)
+        if ctx.needs_input_grad[0]:
+            of_x, work = started(gradient, weight, ctx.group)
+        of_bias = (gradient.new_ones(1, len(rows(gradient))) @ rows(gradient))[0]
+        if work is not None:
+            work.wait()
+        return of_x, of_weight, of_bias if ctx.needs_input_grad[2] else None
+
+    return made_of(backward)(x, weight, bias, group)
+
+
+def never_waited_for(x, weight, bias=None, group=None):
+    """Into a copy, so that no luck can make it right."""
+
+    def backward(ctx, gradient, x, weight):
+        of_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        if of_x is not None:
+            dist.all_reduce(of_x.clone(), group=ctx.group, async_op=True)
+        of_bias = rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
+        return of_x, weight_gradient(gradient, x), of_bias
+
+    return made_of(backward)(x, weight, bias, group)
+
+
 def all_ranks(x, weight, bias=None, group=None):
     return right(x, weight, bias, None)
 
@@ -259,7 +321,41 @@ def by_einsum(x, weight, bias=None, group=None):
     return made_of(backward)(x, weight, bias, group)
 
 
-RIGHT = [right, by_matmul_of_three_dims, by_einsum]
+def token_by_token(x, weight, bias=None, group=None):
+    """The gradient of the weight in many small products."""
+
+    def backward(ctx, gradient, x, weight):
+        of_x = work = None
+        if ctx.needs_input_grad[0]:
+            of_x, work = started(gradient, weight, ctx.group)
+        of_weight = torch.zeros_like(weight)
+        for one, other in zip(rows(gradient), rows(x), strict=True):
+            of_weight += torch.outer(one, other)
+        of_bias = rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
+        if work is not None:
+            work.wait()
+        return of_x, of_weight, of_bias
+
+    return made_of(backward)(x, weight, bias, group)
+
+
+def weight_and_bias_in_one(x, weight, bias=None, group=None):
+    """The bias is the weight of one more feature, which is always 1."""
+
+    def backward(ctx, gradient, x, weight):
+        of_x = work = None
+        if ctx.needs_input_grad[0]:
+            of_x, work = started(gradient, weight, ctx.group)
+        features = F.pad(rows(x), (0, 1), value=1.0)
+        both = torch.addmm(features.new_zeros(1), features.t(), rows(gradient))
+        if work is not None:
+            work.wait()
+        return of_x, both[:-1].t(), both[-1] if ctx.needs_input_grad[2] else None
+
+    return made_of(backward)(x, weight, bias, group)
+
+
+RIGHT = [right, by_matmul_of_three_dims, by_einsum, token_by_token, weight_and_bias_in_one]
 
 WRONG = {
     untouched: {"output": "is not written yet"},
@@ -269,11 +365,12 @@ WRONG = {
     adds_up_the_outputs: {"output": "its own rows"},
     all_outputs: {"output": "with all outputs"},
     without_f: {"gradients": "a part of a sum"},
+    never_waited_for: {"gradients": "has been waited for"},
     f_behind_it: {"gradients": "a part of a sum"},
     g_in_front: {"gradients": "gradient of x"},
     the_mean: {"gradients": "the mean over the ranks"},
     bias_forgotten_in_backward: {"gradients": "the gradient of bias is not there"},
-    bias_of_one_sequence: {"gradients": "the gradient of bias is off"},
+    bias_of_one_sequence: {"gradients": "over all tokens of all sequences"},
     bias_summed_too: {"gradients": "the gradient of bias is times the number of ranks"},
     weight_gradient_transposed: {"output": "invalid gradient"},
     summed_too_early: {"gradients": "the gradient of x is off"},
@@ -283,7 +380,11 @@ WRONG = {
     made_of_f: {"overlap": "can wait"},
     waits_at_once: {"overlap": "wait last"},
     weight_first: {"overlap": "can wait"},
-    all_ranks: {"group": "is off by"},
+    one_token_meanwhile: {"overlap": "wait last"},
+    the_bias_meanwhile: {"overlap": "wait last"},
+    the_same_product_meanwhile: {"overlap": "wait last"},
+    weight_first_and_the_bias_meanwhile: {"overlap": "Leave that one for then"},
+    all_ranks: {"group": "hand `group` on"},
     by_the_library: {"output": "finished code"},
 }
 

@@ -219,7 +219,7 @@ WRONG = {
     gathers_gradients: {"calls": "One dist.all_reduce"},
     by_way_of_one: {"calls": "One dist.all_reduce"},
     in_float64: {"calls": "of float64, and all_reduce"},
-    all_ranks: {"group": "is off by"},
-    group_kept_nowhere: {"group": "is off by"},
+    all_ranks: {"group": "those outside the group too"},
+    group_kept_nowhere: {"group": "those outside the group too"},
     by_the_library: {"gradient": "finished code"},
 }

@@ -99,13 +99,33 @@ def what_goes_in(given):
     return instead(given, layer=4 * elements(given) / 1e6)
 
 
+def in_elements(name):
+    """The right numbers, before they are divided by a million."""
+
+    def answer(given):
+        right = by_hand(given)[name]
+        found = [1e6 * one for one in right] if isinstance(right, list) else 1e6 * right
+        return instead(given, **{name: found})
+
+    return answer
+
+
+layer_in_elements = in_elements("layer")
+sequence_in_elements = in_elements("sequence")
+
 nothing_gathered_again = sent("sequence", 8, 8)
 halves_for_wholes = sent("sequence", 16, 20)
 one_kind_of_calls = sent("sequence", 4, 5)
 four_gathered_again = sent("sequence", 8, 12)
 less_with_sequence_parallelism = sent("sequence", 7, 9)
 
+
+def recomputed_without_the_ring(given):
+    return instead(given, recomputed=12 * elements(given) / 1e6)
+
+
 recomputed_for_nothing = sent("recomputed", 8)
+recomputed_in_elements = in_elements("recomputed")
 all_run_twice = sent("recomputed", 16)
 half_a_forward_pass = sent("recomputed", 10)
 forward_pass_thrice = sent("recomputed", 14)
@@ -202,6 +222,10 @@ WRONG = {
     without_the_ring: {"layer": "each sends (t-1)/t of it"},
     what_goes_in: {"layer": "what goes into the calls"},
     five_all_reduces: {"layer": "is not it. Count all-reduces first"},
+    layer_in_elements: {"layer": "How many millions"},
+    sequence_in_elements: {"sequence": "How many millions"},
+    recomputed_in_elements: {"recomputed": "How many millions"},
+    recomputed_without_the_ring: {"recomputed": "each sends (t-1)/t of it"},
     nothing_gathered_again: {"sequence": "goes over the wire again"},
     halves_for_wholes: {"sequence": "takes a reduce-scatter for as much"},
     one_kind_of_calls: {"sequence": "one of the two kinds of calls"},
