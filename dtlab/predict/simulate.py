@@ -132,7 +132,9 @@ class _Extras(Sequence[Mapping[str, Any]]):
 def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
     """The share of a pipeline's time that is no work: of the total, or of the ideal time.
 
-    Taken from what `simulate` predicts or `run_schedule` records, as the picture above has it.
+    Taken from what `simulate` predicts or `run_schedule` records. The total is the time of the
+    longest rank, from its first start to its last end, and the ideal what a rank computes, as the
+    mean of all ranks: (total - ideal) / total, or (total - ideal) / ideal.
     Raises: ValueError for a trace without forward and backward, or another denominator.
     """
     if of not in ("total", "ideal"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
+from operator import ge, gt
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
@@ -20,6 +21,8 @@ from dtlab.predict import balance_stages
 __all__ = ["BALANCE_STAGES"]
 
 _NEAR = 1e-6  # of the best: a search by halving comes that close
+_ALMOST = 0.05  # of the best: what a search that ends too early may be off by
+_FEW = 12  # layers: so many are not told one by one
 _FORM = "Return a list of layers, by their numbers, for each stage: [[0, 1], [2]]."
 
 
@@ -34,7 +37,7 @@ class Balancing(Faulty):
     topic: str = "best"
 
     def __str__(self) -> str:
-        few = len(self.costs) < 12
+        few = len(self.costs) < _FEW
         shown = f"costs {list(self.costs)}" if few else f"{len(self.costs)} layers"
         return f"{shown} on {self.stages} stage{'s' * (self.stages != 1)}"
 
@@ -46,6 +49,15 @@ class Balancing(Faulty):
     def shows(self, criterion: str) -> bool:
         """See `Faulty`."""
         return criterion == self.topic or self.topic == "best"
+
+    def advice(self, trouble: str) -> str:
+        """See `Faulty`."""
+        if self.topic != "large" or "do not come back" not in trouble:
+            return ""
+        return (
+            f"Or it would end, and takes too long: {LIMIT:g} seconds are given for these, and "
+            "fewer layers were no trouble. How many cuts does it try?"
+        )
 
     def given(self, rank: int, world_size: int) -> tuple[list[float], int]:
         """See `Case`."""
@@ -72,16 +84,13 @@ class Balancing(Faulty):
         if lacking:
             yield self.guilty, lacking
             return
-        seconds = [sum(self.costs[layer] for layer in stage) for stage in cut]
-        least = max(
-            sum(self.costs[layer] for layer in stage)
-            for stage in balance_stages(self.costs, self.stages)
-        )
-        if max(seconds) > least * (1 + _NEAR):
+        slowest = _slowest(self.costs, cut)
+        least = _slowest(self.costs, balance_stages(self.costs, self.stages))
+        if slowest > least * (1 + _NEAR):
             yield (
                 "best",
-                f"the slowest stage takes {max(seconds):g}, and there is a cut in which it takes "
-                f"{least:g}. {self._known(cut)}",
+                f"the slowest stage takes {slowest:g}, and there is a cut in which it takes "
+                f"{least:g}. {self._known(cut, slowest / least)}",
             )
 
     def _lacking(self, cut: list[list[int]] | None, text: str) -> str:
@@ -97,12 +106,19 @@ class Balancing(Faulty):
             return f"{_short(cut)} is not every layer once, in order: a stage has layers in a row."
         return ""
 
-    def _known(self, cut: list[list[int]]) -> str:
-        """What people do."""
+    def _known(self, cut: list[list[int]], times: float) -> str:
+        """What people do; this takes so many times as long as the best one."""
         sizes = {len(stage) for stage in cut}
         if max(sizes) - min(sizes) <= 1:
             return "You give all stages equally many layers. What do they cost?"
-        return "Filling one stage after the other is not enough: how good is the best of all cuts?"
+        if self.topic == "best":
+            return (
+                "Only the slowest stage counts: for these costs neither filling one stage after "
+                "the other nor making all of them as alike as can be comes to the best cut."
+            )
+        if times <= 1 + _ALMOST:
+            return "Yours comes close: does a search end too early, or are some cuts left out?"
+        return "Only the slowest stage counts. Which cuts are left out?"
 
 
 def _read(found: Any) -> list[list[int]] | None:
@@ -124,16 +140,38 @@ def _short(cut: list[list[int]]) -> str:
 
 
 def _misleading(draw: random.Random, stages: int) -> tuple[float, ...]:
-    """Costs for which neither equal numbers, nor filling up to the mean, nor to the best is right.
+    """Costs for which none of what people take for the best cut is it.
 
-    Filling in order up to a limit gives the best for the right limit; up to the mean it does not.
+    Not equal numbers; not filling up to the mean, or over it, though filling up to the right limit
+    is; and not stages as alike as can be.
     """
     while True:
         costs = tuple(draw.choice((1, 1, 2, 2, 3, 4, 5, 7)) for _ in range(stages * 2 + 2))
-        least = _slowest(costs, [list(one) for one in balance_stages(costs, stages)])
-        wrong = [_by_number(costs, stages), *(_filled(costs, stages, over) for over in (0, 1))]
-        if all(_slowest(costs, one) > least for one in wrong):
-            return costs
+        times = _all_times(costs, stages)
+        least = min(map(max, times))
+        best = [one for one in times if max(one) == least]
+        if all(min(map(even, best)) > min(map(even, times)) for even in _EVEN):
+            wrong = [_by_number(costs, stages), *_fillings(costs, stages)]
+            if all(_slowest(costs, one) > least for one in wrong):
+                return costs
+
+
+def _all_times(costs: Sequence[float], stages: int) -> list[list[float]]:
+    """Of every cut the seconds of its stages."""
+    until = [0, *accumulate(costs)]
+    bounds = ((0, *ends, len(costs)) for ends in combinations(range(1, len(costs)), stages - 1))
+    return [[until[b] - until[a] for a, b in pairwise(one)] for one in bounds]
+
+
+def _squares(times: Sequence[float]) -> float:
+    return sum(one * one for one in times)
+
+
+def _spread(times: Sequence[float]) -> float:
+    return max(times) - min(times)
+
+
+_EVEN = (_squares, _spread)
 
 
 def _slowest(costs: Sequence[float], cut: Sequence[Sequence[int]]) -> float:
@@ -146,16 +184,20 @@ def _by_number(costs: Sequence[float], stages: int) -> list[list[int]]:
     return [list(range(a, b)) for a, b in pairwise(ends)]
 
 
-def _filled(costs: Sequence[float], stages: int, over: int) -> list[list[int]]:
-    """Each stage up to the mean, with the layer that goes over it or without; the rest goes last.
+def _fillings(costs: Sequence[float], stages: int) -> list[list[list[int]]]:
+    """Each stage up to the mean, with the layer that goes over it or without; last the rest."""
+    return [_filled(costs, stages, over, full) for over in (0, 1) for full in (ge, gt)]
 
-    No stage is left without a layer.
-    """
+
+def _filled(
+    costs: Sequence[float], stages: int, over: int, is_full: Callable[[float, float], bool]
+) -> list[list[int]]:
+    """No stage is left without a layer."""
     mean, cut = sum(costs) / stages, [[0]]
     for layer in range(1, len(costs)):
-        full = sum(costs[one] for one in cut[-1]) + (0 if over else costs[layer]) >= mean
+        filled = sum(costs[one] for one in cut[-1]) + (0 if over else costs[layer])
         must = len(costs) - layer == stages - len(cut)
-        if (full or must) and len(cut) < stages:
+        if (is_full(filled, mean) or must) and len(cut) < stages:
             cut.append([])
         cut[-1].append(layer)
     return cut

@@ -173,7 +173,10 @@ BUBBLE = Questions(
             _fewest,
             "Solve (p-1)/(m+p-1) for m; microbatches are whole.",
             (_fewest_over_ideal, "this is over the ideal time. Which denominator is asked for?"),
-            (lambda given: _fewest(given) - 1, "with one fewer it is a little more than that."),
+            (
+                lambda given: _fewest(given) - 1,
+                "with this many the idle share is still a little more than that.",
+            ),
             (
                 lambda given: given["stages"] * (100 - given["percent"]) // given["percent"] + 1,
                 "this counts a stage too many.",

@@ -17,7 +17,8 @@ from dtlab.schedules import Schedule, stage_ranks
 __all__ = ["BUDGET"]
 
 _CLOSE = 1e-9  # what rounding of floats may do
-_WITHIN = "within it in three settings"
+_MEMORY = "no rank holds more than fits, in three settings"
+_STEP = "no step takes longer than it may, in three settings"
 _BOTH = "both, where no schedule of the library does"
 _WAITS = blocked("judged once all four schedules can run")
 
@@ -110,8 +111,8 @@ BUDGET = Part(
         then=steps_of,
         rules=(
             Rule("runs", 2, _judge_runs),
-            Rule("memory", 3, _judge("library", _WITHIN, memory=True, step=False)),
-            Rule("step", 3, _judge("library", _WITHIN, memory=False, step=True)),
+            Rule("memory", 3, _judge("library", _MEMORY, memory=True, step=False)),
+            Rule("step", 3, _judge("library", _STEP, memory=False, step=True)),
             Rule("between", 4, _judge("between", _BOTH, memory=True, step=True)),
         ),
     ),

@@ -11,7 +11,7 @@ and of the last setting nothing at all, for its target lies between ZB-H1 and ZB
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, Final, NamedTuple
@@ -20,6 +20,7 @@ from dtlab.predict import Costs, peak_in_flight, simulate
 from dtlab.schedules import (
     Action,
     Schedule,
+    as_schedule,
     gpipe,
     interleaved,
     naive,
@@ -28,6 +29,7 @@ from dtlab.schedules import (
     zb_h1,
     zb_h2,
 )
+from dtlab.schedules.actions import Row
 
 __all__ = [
     "Plan", "Setting", "between", "costs_of", "draw_settings", "library", "needs_of", "setting_of",
@@ -83,17 +85,21 @@ def setting_of(given: Mapping[str, Any]) -> Setting:
     return Setting(**given)
 
 
-def needs_of(given: Mapping[str, Any], schedule: Schedule) -> tuple[float, float]:
-    """Seconds of a step, simulated, and the most samples whose activations a rank holds."""
+def needs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[float, float]:
+    """Seconds of a step, simulated, and the most samples whose activations a rank holds.
+
+    The schedule may be written as text, as everywhere.
+    """
+    schedule = as_schedule(schedule)
     costs, share = costs_of(given, schedule)
     return simulate(schedule, costs).duration, max(peak_in_flight(schedule)) * share
 
 
-def costs_of(given: Mapping[str, Any], schedule: Schedule) -> tuple[Costs, float]:
+def costs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[Costs, float]:
     """What a stage costs, and the samples that it counts for in memory: chunks are parts."""
-    one = setting_of(given)
-    num_microbatches = 1 + max(action.microbatch for row in schedule for action in row)
-    num_chunks = len(stage_ranks(schedule)) // one.ranks
+    one, rows = setting_of(given), as_schedule(schedule)
+    num_microbatches = 1 + max(action.microbatch for row in rows for action in row)
+    num_chunks = len(stage_ranks(rows)) // one.ranks
     share = one.samples / num_microbatches / num_chunks
     costs = Costs(
         one.fixed + share * one.forward,

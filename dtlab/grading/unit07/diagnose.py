@@ -48,7 +48,9 @@ UNSYNCHRONISED = Part(
             (
                 Rule("copies", 2, first("all copies have the same hash", copies_differ)),
                 Rule("training", 1, then("as one process", other_training), "copies"),
-                Rule("traffic", 1, then("each gradient once a step", too_much_sent), "copies"),
+                Rule(
+                    "traffic", 1, then("no more than each gradient once", too_much_sent), "copies"
+                ),
             ),
             compiles=True,
         ),

@@ -32,7 +32,8 @@ __all__ = ["PEAK_IN_FLIGHT", "any_schedule"]
 
 _WHY = {
     "counts": "It goes up by one with each F, and down by one with each B. What is the most?",
-    "halves": "After I the activations are still there: W needs them.",
+    "halves": "After I the activations are still there: W needs them. So the most may come after "
+    "the first backward.",
     "chunks": "Of two stages of a rank each has activations of its own, of the same microbatch "
     "too.",
     "any": "Go through the list to its end. A rank may also have nothing to do.",

@@ -6,6 +6,7 @@ fn(p, m) ──► rows of actions ──► complete? ──► can ranks do it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ _FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedul
 _MOST, _SAID = 5_000, 3  # actions of a schedule; flaws that a message tells
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'
 _CANNOT_RUN = ("order", "wait")
+_HALVES = re.compile(r", nor \d+I\d+ and \d+W\d+")
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,19 @@ class Planned(Faulty):
         schedule = results[0]["found"]
         lacking = results[0].get("form") or _incomplete(schedule, self.stages, self.count)
         if lacking:
-            yield self.topic, lacking
+            yield self.topic, self._of_few() + lacking
             return
         flaws = find_faults(schedule, self.stages, self.count)
         if flaws:
             yield "edges" if self.topic == "edges" else "runs", drawn(schedule, flaws)
             return
         yield from self.more(schedule, self.stages, self.count)
+
+    def _of_few(self) -> str:
+        """What is likely where there are fewer microbatches than stages."""
+        if self.topic != "edges" or self.count >= self.stages:
+            return ""
+        return "is a warm-up longer than there are microbatches?\n"
 
 
 def written(found: Any) -> list[list[str]] | str:
@@ -125,8 +133,13 @@ def _incomplete(schedule: Schedule, stages: int, count: int) -> str:
         lists = _counted(len(schedule), "list")
         return f"{lists} for {_counted(stages, 'rank')}: rank r has stage r."
     flaws = [*_elsewhere(schedule), *find_faults(schedule, stages, count)]
-    flaws = [flaw for flaw in flaws if flaw.kind not in _CANNOT_RUN]
+    flaws = [_in_whole(flaw) for flaw in flaws if flaw.kind not in _CANNOT_RUN]
     return drawn(schedule, flaws) if flaws else ""
+
+
+def _in_whole(flaw: Flaw) -> Flaw:
+    """Without the halves of a backward, which nobody is asked for."""
+    return flaw._replace(message=_HALVES.sub("", flaw.message))
 
 
 def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:

@@ -42,7 +42,7 @@ class Replica(Case):
     steps: int = 4
 
     def __str__(self) -> str:
-        return f"{self.num_stages} stages, {self.steps} steps"
+        return f"{self.num_stages} stages, {self.width} wide, {self.steps} steps"
 
     def bytes_of(self, stage: int) -> int:
         """Bytes of a stage's parameters, and of their gradients."""

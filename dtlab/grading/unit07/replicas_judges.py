@@ -101,7 +101,7 @@ def too_much_sent(case: Replica, results: list[Trained], one: Observation) -> st
         if sent > _MORE * least + stage:  # and its parameters once, at the start
             return (
                 f"rank {rank} has {amount(sent)} in collectives in {case.steps} steps. The "
-                f"gradient of its stage is {amount(stage)}: once in a step is enough, and "
-                "no other stage's belongs into it."
+                f"gradient of its stage, {case.width} wide here and not 32 as in the notebook, is "
+                f"{amount(stage)}: once in a step is enough, and no other stage's belongs into it."
             )
     return ""

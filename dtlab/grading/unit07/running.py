@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RUN", "Running", "shuffled"]
 
 _LIMIT = 3.0  # seconds
+_NONE = 1e-6  # times a gradient: as good as nothing
 _OWN = 1  # graphs: that of the last microbatch, which a local name may still have
 
 
@@ -86,16 +87,18 @@ class Running(Faulty):
         """See `Faulty`."""
         net = stage_net(self.width, 6)
         modules = [net.module(self.seed + rank) for rank in range(len(results))]
-        for rank, wanted in enumerate(one_process(modules, *self.batch)):
-            for got, right in zip(results[rank]["gradients"], wanted, strict=True):
+        wanted = one_process(modules, *self.batch)
+        for rank, each in enumerate(wanted):
+            for got, right in zip(results[rank]["gradients"], each, strict=True):
                 if got is None or not close(got, right):
-                    yield self.topic, f"rank {rank}: {self._how(got, right)}"
+                    scaled = _scaled([one["gradients"] for one in results], wanted)
+                    yield self.topic, f"rank {rank}: {self._how(got, right, scaled)}"
                     return
         if self.topic == "turns":
             yield from self._course(results)
 
-    def _how(self, got: Tensor | None, right: Tensor) -> str:
-        """What is wrong with a gradient."""
+    def _how(self, got: Tensor | None, right: Tensor, scaled: str) -> str:
+        """What is wrong with a gradient; `scaled` says if they all have one factor on a rank."""
         if got is None:
             return "a parameter has no gradient."
         factors = {
@@ -107,6 +110,8 @@ class Running(Faulty):
         for factor, words in factors.items():
             if close(got, right * factor):
                 return f"gradients are those {words}."
+        if scaled:
+            return scaled
         if self.topic == "uneven":
             return "gradients are not those of the mean over all samples. What does each count?"
         if self.topic == "any":
@@ -136,6 +141,23 @@ class Running(Faulty):
                         "are still there. Who has their outputs or losses?",
                     )
                     return
+
+
+def _scaled(results: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]) -> str:
+    """What is said where a rank's gradients are the right ones times a number; else empty."""
+    factors = []
+    for found, right in zip(results, wanted, strict=True):
+        each = [one for one in found if one is not None]
+        if len(each) < len(right):
+            return ""
+        factor = float((each[-1] * right[-1]).sum() / right[-1].square().sum())
+        if abs(factor) < _NONE or not all(
+            close(a, b * factor) for a, b in zip(each, right, strict=True)
+        ):
+            return ""
+        factors.append(factor)
+    said = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in enumerate(factors))
+    return f"gradients are the right ones times {said}. What is scaled where it is scaled already?"
 
 
 def _unwaited(seen: Seen) -> str:

@@ -13,7 +13,7 @@ from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, 
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.parts import Part
 from dtlab.grading.unit07.slow_cases import Said, answers_of, runs_of, trials
-from dtlab.grading.unit07.slow_layers import Layers
+from dtlab.grading.unit07.slow_layers import Cut, Layers
 
 __all__ = ["ONE_SLOW_STAGE"]
 
@@ -56,10 +56,11 @@ def _another_ceiling(layers: Layers, said: Said) -> str:
     if abs(said.ceiling - right) <= _NEAR * right:
         return ""
     return (
-        f"with this cut it can never be {said.ceiling:.2f} times as fast as one rank, nor does it "
-        "stop there. From the second microbatch on, how often does one come out?"
+        f"no number of microbatches makes this cut {said.ceiling:.2f} times as fast as one rank: "
+        "its ceiling is lower. From the second microbatch on, how often does one come out?"
         if said.ceiling > right
-        else f"with this cut more microbatches bring more than {said.ceiling:.2f} times one rank."
+        else f"more microbatches make this cut more than {said.ceiling:.2f} times as fast as one "
+        "rank: its ceiling is higher. From the second one on, how often does one come out?"
     )
 
 
@@ -67,11 +68,18 @@ def _a_slower_cut(layers: Layers, said: Said) -> str:
     times, best = layers.times(said.cut), max(layers.times(layers.best))
     if max(times) <= _BEST * best:
         return ""
+    slowest = times.index(max(times))
     return (
-        f"in {said.cut} stage {times.index(max(times))} takes {max(times) / best:.2f} times as "
-        "long as the slowest stage of the best cut. What do layers cost once kernels are "
-        "compiled, and are all cuts compared?"
+        f"in {_spans(said.cut)} stage {slowest} takes {max(times) / best:.2f} times as long as "
+        "the slowest stage of the best cut. What do layers cost once kernels are compiled, and "
+        "are all cuts compared?"
     )
+
+
+def _spans(cut: Cut) -> str:
+    """Layers from first to last: "[0-20, 21-47]"."""
+    ends = ((part[0], part[-1]) for part in cut)
+    return f"[{', '.join(str(a) if a == b else f'{a}-{b}' for a, b in ends)}]"
 
 
 def _too_few(layers: Layers, said: Said) -> str:
@@ -100,7 +108,7 @@ def _judge_goal(seen: Seen) -> Verdict:
     if verdict.status != "ok" or len(seen) < 2 or seen[1].error is not None:
         return verdict
     measured = min(seen[1].results[0])
-    return ok(f"{verdict.message}; stand-ins on an emulated cluster: {measured:.2f} times")
+    return ok(f"{verdict.message}; measured here with stand-ins: {measured:.2f} times")
 
 
 def _judge_fewest(seen: Seen) -> Verdict:

@@ -160,7 +160,9 @@ ZERO_BUBBLE = Questions(
             "as_good",
             "how many microbatches 1F1B needs to idle for no larger a share than H2 with your m",
             lambda given: ceil(_count_as_good(given)),
-            "Shares are alike where bubbles over m are.",
+            "Shares are alike where bubbles over m are. Microbatches are whole: which way do you "
+            "round?",
+            (_count_as_good, "microbatches are whole: with how many is the share no larger?"),
             (lambda given: floor(_count_as_good(given)), "a part of a microbatch is missing."),
             (lambda given: ceil(_count_as_good(given, "h1")), "this is H1's share."),
             (

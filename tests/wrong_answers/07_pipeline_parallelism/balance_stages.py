@@ -127,6 +127,48 @@ def in_halves(costs, num_stages):
     return cut_at(ends, len(costs))
 
 
+def the_least_sum_of_squares(costs, num_stages):
+    """The usual measure of stages that are alike."""
+    return _by_sums(costs, num_stages, lambda seconds: seconds**2)
+
+
+def _by_sums(costs, num_stages, measure):
+    until, count = [0, *accumulate(costs)], len(costs)
+
+    @lru_cache(None)
+    def best(end, stages):
+        if stages == 1:
+            return measure(until[end]), (0,)
+        return min(
+            (best(start, stages - 1)[0] + measure(until[end] - until[start]),
+             (*best(start, stages - 1)[1], start))
+            for start in range(stages - 1, end)
+        )  # fmt: skip
+
+    return cut_at(best(count, num_stages)[1][1:], count)
+
+
+def as_little_between_slowest_and_fastest_as_can_be(costs, num_stages):
+    count = len(costs)
+    if count > 20:
+        return right(costs, num_stages)
+
+    def spread(ends):
+        times = [sum(costs[layer] for layer in stage) for stage in cut_at(ends, count)]
+        return max(times) - min(times)
+
+    return cut_at(min(combinations(range(1, count), num_stages - 1), key=spread), count)
+
+
+def a_search_that_ends_too_early(costs, num_stages):
+    """By halving the limit four times."""
+    low, high = max(costs), sum(costs)
+    for _ in range(4):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_up_to(costs, middle)) <= num_stages else (middle, high)
+    return _cut_on(_up_to(costs, high), num_stages)
+
+
 def the_slowest_stage_as_slow_as_can_be(costs, num_stages):
     count = len(costs)
     if count > 20:
@@ -207,7 +249,11 @@ def by_halving(costs, num_stages):
             high = middle
         else:
             low = middle + 1
-    stages = _up_to(costs, limits[low] + 1e-9)
+    return _cut_on(_up_to(costs, limits[low] + 1e-9), num_stages)
+
+
+def _cut_on(stages, num_stages):
+    """Until there are so many of them."""
     while len(stages) < num_stages:
         place = next(number for number, stage in enumerate(stages) if len(stage) > 1)
         stages[place : place + 1] = [stages[place][:1], stages[place][1:]]
@@ -242,15 +288,18 @@ WRONG = {
     one_layer_twice: {"cut": "not every layer once"},
     one_stage_too_many: {"cut": "stages of them"},
     equal_numbers: {"best": "equally many layers"},
-    filled_up_to_the_mean: {"best": "is not enough"},
-    filled_over_the_mean: {"best": "is not enough"},
+    filled_up_to_the_mean: {"best": "neither filling"},
+    filled_over_the_mean: {"best": "neither filling"},
     where_the_sum_comes_nearest: {"best": "there is a cut"},
     in_halves: {"best": "there is a cut"},
+    the_least_sum_of_squares: {"best": "as alike as can be"},
+    as_little_between_slowest_and_fastest_as_can_be: {"best": "as alike as can be"},
+    a_search_that_ends_too_early: {"best": "is a cut in which"},
     the_slowest_stage_as_slow_as_can_be: {"best": "there is a cut"},
     only_as_many_stages_as_it_takes: {"edges": "has no layer"},
     more_layers_than_stages: {"edges": "more layers than stages"},
     a_cut_at_least: {"edges": "makes 2 stages"},
-    all_cuts: {"large": "do not come back"},
+    all_cuts: {"large": "takes too long"},
     again_and_again: {"large": "do not come back"},
 }
 

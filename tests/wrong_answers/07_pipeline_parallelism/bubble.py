@@ -195,7 +195,7 @@ WRONG = {
     chunks_over_all: {"interleaved": "The ideal time is asked for"},
     all_stages_in_a_row: {"interleaved": "is not it. A chunk takes"},
     fewest_over_ideal: {"microbatches": "Which denominator is asked for"},
-    one_fewer: {"microbatches": "a little more than that"},
+    one_fewer: {"microbatches": "still a little more"},
     p_for_p_minus_one: {"microbatches": "counts a stage too many"},
     a_thousand: {"microbatches": "is not it. Solve"},
     one_after_the_other: {"makespan": "is out of the last stage"},

@@ -76,6 +76,16 @@ def renumbered_text(setting):
     return [[f"{one.stage}{one.kind}{last - one.microbatch}" for one in row] for row in schedule]
 
 
+def measured_as_text(setting):
+    """`needs_of` reads text too."""
+    for m in counts(setting):
+        for held in range(setting["ranks"], 2 * setting["ranks"]):
+            written = ahead_by(setting["ranks"], m, held)
+            if first_within(setting, [written]):
+                return written
+    return [[str(action) for action in row] for row in of_library(setting)]
+
+
 def whatever_is_ready(setting):
     """No generator at all: a rank does what it can, I before F before W, within its memory."""
     p = setting["ranks"]
@@ -281,7 +291,7 @@ def not_written(setting):
     raise NotImplementedError()
 
 
-RIGHT = [searched, renumbered_text, whatever_is_ready]
+RIGHT = [searched, renumbered_text, measured_as_text, whatever_is_ready]
 
 HOLDS, TAKES = "at its peak", "a step takes"
 WRONG = {

@@ -174,7 +174,7 @@ WRONG = {
     small_letters: {"complete": "is no action"},
     microbatches_from_one: {"complete": "is no action of this pipeline"},
     one_microbatch_short: {"complete": "no rank does 0B"},
-    forwards_only: {"complete": "And "},
+    forwards_only: {"complete": "no rank does 0B0."},
     the_same_list_for_every_rank: {"complete": "rank 1 does 0F0: rank r has stage r"},
     stages_the_other_way_round: {"complete": "rank r has stage r"},
     stages_and_microbatches_swapped: {"complete": "for 3 ranks"},

@@ -221,8 +221,8 @@ WRONG = {
     warm_up_one_too_short: {"time": "are enough"},
     one_too_short_on_the_first: {"time": "are enough"},
     naive: {"time": "are enough"},
-    warm_up_without_a_limit: {"edges": "is no action"},
-    left_without_a_limit: {"edges": "is no action"},
+    warm_up_without_a_limit: {"edges": "is a warm-up longer"},
+    left_without_a_limit: {"edges": "is a warm-up longer"},
     refuses_few: {"edges": "at least"},
     nothing_for_one_stage: {"edges": "for 1 rank"},
 }

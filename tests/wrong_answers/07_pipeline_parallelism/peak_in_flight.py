@@ -161,6 +161,15 @@ def until_the_first_backward(schedule):
     return peaks
 
 
+def all_forwards_at_its_head(schedule):
+    """Until a backward of any kind."""
+    peaks = []
+    for row in schedule:
+        kinds = [kind for _, kind, _ in row]
+        peaks.append(next((n for n, kind in enumerate(kinds) if kind != "F"), len(kinds)))
+    return peaks
+
+
 def every_rank_has_something_to_do(schedule):
     return [
         max(accumulate({"F": 1, "B": -1, "W": -1}.get(kind, 0) for _, kind, _ in row))
@@ -215,6 +224,7 @@ WRONG = {
     stage_of_the_ranks_number_only: {"chunks": "activations of its own"},
     the_most_of_each_stage_added_up: {"chunks": ""},
     until_the_first_backward: {"any": "to its end"},
+    all_forwards_at_its_head: {"halves": "after the first backward", "any": "to its end"},
     every_rank_has_something_to_do: {"any": "empty"},
     idle_ranks_left_out: {"any": "for each rank"},
 }

@@ -193,6 +193,16 @@ def every_rank_averages_again(schedule, module, sizes, width, inputs, targets, l
     Mine(schedule, module, sizes, width, inputs, targets, loss).run()
 
 
+def scaled_by_every_rank(schedule, module, sizes, width, inputs, targets, loss):
+    """What comes back is made a mean once more, at each stage."""
+
+    class Mine(Executor):
+        def back(self, y, gradient):
+            y.backward(gradient if gradient is None else gradient / len(self.sizes))
+
+    Mine(schedule, module, sizes, width, inputs, targets, loss).run()
+
+
 def another_loss(schedule, module, sizes, width, inputs, targets, loss):
     """That of the notebook, in place of what is given."""
     mse_loss = torch.nn.functional.mse_loss
@@ -402,7 +412,8 @@ WRONG = {
     the_sum_over_microbatches: {"result": "of the sum over the microbatches"},
     gradients_of_the_last_microbatch: {"result": "not those of one process"},
     one_microbatch_is_kept: {"result": ""},
-    every_rank_averages_again: {"result": "not those of one process"},
+    every_rank_averages_again: {"result": "scaled already"},
+    scaled_by_every_rank: {"result": "scaled already"},
     another_loss: {"result": "not those of one process"},
     the_mean_of_the_means: {"uneven": "mean over all samples"},
     room_for_the_first_size: {"uneven": ""},

@@ -112,6 +112,15 @@ def one_fewer(given):
     return instead(given, as_good=by_hand(given)["as_good"] - 1)
 
 
+def not_rounded(given):
+    first, _, third = bubbles(given)
+    return instead(given, as_good=given["count"] * first / third)
+
+
+def rounded_to_two_digits(given):
+    return instead(given, as_good=round(not_rounded(given)["as_good"], 2))
+
+
 def as_good_as_h1(given):
     first, second, _ = bubbles(given)
     return instead(given, as_good=ceil(given["count"] * first / second))
@@ -168,6 +177,8 @@ WRONG = {
     rates_the_other_way: {"rates": "is not it. Idle time over"},
     one_rate: {"rates": "write a list of 3 numbers"},
     one_fewer: {"as_good": "a part of a microbatch"},
+    not_rounded: {"as_good": "microbatches are whole"},
+    rounded_to_two_digits: {"as_good": "which way do you round"},
     as_good_as_h1: {"as_good": "this is H1's share"},
     fewer_than_h2: {"as_good": "1F1B idles for longer"},
     as_many: {"as_good": "is not it. Shares are alike"},
