@@ -37,6 +37,7 @@ def test_plain_values_come_back(value: object) -> None:
     "tensor",
     [
         torch.arange(6).reshape(2, 3).T,  # not contiguous
+        torch.arange(6).reshape(2, 3)[:1, -1],  # one element, with a stride of three
         torch.tensor(1.5, dtype=torch.bfloat16),  # no dims
         torch.empty(0, 3),
         torch.tensor([True, False]),

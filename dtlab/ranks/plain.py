@@ -145,7 +145,8 @@ def _of_tensor(tensor: Any) -> msgpack.ExtType:
 
     dense = tensor.detach().cpu()
     dense = dense.to_dense() if dense.layout is not torch.strided else dense
-    flat = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    dense = dense.resolve_conj().resolve_neg().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # a single element may have any stride
     raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
     return _extension(_TENSOR, str(dense.dtype).removeprefix("torch."), list(dense.shape), raw)
 
