@@ -267,7 +267,7 @@ def test_an_answer_that_is_judged_otherwise_is_a_trouble() -> None:
 
 
 def run_command(
-    proof: Proof, monkeypatch: pytest.MonkeyPatch, *, stop_after: int | None = None
+    proof: Proof, monkeypatch: pytest.MonkeyPatch, *words: str, stop_after: int | None = None
 ) -> int:
     """`make mutants` on a toy part, judged in this process; Ctrl-C after so many results."""
 
@@ -282,7 +282,7 @@ def run_command(
     monkeypatch.setattr(command, "known_parts", lambda: [proof.part])
     monkeypatch.setattr(command, "proof_of", lambda _: proof)
     monkeypatch.setattr(command, "in_workers", in_this_process)
-    return command.main(["00"])
+    return command.main(["00", *words])
 
 
 def test_the_command_prints_a_proof(
@@ -312,6 +312,15 @@ def test_an_interrupted_command_prints_what_it_has(
     printed = capsys.readouterr().out
     assert "all 2 2 3 2 1 0 100.0 %" in " ".join(printed.split())
     assert "Interrupted" in printed
+
+
+def test_the_known_answers_alone_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(toy(THREE_NUMBERS, NO_NUMBERS), monkeypatch, "--answers") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "sum_of_two sum yes" in printed
+    assert "all 2 2 0 0 0 0" in printed
 
 
 def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:

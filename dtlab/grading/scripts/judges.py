@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Judge, Verdict, lost, ok
 from dtlab.grading.checking.trials import Observation
@@ -10,9 +11,12 @@ from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import NEAR, off
 from dtlab.grading.words import amount
 
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
+
 __all__ = [
-    "Objection", "copies_differ", "first", "not_shared_out", "then", "too_much_sent",
-    "uneven_epochs",
+    "Objection", "an_earlier_order_again", "bytes_left", "copies_differ", "first",
+    "not_shared_out", "rest_dropped", "then", "too_much_sent", "uneven_epochs",
 ]  # fmt: skip
 
 Objection = Callable[[Training, Sequence[Seen], Observation], str]
@@ -154,6 +158,43 @@ def _reshuffled(
     return ""
 
 
+def an_earlier_order_again(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """An epoch takes its samples in the order of an earlier one, not only of the one before."""
+    if any(len(own.passes) % case.epochs for own in results):
+        return ""  # that is said elsewhere
+    each = len(results[0].passes) // case.epochs
+    starts = range(0, each * case.epochs, max(1, each))
+    epochs = [[own.passes[start : start + each] for own in results] for start in starts]
+    for epoch, batches in enumerate(epochs):
+        before = epochs.index(batches)
+        if before < epoch:
+            return (
+                f"epoch {epoch} takes the samples in the order of epoch {before}. Every epoch has "
+                "a number of its own: the sampler has to get that one."
+            )
+    return ""
+
+
+def rest_dropped(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """The few samples that do not divide are in no rank's batches, and all others in one's."""
+    if any(len(own.passes) % case.epochs for own in results):
+        return ""  # that is said elsewhere
+    fed = [
+        sample
+        for own in results
+        for batch in own.passes[: len(own.passes) // case.epochs]
+        for sample in batch
+    ]
+    dropped = case.samples - len(fed)
+    if len(set(fed)) < len(fed) or not 0 < dropped == case.samples % len(results):
+        return ""
+    return (
+        f"in an epoch {dropped} of {case.samples} samples are in no rank's batches, so that all "
+        "shares are equally long. None is to be left out here: have some repeated instead, as a "
+        "sampler does without drop_last."
+    )
+
+
 # What is sent ----------------------------------------------------------------------------------
 
 
@@ -164,10 +205,7 @@ def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> 
     gradient = 2 * (ranks - 1) / ranks * 4 * len(results[0].after)
     start = 4 * len(results[0].after) * (ranks - 1)
     for rank in range(ranks):
-        left = one.trace.bytes_wire(rank)
-        if left is None:  # where the system does not count: what was handed to all-reduces
-            events = (e for e in one.trace.events if (e.rank, e.name) == (rank, "all_reduce"))
-            left = round(sum(e.bytes for e in events) * 2 * (ranks - 1) / ranks)
+        left = bytes_left(one.trace, rank)
         if left > _SENT_MORE * steps * gradient + start + _OWN:
             return (
                 f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} "
@@ -180,3 +218,12 @@ def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> 
                 f"{amount(steps * gradient)}. Something has to be sent in every step."
             )
     return ""
+
+
+def bytes_left(trace: Trace, rank: int) -> float:
+    """Bytes that left a rank; where the system does not count, what rings would send."""
+    counted = trace.bytes_wire(rank)
+    if counted is not None:
+        return counted
+    handed = sum(e.bytes for e in trace.events if (e.rank, e.name) == (rank, "all_reduce"))
+    return 2 * (trace.world_size - 1) / trace.world_size * handed

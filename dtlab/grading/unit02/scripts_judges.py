@@ -11,13 +11,7 @@ from dtlab.grading.scripts.judges import uneven_epochs
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
 from dtlab.grading.words import ranks_in_words
 
-__all__ = [
-    "an_earlier_order_again",
-    "no_card_of_its_own",
-    "no_such_card",
-    "rest_dropped",
-    "unused_samples",
-]
+__all__ = ["no_card_of_its_own", "no_such_card", "unused_samples"]
 
 
 def no_such_card(one: Observation) -> str:
@@ -27,43 +21,6 @@ def no_such_card(one: Observation) -> str:
     return (
         f"{one.trial.words(one.failed_case)}: rank {min(one.error.failures)} asks for a card that "
         "its node does not have. Every node counts its cards from 0."
-    )
-
-
-def an_earlier_order_again(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """An epoch takes its samples in the order of an earlier one, not only of the one before."""
-    if any(len(own.passes) % case.epochs for own in results):
-        return ""  # that is said elsewhere
-    each = len(results[0].passes) // case.epochs
-    starts = range(0, each * case.epochs, max(1, each))
-    epochs = [[own.passes[start : start + each] for own in results] for start in starts]
-    for epoch, batches in enumerate(epochs):
-        before = epochs.index(batches)
-        if before < epoch:
-            return (
-                f"epoch {epoch} takes the samples in the order of epoch {before}. Every epoch has "
-                "a number of its own: the sampler has to get that one."
-            )
-    return ""
-
-
-def rest_dropped(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The few samples that do not divide are in no rank's batches, and all others in one's."""
-    if any(len(own.passes) % case.epochs for own in results):
-        return ""  # that is said elsewhere
-    fed = [
-        sample
-        for own in results
-        for batch in own.passes[: len(own.passes) // case.epochs]
-        for sample in batch
-    ]
-    dropped = case.samples - len(fed)
-    if len(set(fed)) < len(fed) or not 0 < dropped == case.samples % len(results):
-        return ""
-    return (
-        f"in an epoch {dropped} of {case.samples} samples are in no rank's batches, so that all "
-        "shares are equally long. None is to be left out here: have some repeated instead, as a "
-        "sampler does without drop_last."
     )
 
 

@@ -17,9 +17,11 @@ from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import (
     Objection,
+    an_earlier_order_again,
     copies_differ,
     first,
     not_shared_out,
+    rest_dropped,
     then,
     too_much_sent,
 )
@@ -27,13 +29,7 @@ from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
-from dtlab.grading.unit02.scripts_judges import (
-    an_earlier_order_again,
-    no_card_of_its_own,
-    no_such_card,
-    rest_dropped,
-    unused_samples,
-)
+from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import (
     not_as_one_process_on_shards,

@@ -8,6 +8,7 @@ from typing import Any
 
 from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Observation
+from dtlab.grading.scripts.judges import bytes_left
 from dtlab.grading.unit03.reach_cases import REHEARSED, Rehearsal
 from dtlab.grading.unit03.reach_plans import Setting
 from dtlab.grading.words import amount, count_ranks
@@ -123,10 +124,7 @@ def _sent(one: Observation) -> str:
         )
     assert one.trace is not None
     updates, gradient = REHEARSED, 4 * copies[0].numel()
-    left = one.trace.bytes_wire(0)
-    if left is None:  # where the system does not count: what was handed to all-reduces
-        events = (e for e in one.trace.events if (e.rank, e.name) == (0, "all_reduce"))
-        left = sum(event.bytes for event in events)
+    left = bytes_left(one.trace, 0)
     if left > _SENT_MORE * updates * gradient + gradient + _OWN:
         return (
             f"{amount(left)} left rank 0 in {updates} updates, {left / updates / gradient:.1f} "

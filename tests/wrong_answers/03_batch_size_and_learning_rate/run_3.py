@@ -256,7 +256,7 @@ WRONG = {
     the_ranks_too: {"number": "DDP has averaged over the ranks already"},
     the_other_way_round: {"number": "that is the other way round"},
     as_long_as_it_should_be: {"number": "then it would be as long as it should be"},
-    some_other_number: {"number": "0.4 is not it"},
+    some_other_number: {"number": "0.4 times is not it"},
     the_line_of_the_optimizer: {"line": "`.grad` is a sum"},
     the_line_of_the_curve: {"line": "`.grad` is a sum"},
     still_broken: {"gradient": MANY},
