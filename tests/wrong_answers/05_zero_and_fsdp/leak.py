@@ -367,3 +367,24 @@ WRONG = {
     a_mean_that_forgets: {"training": "does not end as the mean"},
     another_rate: {"training": "Only what is broken has to change"},
 }
+
+_SAID = "diagnosis_leak = {'symptom': 'grows', 'number': 110248, 'line': 12}"
+_KEPT = "for piece, total in zip(sharded.parameters(), sums, strict=True):; "
+_SUM, _COPY = "total += piece.detach()", "piece.data.copy_(total / len(losses))"
+_CLEARED, _LOSS = "optimizer.zero_grad()", "loss = F.cross_entropy(sharded(images), labels)"
+_NOTED = "losses.append(loss.item())"
+EQUIVALENT = {
+    f"{_SAID} -> {_SAID.replace('110248', '110249')}": "a byte in a hundred thousand is rounding",
+    f"{_SAID} -> {_SAID.replace('110248', '110247')}": "a byte in a hundred thousand is rounding",
+    "... ([], [torch.zeros_like(piece) for piece in sharded.parameters()]) -> "
+    "... ([], [torch.zeros_like(piece).double() for piece in sharded.parameters()])": (
+        "a rank's part of a sum may be more exact than it has to be"
+    ),
+    f"{_CLEARED}; {_LOSS} -> {_LOSS}; {_CLEARED}": "neither needs the other",
+    f"{_CLEARED} -> {_CLEARED}; {_CLEARED}": "what is cleared twice is clear",
+    f"optimizer.step(); {_NOTED} -> {_NOTED}; optimizer.step()": "the loss is known before",
+    f"{_NOTED}; {_KEPT}{_SUM} -> {_KEPT}{_SUM}; {_NOTED}": "neither needs the other",
+    f"{_SUM} -> {_SUM}; for images, labels in batches:; ...": "batches come once only",
+    f"{_COPY} -> piece.data = total / len(losses)": "the mean's own memory is a piece too",
+    f"{_COPY} -> {_COPY}; {_KEPT}{_COPY}": "what is copied twice is the same",
+}
