@@ -43,7 +43,7 @@ def _trials(seed: int) -> list[Trial]:
                   case("training", row("ooooo"), growth_interval=2)]),
         Trial(1, [case("skips", row("oxoxxo")), case("skips", row("xooxo"))]),
         Trial(1, [case("scale", row(_mixed(draw)), growth_interval=3),
-                  case("scale", row("oooxooooxo"), growth_interval=draw.choice((2, 4))),
+                  case("scale", row("ooooxooooxo"), growth_interval=draw.choice((2, 4))),
                   case("scale", row("xxxxo"), init_scale=4.0)]),
         Trial(1, [case("clipping", row("oooo"), clips=clips),
                   case("clipping", row("oxoo"), clips=(True,) * 4),

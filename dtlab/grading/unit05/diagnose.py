@@ -109,7 +109,7 @@ POLICIES = _part(
         _SCRIPTS + "train_policies",
         _scene(watched=False),
         Check(
-            _trials(2, watched=False, topic="gradients"),
+            _trials(3, watched=False, topic="gradients"),
             (
                 Rule(
                     "gradients",

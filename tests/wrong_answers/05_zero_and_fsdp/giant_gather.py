@@ -14,6 +14,7 @@ from dtlab.grading.unit05.runs_scripts import Layer, train_gather
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
+from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
 
 SAID = {"symptom": "giant gather", "number": 100608, "line": 5}
 
@@ -222,4 +223,11 @@ WRONG = {
     another_rate: {"training": "Only what is broken has to change"},
     gradients_pile_up: {"training": "Only what is broken has to change"},
     a_batch_too_few: {"training": "losses, and there are"},
+}
+
+_NOTED = "losses.append(loss.item())"
+EQUIVALENT = {
+    **numbers_near("... 'giant gather', 'number': 100608, 'line': 5}", 100608),
+    **changes_alike("sharded"),
+    f"{_NOTED} -> {_NOTED}; for images, labels in batches:; ...": "batches come once only",
 }

@@ -13,6 +13,7 @@ from torch.optim import SGD
 from dtlab.grading.unit05.runs_scripts import Layer, train_leak
 from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
+from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
 
 SAID = {"symptom": "grows", "number": 110248, "line": 12}
 
@@ -371,18 +372,14 @@ WRONG = {
 _SAID = "diagnosis_leak = {'symptom': 'grows', 'number': 110248, 'line': 12}"
 _KEPT = "for piece, total in zip(sharded.parameters(), sums, strict=True):; "
 _SUM, _COPY = "total += piece.detach()", "piece.data.copy_(total / len(losses))"
-_CLEARED, _LOSS = "optimizer.zero_grad()", "loss = F.cross_entropy(sharded(images), labels)"
 _NOTED = "losses.append(loss.item())"
 EQUIVALENT = {
-    f"{_SAID} -> {_SAID.replace('110248', '110249')}": "a byte in a hundred thousand is rounding",
-    f"{_SAID} -> {_SAID.replace('110248', '110247')}": "a byte in a hundred thousand is rounding",
+    **numbers_near(_SAID, 110248),
+    **changes_alike("sharded"),
     "... ([], [torch.zeros_like(piece) for piece in sharded.parameters()]) -> "
     "... ([], [torch.zeros_like(piece).double() for piece in sharded.parameters()])": (
         "a rank's part of a sum may be more exact than it has to be"
     ),
-    f"{_CLEARED}; {_LOSS} -> {_LOSS}; {_CLEARED}": "neither needs the other",
-    f"{_CLEARED} -> {_CLEARED}; {_CLEARED}": "what is cleared twice is clear",
-    f"optimizer.step(); {_NOTED} -> {_NOTED}; optimizer.step()": "the loss is known before",
     f"{_NOTED}; {_KEPT}{_SUM} -> {_KEPT}{_SUM}; {_NOTED}": "neither needs the other",
     f"{_SUM} -> {_SUM}; for images, labels in batches:; ...": "batches come once only",
     f"{_COPY} -> piece.data = total / len(losses)": "the mean's own memory is a piece too",

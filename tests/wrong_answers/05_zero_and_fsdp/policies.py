@@ -13,6 +13,7 @@ from torch.optim import SGD
 
 from dtlab.grading.unit05.runs_scripts import Layer, train_policies
 from dtlab.parallel.zero import Zero3
+from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
 
 SAID = {"symptom": "rounded gradients", "number": 50304, "line": 6}
 HALF, SINGLE = torch.bfloat16, torch.float32
@@ -218,4 +219,20 @@ WRONG = {
     losses_rounded: {"training": "no more digits than bfloat16"},
     the_root_alone: {"training": "a block of its own"},
     another_rate: {"training": "Only what is broken has to change"},
+}
+
+_IMPORT = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
+_MESH = "mesh = init_device_mesh('cpu', (dist.get_world_size(),))"
+_FORMATS = "torch.bfloat16, torch.float32, output_dtype=torch.float32"
+_FOR_ALL = f"for_all = MixedPrecisionPolicy({_FORMATS})"
+_LAYERS = "for layer in model.layers:"
+_SHARDED = f"{_LAYERS}; fully_shard(layer, mesh=mesh, mp_policy=in_layers)"
+_NOTED = "losses.append(loss.item())"
+EQUIVALENT = {
+    **numbers_near("... 'rounded gradients', 'number': 50304, 'line': 6}", 50304),
+    **changes_alike("model"),
+    f"{_IMPORT}; {_MESH} -> {_MESH}; {_IMPORT}": "neither needs the other",
+    f"{_FOR_ALL}; {_SHARDED} -> {_SHARDED}; {_FOR_ALL}": "neither needs the other",
+    f"{_LAYERS} -> for layer in reversed(model.layers):": "layers are wrapped in any order",
+    f"{_NOTED} -> {_NOTED}; for images, labels in batches:; ...": "batches come once only",
 }
