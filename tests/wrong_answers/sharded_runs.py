@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["changes_alike", "numbers_near"]
+__all__ = ["changes_alike"]
 
 _CLEARED, _NOTED = "optimizer.zero_grad()", "losses.append(loss.item())"
 
@@ -14,12 +14,4 @@ def changes_alike(model: str) -> dict[str, str]:
         f"{_CLEARED}; {loss} -> {loss}; {_CLEARED}": "neither needs the other",
         f"{_CLEARED} -> {_CLEARED}; {_CLEARED}": "what is cleared twice is clear",
         f"optimizer.step(); {_NOTED} -> {_NOTED}; optimizer.step()": "the loss is known before",
-    }
-
-
-def numbers_near(said: str, number: int) -> dict[str, str]:
-    """Of a diagnosis, by their change: a number of bytes that is one off."""
-    return {
-        f"{said} -> {said.replace(str(number), str(other))}": "that is rounding"
-        for other in (number - 1, number + 1)
     }

@@ -14,7 +14,8 @@ from dtlab.grading.unit05.runs_scripts import Layer, train_gather
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
-from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
+from tests.wrong_answers.diagnoses import numbers_near
+from tests.wrong_answers.sharded_runs import changes_alike
 
 SAID = {"symptom": "giant gather", "number": 100608, "line": 5}
 

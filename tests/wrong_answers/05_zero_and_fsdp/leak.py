@@ -13,7 +13,8 @@ from torch.optim import SGD
 from dtlab.grading.unit05.runs_scripts import Layer, train_leak
 from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
-from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
+from tests.wrong_answers.diagnoses import numbers_near
+from tests.wrong_answers.sharded_runs import changes_alike
 
 SAID = {"symptom": "grows", "number": 110248, "line": 12}
 

@@ -13,7 +13,8 @@ from torch.optim import SGD
 
 from dtlab.grading.unit05.runs_scripts import Layer, train_policies
 from dtlab.parallel.zero import Zero3
-from tests.wrong_answers.sharded_runs import changes_alike, numbers_near
+from tests.wrong_answers.diagnoses import numbers_near
+from tests.wrong_answers.sharded_runs import changes_alike
 
 SAID = {"symptom": "rounded gradients", "number": 50304, "line": 6}
 HALF, SINGLE = torch.bfloat16, torch.float32
