@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch import Run as Run
     from dtlab.ranks.launch import launch as launch
     from dtlab.ranks.launch import rank_generator as rank_generator
+    from dtlab.ranks.session import Session as Session
+    from dtlab.ranks.session import session as session
     from dtlab.show.guess import guess as guess
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
@@ -48,6 +50,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "RankError": "errors",
     "RankTimeoutError": "errors",
     "Run": "ranks.launch",
+    "Session": "ranks.session",
     "Trace": "trace",
     "Waiting": "errors",
     "ask": "grading",
@@ -63,6 +66,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "progress": "grading.progress",
     "rank_generator": "ranks.launch",
     "schedules": None,
+    "session": "ranks.session",
     "show": None,
     "span": "trace",
 }
@@ -80,3 +84,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext dtlab`: adds `%%ranks` and `%ranks`."""
+    importlib.import_module("dtlab.magics").load(shell)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
-from dtlab.ranks import launch as launch_module
+from dtlab.ranks import asked
 from dtlab.ranks.client import SERVER
 
 
@@ -366,10 +366,10 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, object], piece: st
 
 
 def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 0)
+    monkeypatch.setattr(asked, "_gpu_count", lambda: 0)
     with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; here is none"):
         dtlab.launch(lambda: None, world_size=4, backend="nccl")
-    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
+    monkeypatch.setattr(asked, "_gpu_count", lambda: 2)
     with pytest.raises(dtlab.LaunchError, match="here are 2. Use world_size=2"):
         dtlab.launch(lambda: None, world_size=4, backend="nccl")
     with pytest.raises(dtlab.LaunchError, match="cpu:gloo,cuda:nccl' needs a GPU for each"):
@@ -379,9 +379,9 @@ def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
 def test_with_a_gpu_for_every_rank_nccl_moves_what_is_there_and_gloo_what_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch_module, "_gpu_count", lambda: 2)
-    assert launch_module.choose_backend(None, 2) == "cpu:gloo,cuda:nccl"
-    assert launch_module.choose_backend(None, 3) == "gloo"
+    monkeypatch.setattr(asked, "_gpu_count", lambda: 2)
+    assert asked.choose_backend(None, 2) == "cpu:gloo,cuda:nccl"
+    assert asked.choose_backend(None, 3) == "gloo"
 
 
 def test_something_that_cannot_be_sent_is_named() -> None:

@@ -38,6 +38,11 @@ class Announcer:
         self._groups: dict[Any, _Group] = {}
         self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
+    def forget_groups(self) -> None:
+        """Keep none of the groups alive that were seen."""
+        self._groups.clear()
+        self._sent.clear()
+
     def describe(
         self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
     ) -> _Told:

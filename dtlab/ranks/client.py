@@ -31,7 +31,7 @@ START = (
 )
 START_LIMIT = 120.0  # seconds that the server may take to import torch
 SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
-NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.__main__")
+NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
 
 
@@ -57,6 +57,7 @@ class Server:
         self._socket: socket.socket | None = None
         self._ready = False
         self._shared: set[str] = set()  # modules of dtlab that the server has as well
+        self._wanted: set[str] = set()  # those that it shall have besides this process's own
 
     def start(self) -> None:
         """Start it if it is not running, without waiting until it is ready."""
@@ -69,6 +70,11 @@ class Server:
             if not {*modules} <= {*self._modules}:
                 self._modules = (*dict.fromkeys([*self._modules, *modules]),)
                 self._forget()
+
+    def share(self, *modules: str) -> None:
+        """Have modules of dtlab imported before the next launch, without importing them here."""
+        with self._lock:
+            self._wanted |= {*modules}
 
     def adopt(self, sock: socket.socket) -> None:
         """Take a server for this process's own that somebody else has forked for it."""
@@ -134,7 +140,8 @@ class Server:
         Figures are for notebooks alone, and what they are drawn with takes long to import.
         """
         ours = {name for name in list(sys.modules) if name.startswith("dtlab.")}
-        fresh = {name for name in ours if not name.startswith(NOT_FOR_RANKS)} - self._shared
+        ours = {name for name in ours if not name.startswith(NOT_FOR_RANKS)} | self._wanted
+        fresh = ours - self._shared
         if fresh:
             reader, writer = os.pipe()
             with open(writer, "wb") as pipe, open(reader, "rb"):
@@ -176,7 +183,6 @@ class Collected:
     """All that came back from one launch."""
 
     values: list[Any]
-    returned: list[bool]
     failures: dict[int, RemoteFailure] = field(default_factory=dict)
     thread_failures: dict[int, RemoteFailure] = field(default_factory=dict)
     records: list[Any] = field(default_factory=list)
@@ -197,7 +203,7 @@ class Conversation:
     ) -> None:
         self.spec, self.call, self.output = spec, call, output
         self.inputs, self.server = inputs, server
-        self.collected = Collected([None] * spec.world_size, [False] * spec.world_size)
+        self.collected = Collected([None] * spec.world_size)
         self.channels: dict[socket.socket, int] = {}
         self.pipes: dict[int, tuple[int, Stream]] = {}
 
@@ -258,10 +264,13 @@ class Conversation:
         for channel in [one for one in self.channels if one.fileno() in ready]:
             self._read_channel(channel)
         if self.control.fileno() in ready and self.collected.outcome is None:
-            _, body = receive_frame(self.control)
-            self.collected.outcome = pickle.loads(body)
+            self._take_control(*receive_frame(self.control))
             return True
         return bool(ready - {self.control.fileno()})
+
+    def _take_control(self, tag: bytes, body: bytearray) -> None:
+        """The supervisor says something: in a launch it is how that ended."""
+        self.collected.outcome = pickle.loads(body)
 
     def _read_pipe(self, reader: int) -> None:
         data = os.read(reader, 65536)
@@ -293,7 +302,6 @@ class Conversation:
         collected = self.collected
         if tag == protocol.VALUE:
             collected.values[rank] = value.load() if value else decode(body)
-            collected.returned[rank] = True
             return
         fields = decode(body)
         if tag == protocol.FAILURE:

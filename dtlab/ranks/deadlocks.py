@@ -29,6 +29,9 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
     lines = [wrapped(headline, indent=""), *_lines(finding, len(values))]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
+    if finding.idle and finding.reason == "standstill":
+        verb = "does" if len(finding.idle) == 1 else "do"
+        lines.append(f"  {ranks_in_words(finding.idle)} {verb} not run this cell")
     lines.append(wrapped(advice, indent="  "))
     mismatch = None if finding.reason == "standstill" else headline
     return DeadlockError(
@@ -88,6 +91,14 @@ def _pattern(finding: Finding) -> str:
     names = {op.name for op in ops}
     if tags := _tags(finding):
         return f"{tags}. Give both the same tag, or receive in the order in which they are sent."
+    absent = [rank for op in ops for rank in op.partners if rank in finding.idle]
+    if absent:
+        return (
+            f"What {ranks_in_words([op.rank for op in ops])} "
+            f"{'calls' if len(ops) == 1 else 'call'} needs {ranks_in_words(sorted({*absent}))} "
+            "too. Run the cell on all ranks that take part in it: %%ranks without numbers means "
+            "every one."
+        )
     astray = [op for op in finding.unmatched if op.name == "send"]
     if names == {"recv"} and astray and not finding.left:
         return _astray(finding.ops[0], astray)

@@ -33,15 +33,42 @@ def error_of(
     outcome = collected.outcome
     if outcome is None:
         return None
+    error = _error_of(collected, outcome, spec, stdout, stderr)
+    if error is not None and spec.stays:
+        error.args = ("\n".join(filter(None, [str(error), what_stays(outcome)])),)
+    return error
+
+
+def what_stays(outcome: Outcome) -> str:
+    """What a session has lost after a turn that did not end well; empty where it is nothing."""
+    if outcome.over:
+        text = (
+            f"The session is closed: {outcome.over}. What the ranks had is gone; "
+            "session.restart(), or the next %%ranks, begins anew."
+        )
+        return wrapped(text, indent="")
+    if outcome.rejoined:
+        text = (
+            "The ranks keep their variables. Their process group is new, since the old one was "
+            "left half way: what a collective was writing to may hold anything, and groups, "
+            "meshes and wrappers such as DDP that were made before have to be made again."
+        )
+        return wrapped(text, indent="")
+    return ""
+
+
+def _error_of(
+    collected: Collected, outcome: Outcome, spec: Spec, stdout: list[str], stderr: list[str]
+) -> RanksError | None:
     running = _waiting(outcome)
-    failures = _failures(collected, outcome, stderr)
+    failures = _failures(collected, outcome, spec, stderr)
     if outcome.finding is not None and collected.thread_failures:  # the likely reason
         for rank, remote in collected.thread_failures.items():
             failures.setdefault(rank, of_exception(remote))
     elif outcome.finding is not None and all(map(_is_consequence, failures.values())):
         failures = {}  # what gloo says of a mismatch, or of ranks that were ended
     if failures:
-        return rank_error(failures, running, collected.values, stdout, spec.memory_limit)
+        return rank_error(failures, running, collected.values, stdout, spec)
     if outcome.finding is not None:
         return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
@@ -62,7 +89,7 @@ def rank_error(
     running: list[Waiting],
     values: list[Any],
     stdout: list[str],
-    memory_limit: int | None = None,
+    spec: Spec | None = None,
 ) -> RankError:
     """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
     first = next(iter(failures.values()))
@@ -77,10 +104,11 @@ def rank_error(
             lines.extend([f"  {one.place}"] if one.place else [])
     for waiting in running:
         if waiting.rank not in failures:
-            lines.append(f"rank {waiting.rank} was {_doing(waiting)} and was ended")
+            fate = "interrupted" if spec is not None and spec.stays else "ended"
+            lines.append(f"rank {waiting.rank} was {_doing(waiting)} and was {fate}")
             lines.extend([f"  {waiting.place}"] if waiting.place else [])
-    if first.kind == "memory" and memory_limit:
-        lines.append(f"memory_limit is {memory_limit:,} bytes for each rank.")
+    if first.kind == "memory" and spec is not None and spec.memory_limit:
+        lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
     if ADVICE[first.kind]:
         lines.append(wrapped(ADVICE[first.kind], indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
@@ -89,11 +117,13 @@ def rank_error(
 
 
 def _failures(
-    collected: Collected, outcome: Outcome, stderr: list[str]
+    collected: Collected, outcome: Outcome, spec: Spec, stderr: list[str]
 ) -> dict[int, Failure]:
-    """All failures, the guilty rank's first."""
+    """All failures, the guilty rank's first; not those of ranks that were interrupted."""
     found: dict[int, Failure] = {}
     for rank, end in enumerate(outcome.ranks):
+        if spec.stays and end.state == "stopped":
+            continue
         if rank in collected.failures:
             found[rank] = of_exception(collected.failures[rank])
         elif end.state == "died":
@@ -208,15 +238,19 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
         doing = f"waiting in {calls[one.rank]}" if one.rank in calls else _doing(one)
         lines.append(f"  rank {one.rank} was {doing}   {one.place}".rstrip())
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
+    idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
     if done:
         lines.append(f"  {ranks_in_words(done)} had returned")
+    if idle:
+        lines.append(f"  {ranks_in_words(idle)} took no part")
     others = [one.rank for one in running if one.op != "compute"]
     if busy and others:
         verb = "waits" if len(others) == 1 else "wait"
         lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
     if busy:
+        where = "%%ranks --timeout" if spec.stays else "timeout= to launch"
         lines.append(
-            "If it only needs longer, pass a larger timeout= to launch; a lock, a join or a loop "
+            f"If it only needs longer, pass a larger {where}; a lock, a join or a loop "
             "without end needs mending."
         )
     return "\n".join(lines)

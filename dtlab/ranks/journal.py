@@ -43,7 +43,9 @@ class Journal:
     ) -> None:
         self.world_size = world_size
         self._announcer: Announcer | None = announcer
-        self.limit = limit
+        self.limit = limit  # the first operation that is not kept
+        self._room = limit
+        self._first = 0  # operation that is not taken yet
         self.wire: Wire | None = None  # for `dtlab.compute`
         self._count = itertools.count()
         self._issued: list[tuple[int, ...]] = []  # as in `issue`
@@ -69,7 +71,7 @@ class Journal:
         have to be announced. It runs for each operation: hence the local names, and one look-up
         for all that is the same for operations alike.
         """
-        count, limit, append = self._count, self.limit, self._issued.append
+        count, append = self._count, self._issued.append
         place, frame_of, names = self._place, sys._getframe, self._file_names
         ident = threading.get_ident
         announce = self._announcer.issuer(operator) if self._announcer else None
@@ -95,7 +97,7 @@ class Journal:
                 file, line = -1, 0
             if announce is not None:
                 goes_on = announce(index, told, payload, peer, tag, goes_on, names[file], line)
-            if index >= limit:
+            if index >= self.limit:
                 return index, goes_on
             if size < 0:
                 size, dtype_number = self._measure(payload)
@@ -119,22 +121,22 @@ class Journal:
 
     def end(self, index: int, now: int) -> None:
         """The operation was complete at `now`."""
-        if index < self.limit:
+        if self._first <= index < self.limit:
             self._ended.append((index, now))
 
     def block(self, index: int, start: int) -> None:
         """This thread has waited for the operation since `start`, and now it is complete."""
-        if index < self.limit:
+        if self._first <= index < self.limit:
             self._blocked.append((index, start, _now(), threading.get_ident()))
 
     def source(self, index: int, source: int) -> None:
         """The message of a receive from anybody came from `source`, a rank in its group."""
-        if index < self.limit:
+        if self._first <= index < self.limit:
             self._sources.append((index, source))
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
         """Take a finished span; called by `dtlab.span`."""
-        if len(self._spans) < self.limit:
+        if len(self._spans) < self._room:
             self._spans.append((name, extra, start, end, threading.get_ident()))
         else:
             self._spans_dropped += 1
@@ -191,22 +193,34 @@ class Journal:
 
     # ------------------------------------------------------------------------------- afterwards
 
+    def take(self, rank: int) -> Records:
+        """As `records`, and begin anew: what comes is numbered on."""
+        taken = self.records(rank)
+        for column in (self._issued, self._ended, self._blocked, self._sources, self._spans):
+            column.clear()
+        self._first = next(self._count)
+        self.limit = self._first + self._room if self._room else 0
+        self._spans_dropped = 0
+        return taken
+
     def records(self, rank: int) -> Records:
         """Everything as plain columns. What has not ended until now ends now."""
         stopped = _now()
         issued = _table(self._issued, 11)
         issued = issued[np.argsort(issued[:, 0])]
+        first = int(issued[0, 0]) if len(issued) else 0
+        issued[:, 0] -= first
         index, operator, group, peer, tag, size, dtype, thread, file, line, start = issued.T
         row_of = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
         row_of[index] = np.arange(len(issued))
-        peer = self._global_peers(row_of, group, peer)
+        peer = self._global_peers(row_of, first, group, peer)
         size = self._whole_sizes(operator, group, size)
         blocked = _table(self._blocked, 4)
-        blocked[:, 0] = row_of[blocked[:, 0]]
+        blocked[:, 0] = row_of[blocked[:, 0] - first]
         end = np.full(len(issued), stopped)
         np.minimum.at(end, blocked[:, 0], blocked[:, 2])
         ended = _table(self._ended, 2)
-        np.minimum.at(end, row_of[ended[:, 0]], ended[:, 1])
+        np.minimum.at(end, row_of[ended[:, 0] - first], ended[:, 1])
         names = [operator.name for operator in OPERATORS]
         names += sorted({span[0] for span in self._spans})
         spans = np.array(
@@ -228,10 +242,10 @@ class Journal:
             max(0, next(self._count) - self.limit) + self._spans_dropped,
         )
 
-    def _global_peers(self, row_of: Ints, group: Ints, peer: Ints) -> Ints:
+    def _global_peers(self, row_of: Ints, first: int, group: Ints, peer: Ints) -> Ints:
         """Ranks of the world instead of ranks in a group; -1 stays."""
         sources = _table(self._sources, 2)
-        peer[row_of[sources[:, 0]]] = sources[:, 1]
+        peer[row_of[sources[:, 0] - first]] = sources[:, 1]
         widest = max((len(ranks) for _, ranks in self._members), default=0)
         world = np.full((len(self._members) + 1, widest + 1), -1, dtype=np.int64)
         for number, (_, ranks) in enumerate(self._members):

@@ -28,16 +28,13 @@ from typing import Any
 
 from dtlab.errors import DtlabError, LaunchError
 from dtlab.predict import Cluster
-from dtlab.ranks import client, explain, inplace, strangers, system, walls
+from dtlab.ranks import asked, client, explain, inplace, reservations, strangers, system, walls
 from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.output import Output
-from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
+from dtlab.ranks.protocol import Spec
 from dtlab.ranks.sealed import SealedConversation
 from dtlab.ranks.transport import Packed, pack
 from dtlab.trace import Trace
-
-DEFAULT_WORLD_SIZE = 2
-MOST_RANKS = 256
 
 
 @dataclass
@@ -97,6 +94,7 @@ def launch(
             the environment (torchrun) says.
         backend: "gloo", "nccl" or "cpu:gloo,cuda:nccl", which is what None means if there is a GPU
             for every rank: NCCL moves tensors on GPUs, and gloo those on the CPU. Else it is gloo.
+            GPUs are reserved meanwhile: launches of other notebooks on this node wait for them.
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: of torch, NumPy and random, the same on every rank (see `rank_generator`).
@@ -114,31 +112,19 @@ def launch(
         RankTimeoutError: some rank was still running after `timeout` seconds.
     """
     begun = time.perf_counter()
-    _check(fn, world_size, timeout, threads, memory_limit, engine)
+    if not callable(fn):
+        raise LaunchError(f"launch needs a function to run on every rank, not {fn!r}.")
+    if engine != "local":
+        raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
+    asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
         return inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster)
-    if cluster is not None:
-        world_size, backend = _on_cluster(cluster, world_size, backend)
-    if system.WINDOWS:
-        raise LaunchError("dtlab needs Linux, macOS or WSL2. On Windows, use WSL2.")
-    client.SERVER.start()
-    world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
-    spec = Spec(
-        world_size=world_size,
-        backend=choose_backend(backend, world_size),
-        timeout=_allowed(timeout),
-        trace=trace,
-        seed=seed,
-        threads=threads or max(1, int(system.usable_cpus() / world_size)),
-        memory_limit=memory_limit,
-        environment=dict(os.environ),
-        folder=os.getcwd(),
-        path=[os.path.abspath(entry) for entry in sys.path],
-        cluster=cluster,
+    spec = asked.spec_for(
+        world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
     )
-    output = Output(world_size)
-    conversation = client.Conversation(spec, _pack_call(fn, args), output)
-    run, warnings = _carry_out(conversation, begun)
+    call, output = pack_call(fn, args), Output(spec.world_size)
+    with reservations.reserved(spec) as spec:
+        run, warnings = _carry_out(client.Conversation(spec, call, output), begun)
     for warning in warnings:
         print(warning)
     return run
@@ -178,7 +164,7 @@ def launch_sealed(
     with open(os.devnull, "w") as nowhere:
         output = Output(world_size, nowhere)
         packed = [pack(each) for each in inputs]
-        call = _pack_call(fn, args)
+        call = pack_call(fn, args)
         try:
             run, _ = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
         except DtlabError:
@@ -190,7 +176,13 @@ def launch_sealed(
 
 def _carry_out(conversation: client.Conversation, begun: float) -> tuple[Run, list[str]]:
     """Hold the conversation; what came of it, and what to warn of. Raises what went wrong."""
-    collected, spec, output = conversation.run(), conversation.spec, conversation.output
+    return run_of(conversation.run(), conversation.spec, conversation.output, begun)
+
+
+def run_of(
+    collected: client.Collected, spec: Spec, output: Output, begun: float
+) -> tuple[Run, list[str]]:
+    """The `Run` of what came back, and what to warn of. Raises what went wrong."""
     error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
@@ -217,7 +209,8 @@ def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
     return trace
 
 
-def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
+    """A call, ready to be sent. Raises LaunchError for what cannot be."""
     try:
         return pack((fn, args))
     except Exception as error:  # anything: objects define how they are pickled
@@ -227,90 +220,6 @@ def _pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
             "It uses something that only lives in this process (a lock, an open file, a process "
             "group, ...). Make that inside the function instead."
         ) from error
-
-
-def _on_cluster(
-    cluster: object, world_size: int | None, backend: str | None
-) -> tuple[int, str]:
-    """How many ranks are launched on an emulated cluster, and with which backend."""
-    if not isinstance(cluster, Cluster):
-        raise LaunchError(f"cluster is a dtlab.Cluster, or None, not {cluster!r}.")
-    if backend not in (None, "gloo"):
-        raise LaunchError(
-            f"cluster= emulates links between processes on the CPU, and backend={backend!r} uses "
-            "the links there are. Leave one of the two out."
-        )
-    if world_size is None and cluster.size > MOST_RANKS:
-        raise LaunchError(
-            f"{cluster!r} has room for {cluster.size} ranks, more than the {MOST_RANKS} that "
-            "launch starts at most. Pass a world_size: ranks fill one node after the other."
-        )
-    if world_size is not None and world_size > cluster.size:
-        raise LaunchError(
-            f"world_size={world_size} is more than {cluster!r} has room for: {cluster.size}. "
-            "Leave world_size out, or pass a cluster with more nodes or gpus_per_node."
-        )
-    return cluster.size if world_size is None else world_size, "gloo"
-
-
-def choose_backend(backend: str | None, world_size: int) -> str:
-    """The backend to use, or a LaunchError that says what is missing for the one asked for."""
-    if backend is None:
-        return system.WITH_GPUS if 0 < world_size <= _gpu_count() else "gloo"
-    if backend not in ("gloo", "nccl", system.WITH_GPUS):
-        raise LaunchError(
-            f"backend={backend!r} is not known: use 'gloo', 'nccl', {system.WITH_GPUS!r}, or None."
-        )
-    if "nccl" in backend and _gpu_count() < world_size:
-        raise LaunchError(
-            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here are "
-            f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
-            if _gpu_count()
-            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is "
-            "none. Use backend='gloo', which runs on the CPU."
-        )
-    return backend
-
-
-def _allowed(timeout: float | None) -> float | None:
-    """The time limit, or that of whoever runs this notebook, if it is shorter."""
-    most = os.environ.get(MOST_SECONDS)
-    return min(timeout or float(most), float(most)) if most else timeout
-
-
-def _gpu_count() -> int:
-    """GPUs that ranks could use. Asked without making a CUDA context in this process."""
-    if not system.has_nvidia_driver():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _check(
-    fn: object, world_size: object, timeout: object, threads: object, memory: object, engine: str
-) -> None:
-    """Refuse what cannot be meant, saying what was given and what is allowed."""
-    if IN_RANK in os.environ:
-        raise LaunchError(
-            f"dtlab.launch was called inside rank {os.environ[IN_RANK]} of another launch. "
-            "Call it from the notebook; inside a rank, use torch.distributed directly."
-        )
-    if not callable(fn):
-        raise LaunchError(f"launch needs a function to run on every rank, not {fn!r}.")
-    if engine != "local":
-        raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
-    for name, value, most in (
-        ("world_size", world_size, MOST_RANKS),
-        ("threads", threads, 4096),
-        ("memory_limit", memory, None),
-    ):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and (not whole or value < 1 or (most and value > most)):  # type: ignore[operator]
-            limits = f"from 1 to {most}" if most else "of at least 1 (bytes)"
-            raise LaunchError(f"{name} is a whole number {limits}, not {value!r}.")
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise LaunchError(f"timeout is a number of seconds above 0, or None, not {timeout!r}.")
 
 
 def rank_generator() -> Any:

@@ -296,6 +296,11 @@ class Machine:
             return taken
         return taken + [queue[0] for queue in self._sends.values() if _inbox(queue[0]) == inbox]
 
+    def take_part(self, ranks: Sequence[int]) -> None:
+        """These ranks go on, and all others do nothing more."""
+        for rank in range(self.world_size):
+            self.actors[rank, 0].left = rank not in ranks
+
     # ------------------------------------------------------------------ asking
 
     def blocked(self) -> list[Op]:

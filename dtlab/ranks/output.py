@@ -41,8 +41,11 @@ class Output:
 
     def show_if_due(self) -> None:
         """Show what has gathered, rank by rank: finished lines, and rank 0's line as it grows."""
-        if self.patience() != 0.0:
-            return
+        if self.patience() == 0.0:
+            self.show_now()
+
+    def show_now(self) -> None:
+        """As `show_if_due`, and do not wait for more."""
         self._due = None
         self._show_lines()
         for stream in STREAMS:

@@ -49,24 +49,33 @@ class Ends(NamedTuple):
     stack_writer: int  # where its stack goes when asked for
     board: Board
     ports: Ports | None  # of the emulated interconnect
+    cutter: socket.socket | None = None  # where a rank that stays is told to cut its connections
 
 
 def run_rank(
-    rank: int, spec: Spec, call: Packed, ends: Ends, walls: Walls | None = None
+    rank: int, spec: Spec, call: Packed | None, ends: Ends, walls: Walls | None = None
 ) -> NoReturn:
-    """Be rank `rank`: everything from the fork to the end of the process."""
+    """Be rank `rank`: everything from the fork to the end of the process.
+
+    Without a `call` it stays, and gets what it is to run later (session/rank.py).
+    """
     code = 1
     try:
         system.die_with_parent()
         channel, out, err = ends.notebook
-        sockets = (ends.status.fileno(), ends.store.fileno())
+        sockets = [one.fileno() for one in (ends.status, ends.store, ends.cutter) if one]
         _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
         if walls:
             step_behind(walls, rank)
         _become_ordinary(rank, spec, out, err, ends.stack_writer)
-        outcome = _Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
+        outcome = Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
         threading.excepthook = outcome.thread_failed
         try:
+            if call is None:
+                from dtlab.ranks.session.rank import stay
+
+                stay(rank, spec, ends, outcome)
+                os._exit(0)
             _take_part(rank, spec, call, ends, outcome)
         except BaseException as error:  # noqa: BLE001  dtlab's own trouble, joining the group for instance
             outcome.failure = describe(error)
@@ -78,7 +87,7 @@ def run_rank(
 
 
 def _take_part(
-    rank: int, spec: Spec, call: Packed, ends: Ends, outcome: _Outcome
+    rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
 ) -> None:
     """Join, wait for the others, run the function, hand over what came of it."""
     with outcome.catching():
@@ -87,7 +96,7 @@ def _take_part(
             _, body = receive_frame(outcome.channel)
             args = (*args, Packed.receive(outcome.channel, body).load())
         fill_main(function)
-    _join(rank, spec, ends.store)
+    join(rank, spec, ends.store)
     outcome.status.send(protocol.READY)
     if outcome.status.recv(1) != protocol.GO:
         return
@@ -98,7 +107,7 @@ def _take_part(
         limit = RECORD_LIMIT if spec.trace else 0
         told = announcer if watched else None
         outcome.recorder = Recorder(rank, limit=limit, announcer=told, wire=wire)
-    _limit_memory(spec.memory_limit)
+    MemoryLimit(spec.memory_limit).impose()
     if not outcome.failure:
         if outcome.recorder:
             outcome.recorder.start()
@@ -108,7 +117,7 @@ def _take_part(
     outcome.deliver()
 
 
-class _Outcome:
+class Outcome:
     """What came of the function, and how it is handed over."""
 
     def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
@@ -135,18 +144,18 @@ class _Outcome:
             with self.sending:
                 self._send(protocol.THREAD_FAILURE, describe(args.exc_value))
 
-    def deliver(self) -> None:
-        """Hand over the value, or the failure, and what was recorded."""
+    def deliver(self, last: bool = True) -> None:
+        """Hand over the value, or the failure, and what was recorded; `last`: for good."""
         with self.sending:
-            self._deliver()
+            self._deliver(last)
 
-    def _deliver(self) -> None:
+    def _deliver(self, last: bool) -> None:
         recorder = self.recorder
-        _flush()
+        flush()
         self.status.send(protocol.RAISED if self.failure else protocol.RETURNED)
         resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
         if recorder:
-            self._send(protocol.RECORDS, recorder.stop())
+            self._send(protocol.RECORDS, recorder.stop() if last else recorder.take())
             changed = recorder.announcer.changed_sends(recorder.rank) if recorder.announcer else []
             send_frame(self.channel, protocol.CHANGED, encode(changed))
         if not self.failure:
@@ -235,18 +244,24 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
     }
 
 
-def fill_main(function: Any) -> None:
+def fill_main(function: Any, classes_only: bool = False) -> None:
     """Make the notebook's names importable from `__main__` here too.
 
     Objects of a class defined in a cell are pickled by that name when ranks exchange them.
     """
     main = sys.modules["__main__"]
     names = getattr(function, "__globals__", {})
-    vars(main).update({k: v for k, v in names.items() if not k.startswith("__")})
+    wanted = {k: v for k, v in names.items() if not k.startswith("__")}
+    if classes_only:  # the rank has data of its own
+        wanted = {k: v for k, v in wanted.items() if isinstance(v, type)}
+    vars(main).update(wanted)
 
 
-def _join(rank: int, spec: Spec, listener: socket.socket) -> None:
-    """Initialise the default process group. The listening socket existed before the ranks did."""
+def join(rank: int, spec: Spec, listener: socket.socket) -> Any:
+    """Initialise the default process group; returns its store.
+
+    The listening socket existed before the ranks did.
+    """
     port = listener.getsockname()[1]
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
     store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -261,22 +276,35 @@ def _join(rank: int, spec: Spec, listener: socket.socket) -> None:
         listener.close()
     if "nccl" in spec.backend:
         torch.cuda.set_device(rank)
+    init_group(rank, spec, store)
+    return store
+
+
+def init_group(rank: int, spec: Spec, store: Any) -> None:
+    """Initialise the default process group with a store that no group has used."""
     dist.init_process_group(
         spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=GROUP_PATIENCE
     )
 
 
-def _limit_memory(limit: int | None) -> None:
-    """Let private memory grow by `limit` bytes from here on; what passes it raises."""
-    if limit is None:
-        return
-    with open("/proc/self/status") as lines:
-        used = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
-    ceiling = used + limit + THREAD_STACKS
-    resource.setrlimit(resource.RLIMIT_DATA, (ceiling, resource.RLIM_INFINITY))
+class MemoryLimit:
+    """Lets private memory grow by `limit` bytes from here on; what passes it raises."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._ceiling: int | None = None
+        if limit is not None:
+            with open("/proc/self/status") as lines:
+                used = next(int(one.split()[1]) for one in lines if one.startswith("VmData"))
+            self._ceiling = used * 1024 + limit + THREAD_STACKS
+
+    def impose(self) -> None:
+        """From now on, until `Outcome.deliver`."""
+        if self._ceiling is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (self._ceiling, resource.RLIM_INFINITY))
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Pass on what this rank has printed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

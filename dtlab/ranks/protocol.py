@@ -42,12 +42,16 @@ MODULES = b"M"  # nothing, but to have modules of dtlab ready: a pipe with their
 SPEC = b"s"  # notebook -> supervisor: a Spec
 CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened by ranks only
 OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
+OPENED = b"O"  # supervisor -> notebook: the ranks of a session are ready
+TURN = b"u"  # notebook -> supervisor: a Turn; the packed call goes to each of its ranks
+STOP = b"p"  # notebook -> supervisor: interrupt the turn
 INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank sees
 VALUE = b"v"  # rank -> notebook: what the function returned, packed; plain where sealed
 # rank -> notebook, always as plain data (plain.py), which nothing in a rank can make run:
 FAILURE = b"f"  # a RemoteFailure
 THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
 RECORDS = b"r"  # what the recorder saw
+SHOWN = b"y"  # what a cell shows: by MIME type, and metadata
 CHANGED = b"h"  # messages changed before anybody waited for them
 
 # Between a grader and what is behind walls.
@@ -67,6 +71,8 @@ IMPORTED = b"I"  # modules were imported that the server could have had ready
 DELIVERED = b"D"  # everything has been handed to the notebook
 GO = b"g"  # all are ready: begin
 LEAVE = b"l"  # all are done: end
+REJOIN = b"j"  # the process group is broken: make another
+CUT = b"c"  # on a line of its own: cut all connections to peers
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,15 @@ class Spec:
     cluster: Cluster | None = None  # whose links are emulated
     inputs: bool = False  # whether each rank is sent a last argument of its own
     sealed: bool = False  # ranks run code that nobody trusts: behind walls, plain data only
+    stays: bool = False  # ranks of a session, which run what is sent later
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One cell or function that ranks of a session run."""
+
+    ranks: tuple[int, ...]
+    timeout: float | None  # seconds
 
 
 class Frame(NamedTuple):
@@ -140,16 +155,17 @@ class Finding:
     left: list[int]  # ranks that have returned
     unmatched: list[OpInfo] = field(default_factory=list)  # posted, and not complete either
     seconds: float = 0.0  # since the ranks began
+    idle: list[int] = field(default_factory=list)  # ranks that do not take part
 
 
-Reason = Literal["returned", "failed", "timeout", "deadlock"]
+Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]
 
 
 @dataclass
 class RankEnd:
     """How one rank ended, as its supervisor saw it."""
 
-    state: Literal["returned", "raised", "died", "stopped"] = "stopped"
+    state: Literal["returned", "raised", "died", "stopped", "idle"] = "stopped"
     status: int | None = None  # as os.waitpid reports it, for a rank that died
     stack: list[Frame] = field(default_factory=list)  # where it was last seen, outermost first
 
@@ -168,3 +184,5 @@ class Outcome:
     loopback: int | None = None  # bytes, headers included, that ranks sent by any way (walls only)
     hidden: int | None = None  # those of them that no socket of a rank was seen to send
     pairs: list[tuple[int, int, int]] | None = None  # of `wire`: source, target, bytes
+    rejoined: bool = False  # a session's ranks have another process group since
+    over: str = ""  # why a session cannot go on

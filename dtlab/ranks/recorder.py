@@ -75,6 +75,13 @@ class Recorder:
         self._hooks = _Hooks(self._journal, self.announcer, self._wire)
         set_span_sink(self._journal)
 
+    def take(self) -> Records:
+        """What was seen until now, and forget it; goes on recording.
+
+        Operations under way end now in these records, and are missing from the next.
+        """
+        return self._journal.take(self.rank)
+
     def stop(self) -> Records:
         """End, leave nothing behind in torch, and return what was seen (nothing if not started).
 

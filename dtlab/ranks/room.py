@@ -22,7 +22,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import setproctitle
 
-from dtlab.ranks import client, protocol, server, system
+from dtlab.ranks import cells, client, protocol, server, system
 from dtlab.ranks.plain import NotPlain, Opaque, Sealed, decode, encode
 from dtlab.ranks.transport import Closed, pack, receive_frame, send_frame
 from dtlab.ranks.walls import HOME, Walls, environment, step_behind
@@ -120,42 +119,9 @@ def _serve(grader: socket.socket, shell: InteractiveShell) -> None:
 
 
 def _shell() -> InteractiveShell:
-    """IPython as a kernel has it, without its history; cells are files named `<cell 7>`."""
-    from IPython.core.compilerop import CachingCompiler
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    class Compiler(CachingCompiler):  # type: ignore[misc]
-        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-            return f"<cell {number}>"
-
-    class Shell(InteractiveShell):  # type: ignore[misc]
-        def enable_gui(self, gui: object = None) -> None:
-            """There is none."""
-
-        def showtraceback(self, *_: Any, **__: Any) -> None:
-            """`run_cell` makes an output of it."""
-
-        showsyntaxerror = showtraceback
-
-        def system(self, command: str) -> None:
-            """`!command`: what it prints is the cell's. There is no terminal to run it in."""
-            text = self.var_expand(command, depth=1)
-            done = subprocess.run(
-                text, shell=True, stdin=subprocess.DEVNULL, capture_output=True, check=False
-            )
-            sys.stdout.write(done.stdout.decode(errors="replace"))
-            sys.stderr.write(done.stderr.decode(errors="replace"))
-            self.user_ns["_exit_code"] = done.returncode
-
-    settings = Config()
-    settings.HistoryManager.enabled = False
-    settings.InteractiveShell.colors = "NoColor"
-    settings.InteractiveShell.ipython_dir = HOME
-    shell = Shell.instance(config=settings)
-    shell.compile, shell.compiler_class = Compiler(), Compiler
-    with contextlib.suppress(Exception):
-        shell.enable_matplotlib("inline")
+    """Cells are files named `<cell 7>`, as `run_cell` says; figures are shown."""
+    shell = cells.new_shell(folder=HOME)
+    cells.show_figures(shell)
     return shell
 
 
@@ -184,19 +150,17 @@ def rehearse() -> None:
 
 def run_cell(shell: InteractiveShell, number: int, source: str) -> list[dict[str, Any]]:
     """Runs one cell; its outputs as nbformat has them, an error last."""
-    from IPython.core.displayhook import CapturingDisplayHook
-    from IPython.core.displaypub import CapturingDisplayPublisher
-
     out, err = _Bounded(), _Bounded()
+    shown: list[dict[str, Any]] = []
     shell.execution_count = number
-    shell.display_pub = shown = CapturingDisplayPublisher()
-    shell.display_trap.hook = CapturingDisplayHook(shell, shown.outputs)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        result = shell.run_cell(source, store_history=False)
-    error = result.error_before_exec or result.error_in_exec
+        error = cells.run(
+            shell, source, f"<cell {number}>", lambda data, _: shown.append(data)
+        )
     outputs = [_stream(name, text) for name, text in (("stdout", out), ("stderr", err)) if text]
-    for one in shown.outputs:
-        outputs.append({"output_type": "display_data", "data": one["data"], "metadata": {}})
+    outputs += [
+        {"output_type": "display_data", "data": data, "metadata": {}} for data in shown
+    ]
     return outputs + ([_error(error)] if error is not None else [])
 
 

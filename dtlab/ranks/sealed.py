@@ -99,7 +99,7 @@ class SealedConversation(Conversation):
         collected, world_size = self.collected, self.spec.world_size
         told = strangers.opened(body)
         if tag == protocol.VALUE:
-            collected.values[rank], collected.returned[rank] = told, True
+            collected.values[rank] = told
         elif tag == protocol.FAILURE:
             collected.failures[rank] = strangers.failure(told)
         elif tag == protocol.THREAD_FAILURE:

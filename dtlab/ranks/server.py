@@ -30,7 +30,8 @@ from dtlab.ranks.transport import Closed, receive_request
 if TYPE_CHECKING:
     from dtlab.ranks.walls import Walls
 
-IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
+IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends,
+SHORT_LIMIT, SHORT = 30.0, 0.1  # and where less than that part of the machine's memory is free
 CHECK_PARENT_EVERY = 0.5  # seconds
 QUIET = 0.3  # seconds without a request before there is time for chores
 MANY = 4  # requests after which memory is tidied even if no quiet moment has come
@@ -163,8 +164,15 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
             served_at = time.monotonic()
         elif chores and not ready and not forked:
             chores.do_one()
-        elif not forked and time.monotonic() - served_at > IDLE_LIMIT:
+        elif not forked and _long_enough(time.monotonic() - served_at):
             return
+
+
+def _long_enough(idle: float) -> bool:
+    """Whether a server that was idle for so many seconds makes room for others."""
+    if idle > IDLE_LIMIT:
+        return True
+    return idle > SHORT_LIMIT and system.free_memory() < SHORT
 
 
 def _import(names: Sequence[str]) -> None:

@@ -20,6 +20,8 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import setproctitle
@@ -60,6 +62,10 @@ def main(fds: list[int], walls: Walls | None = None) -> NoReturn:
         control = socket.socket(fileno=fds[0])
         _, body = receive_frame(control)
         spec: Spec = pickle.loads(body)
+        if spec.stays:
+            from dtlab.ranks.session.supervisor import SessionSupervisor
+
+            SessionSupervisor(spec, control, None).serve(fds[1:])
         _, body = receive_frame(control)
         call = Packed.receive(control, body)
         supervisor = Supervisor(spec, control, walls)
@@ -86,6 +92,7 @@ class Rank:
 
     def __init__(self, rank: int, status: socket.socket, stack: stacks.StackPipe) -> None:
         self.rank = rank
+        self.cutter: socket.socket | None = None
         self.pid = -1
         self.status = status
         self.stack = stack
@@ -106,6 +113,8 @@ class Supervisor:
         self.walls = walls
         self.control = control
         self.ranks: list[Rank] = []
+        self.begun = False
+        self.stopped = False  # the notebook has asked for it
         self.failed: list[int] = []
         self.failed_at: float | None = None
         self.deadline: float | None = None
@@ -117,54 +126,72 @@ class Supervisor:
         self.looked_at = self.sampled_at = 0.0
 
     def run(self, call: Packed, fds: list[int]) -> Outcome:
+        """The whole launch."""
+        self.start(call, fds)
+        if self.spec.sealed:
+            self.deadline = time.monotonic() + START_LIMIT
+        outcome = self.outcome_of(self._watch())
+        if outcome.reason == "returned" and not self.spec.sealed:
+            self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
+        else:
+            self.end_all()
+        return outcome
+
+    def start(self, call: Packed | None, fds: list[int]) -> None:
+        """Fork the ranks, and begin to watch them."""
         store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
         alone = self.walls is not None and self.walls.stand("network")
         self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None, alone)
         self._fork(call, fds, store)
         watch = CarefulWatcher if self.spec.sealed else Watcher
-        self.watcher = watch(self.board, [rank.pid for rank in self.ranks])
-        if self.spec.sealed:
-            self.deadline = time.monotonic() + START_LIMIT
-        reason = self._watch()
+        self.watcher = watch(self.board, self.pids)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks, in their order."""
+        return [rank.pid for rank in self.ranks]
+
+    def outcome_of(self, reason: Reason) -> Outcome:
+        """What is to be told of ranks that are done, or have to be ended."""
         if reason == "failed":
             self.finding = self.watcher.misfit()
         waiting = self.watcher.waiting()
-        if reason in ("timeout", "failed"):
+        if reason in ("timeout", "failed", "interrupted"):
             self._collect_stacks()
-        pids = [rank.pid for rank in self.ranks]
-        wire = self.traffic.total(pids)
-        if reason == "returned" and not self.spec.sealed:
-            self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
-        else:
-            self.end_all()
-        ends = [rank.end for rank in self.ranks]
+        wire = self.traffic.total(self.pids)
+        ends = [replace(rank.end) for rank in self.ranks]
         lost = self.watcher.unreceived() if reason == "returned" else []
         return Outcome(
             reason, ends, self.failed, wire, self.finding, waiting, lost,
-            self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(pids),
+            self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
         )  # fmt: skip
 
     # ------------------------------------------------------------------ begin
 
-    def _fork(self, call: Packed, fds: list[int], store: socket.socket) -> None:
+    def _fork(self, call: Packed | None, fds: list[int], store: socket.socket) -> None:
         for number in range(self.spec.world_size):
             ours, theirs = socket.socketpair()
             pipe = CarefulStackPipe() if self.spec.sealed else stacks.StackPipe()
             rank = Rank(number, ours, pipe)
             self.ranks.append(rank)
+            cutter = None
+            if call is None:
+                rank.cutter, cutter = socket.socketpair()
             rank.pid = os.fork()
             if rank.pid == 0:
-                mine = fds[3 * number : 3 * number + 3]
-                ends = Ends(mine, theirs, store, rank.stack.writer, self.board, self.ports)
+                mine, stack = fds[3 * number : 3 * number + 3], rank.stack.writer
+                ends = Ends(mine, theirs, store, stack, self.board, self.ports, cutter)
                 run_rank(number, self.spec, call, ends, self.walls)
             theirs.close()
+            if cutter is not None:
+                cutter.close()
             rank.stack.close_writer()
         store.close()
         for fd in fds:
             os.close(fd)
 
-    def _tell(self, letter: bytes) -> None:
-        for rank in self.ranks:
+    def _tell(self, letter: bytes, ranks: Sequence[Rank] | None = None) -> None:
+        for rank in self.ranks if ranks is None else ranks:
             if rank.talks:
                 with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
                     rank.status.send(letter)
@@ -173,26 +200,31 @@ class Supervisor:
 
     def _watch(self) -> Reason:
         """Wait until all ranks are done, or must be ended, and say why."""
-        begun = False
         while True:
             self._wait_for_news()
             now = time.monotonic()
             if all(rank.has(protocol.DELIVERED) for rank in self.ranks):
                 return self._verdict_at_the_end()
-            if not begun and all(rank.has(protocol.READY) for rank in self.ranks):
-                begun = True
-                self.traffic.start([rank.pid for rank in self.ranks])
-                self.deadline = now + self.spec.timeout if self.spec.timeout else None
-                self._tell(protocol.GO)
+            if not self.begun and all(rank.has(protocol.READY) for rank in self.ranks):
+                self.go(self.ranks, self.spec.timeout)
+            if self.stopped:
+                return "interrupted"
             if self.failed_at is not None:
                 if self._others_done() or now > self.failed_at + GRACE:
                     return "failed"
-            elif begun:
+            elif self.begun:
                 self._begin_delivery(now)
                 if self._look(now):
                     return "deadlock"
             if self.deadline is not None and now > self.deadline:
                 return "timeout"
+
+    def go(self, ranks: Sequence[Rank], timeout: float | None) -> None:
+        """Let these ranks begin."""
+        self.begun = True
+        self.traffic.start(self.pids)
+        self.deadline = time.monotonic() + timeout if timeout else None
+        self._tell(protocol.GO, ranks)
 
     def _verdict_at_the_end(self) -> Reason:
         if self.failed:
@@ -236,12 +268,14 @@ class Supervisor:
             for end, rank in zip(over, self.ranks, strict=True)
         )
 
-    def _wait_for_news(self) -> None:
+    def _wait_for_news(self, patience: float | None = None) -> None:
         by_socket = {rank.status: rank for rank in self.ranks if rank.talks}
         watched: list[Any] = [self.control, self.child_ended, *by_socket]
-        ready, _, _ = select.select(watched, [], [], self._patience())
+        if patience is None:
+            patience = self._patience()
+        ready, _, _ = select.select(watched, [], [], patience)
         if self.control in ready:
-            raise Closed("the notebook asked to stop, or has gone")
+            self._heard()
         for status in ready:
             if status in by_socket:
                 self._read_letters(by_socket[status])
@@ -249,6 +283,10 @@ class Supervisor:
             os.read(self.child_ended, 4096)
             self._note_deaths(reap_some())
         self._sample_traffic()
+
+    def _heard(self) -> None:
+        """The notebook says something, which in a launch it does only to end it."""
+        raise Closed("the notebook asked to stop, or has gone")
 
     def _sample_traffic(self) -> None:
         now = time.monotonic()

@@ -44,6 +44,14 @@ class Watcher:
         self._quiet_since = time.monotonic()
         self._asked_at = 0.0
         self._begun = time.monotonic()
+        self._idle: list[int] = []
+
+    def resume(self, ranks: Sequence[int]) -> None:
+        """These ranks, and no others, take part from now on."""
+        self._follow()
+        self._machine.take_part(ranks)
+        self._idle = [rank for rank in range(len(self._pids)) if rank not in ranks]
+        self._begun = self._quiet_since = time.monotonic()
 
     def look(self, ask: Ask | None = None) -> Finding | None:
         """Follow the ranks up to now. A finding means that they have to be ended.
@@ -95,6 +103,11 @@ class Watcher:
         for rank in machine.free():
             waiting += [op for op in machine.unmatched(rank) if op.record.kind == QUEUE][:1]
         return [_info(op) for op in sorted(waiting, key=lambda op: op.rank)]
+
+    def anything_open(self) -> bool:
+        """Whether operations are under way that are not complete."""
+        self._follow()
+        return any(self._machine.unmatched(rank) for rank in range(len(self._pids)))
 
     def unreceived(self) -> list[OpInfo]:
         """Messages that were sent and that nobody has received."""
@@ -179,7 +192,8 @@ class Watcher:
     # ------------------------------------------------------------------ findings
 
     def _mismatch(self, misfit: Misfit) -> Finding:
-        return Finding(misfit.reason, [_info(op) for op in misfit.ops], self._left())
+        ops = [_info(op) for op in misfit.ops]
+        return Finding(misfit.reason, ops, self._left(), idle=self._idle)
 
     def _standstill(self, blocked: list[Op]) -> Finding:
         unmatched = [
@@ -190,18 +204,18 @@ class Watcher:
         ]
         infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
         seconds = time.monotonic() - self._begun
-        return Finding("standstill", infos, self._left(), unmatched, seconds)
+        return Finding("standstill", infos, self._left(), unmatched, seconds, self._idle)
 
     def _uneven_groups(self) -> Finding | None:
         """At the end: whether some ranks made a group that others did not."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
         made = [_info(op) for op in ops if op.kind == "new_group"]
         first = [op for op in made if op.description == made[0].description]
-        return Finding("new_group", first, self._left()) if first else None
+        return Finding("new_group", first, self._left(), idle=self._idle) if first else None
 
     def _left(self) -> list[int]:
         return [rank for (rank, thread), actor in self._machine.actors.items()
-                if thread == 0 and actor.left]  # fmt: skip
+                if thread == 0 and actor.left and rank not in self._idle]  # fmt: skip
 
 
 def _info(op: Op) -> OpInfo:

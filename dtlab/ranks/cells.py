@@ -1,0 +1,105 @@
+"""IPython as a kernel has it, in processes that are none: a grader's rooms, ranks that stay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["Show", "new_shell", "run", "show_figures"]
+
+# Takes what a cell shows: by its MIME types, as IPython hands it to a front end; and metadata.
+Show = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def new_shell(module: ModuleType | None = None, folder: str | None = None) -> InteractiveShell:
+    """A shell without history, that runs cells in the namespace of `module`.
+
+    Files of its own go to `folder`, and what its cells print and show to whoever runs them.
+    """
+    from IPython.core.compilerop import CachingCompiler
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Compiler(CachingCompiler):  # type: ignore[misc]
+        """Takes a cell for the file that it is told."""
+
+        name = "<cell>"
+
+        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+            return self.name
+
+    class Shell(InteractiveShell):  # type: ignore[misc]
+        def enable_gui(self, gui: object = None) -> None:
+            """There is none."""
+
+        def showtraceback(self, *_: Any, **__: Any) -> None:
+            """An error is for whoever runs the cell."""
+
+        showsyntaxerror = showtraceback
+
+        def system(self, command: str) -> None:
+            """`!command`: what it prints is the cell's. There is no terminal to run it in."""
+            text = self.var_expand(command, depth=1)
+            done = subprocess.run(
+                text, shell=True, stdin=subprocess.DEVNULL, capture_output=True, check=False
+            )
+            sys.stdout.write(done.stdout.decode(errors="replace"))
+            sys.stderr.write(done.stderr.decode(errors="replace"))
+            self.user_ns["_exit_code"] = done.returncode
+
+    settings = Config()
+    settings.HistoryManager.enabled = False
+    settings.InteractiveShell.colors = "NoColor"
+    if folder is not None:
+        settings.InteractiveShell.ipython_dir = folder
+    shell = Shell.instance(config=settings, user_module=module)
+    shell.compile, shell.compiler_class = Compiler(), Compiler
+    return shell
+
+
+def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseException | None:
+    """Run a cell, which errors know by the file `name`; the exception that it ended with."""
+    from IPython.core.displayhook import CapturingDisplayHook
+    from IPython.core.displaypub import DisplayPublisher
+
+    class Publisher(DisplayPublisher):  # type: ignore[misc]
+        def publish(self, data: Any, metadata: Any = None, **_: Any) -> None:
+            show(data, metadata or {})
+
+        def clear_output(self, wait: bool = False) -> None:
+            """What has been shown stays."""
+
+    class Shown(list):  # type: ignore[type-arg]
+        def append(self, one: Any) -> None:
+            show(one["data"], one["metadata"])
+
+    shell.compile.name = name
+    shell.display_pub = Publisher()
+    shell.display_trap.hook = CapturingDisplayHook(shell, Shown())
+    result = shell.run_cell(source, store_history=False)
+    error: BaseException | None = result.error_before_exec or result.error_in_exec
+    shell.last_execution_result = None  # it would keep alive all that the error saw
+    if error is not None:
+        error.__traceback__ = _from_the_cell(error, name)
+    return error
+
+
+def _from_the_cell(error: BaseException, name: str) -> Any:
+    """An error's traceback without the shell's own frames, which come first."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != name:
+        frame = frame.tb_next
+    return frame or error.__traceback__
+
+
+def show_figures(shell: InteractiveShell) -> None:
+    """Have figures shown at the end of the cell that draws them, where matplotlib is installed."""
+    with suppress(Exception):
+        shell.enable_matplotlib("inline")

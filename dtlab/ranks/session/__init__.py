@@ -1,0 +1,20 @@
+"""Ranks that stay: cells and functions run on them, one after the other, and their state persists.
+
+    notebook (notebook.py)             supervisor.py                     rank.py
+    ──────────────────────             ─────────────                     ───────
+    open: channels and pipes ──fds──►  fork ───────────────────────────► join group, wait
+                             ◄───────  open
+    a turn: which ranks      ───────►  reset ── go ────────────────────►
+            a packed call    ──────────────────────────────────────────► run it, hand over
+                             ◄───────  outcome: all of them are done
+    ...                                else: interrupt, cut ───────────► out of the collective,
+                                             rejoin ───────────────────► a new process group
+    close, or be killed      ── EOF ─► kill whatever is left
+
+A launch (launch.py) is one such turn by ranks that end with it, and the same code runs both.
+"""
+
+from dtlab.ranks.session.notebook import IN_RANKS as IN_RANKS
+from dtlab.ranks.session.notebook import Session as Session
+from dtlab.ranks.session.notebook import current as current
+from dtlab.ranks.session.notebook import session as session

@@ -1,0 +1,156 @@
+"""All that connects the notebook with the ranks of a session: one conversation, of many turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dtlab.errors import LaunchError
+from dtlab.ranks import client, explain, protocol
+from dtlab.ranks.output import Output
+from dtlab.ranks.plain import decode
+from dtlab.ranks.protocol import Spec, Turn
+from dtlab.ranks.transport import Closed, Packed, pack, send_frame
+
+__all__ = ["Line"]
+
+MOST_LOOKS = 1000  # for what is still on its way
+LOOK_EVERY = 0.1  # seconds between two looks at whether Ctrl-C was pressed
+STOP_LIMIT = 8.0  # seconds that an interrupted turn has to come back
+
+
+class Line(client.Conversation):
+    """All that connects the notebook with the ranks of a session."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec, pack(None), Output(spec.world_size))
+        self._opened = False
+
+    def open(self) -> Exception | None:
+        """Have the ranks started; what kept them from it."""
+        self.control, theirs = socket.socketpair()
+        fds = [theirs.detach(), *self._open_ends()]
+        try:
+            self.server.request(protocol.LAUNCH, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
+        while not self._opened and self.collected.outcome is None:
+            self._read_some(self.output.patience())
+            self.output.show_if_due()
+        if self._opened:
+            return None
+        kept = self.output.kept
+        error = explain.error_of(self.collected, self.spec, kept("out"), kept("err"))
+        return error or LaunchError("the ranks did not come together within a minute.")
+
+    def turn(self, turn: Turn, call: Packed, output: Output) -> bool:
+        """Have ranks do something; whether Ctrl-C ended it. What came of it is in `collected`."""
+        self.output = output
+        self.collected = client.Collected([None] * self.spec.world_size)
+        with _ctrl_c() as pressed:
+            try:
+                send_frame(self.control, protocol.TURN, pickle.dumps(turn))
+                by_rank = {rank: channel for channel, rank in self.channels.items()}
+                for rank in turn.ranks:
+                    if rank in by_rank:
+                        with contextlib.suppress(ConnectionError):  # it has died, as will be told
+                            call.send(by_rank[rank], protocol.CALL)
+                self._read_all(pressed)
+            except (Closed, ConnectionError) as error:
+                raise LaunchError(
+                    "the process that looks after the ranks has gone; it was probably killed. "
+                    "The session is closed; session.restart() begins it anew."
+                ) from error
+            finally:
+                self.output.finish()
+        return bool(pressed)
+
+    def _read_all(self, pressed: list[float]) -> None:
+        stopping = False
+        while self.collected.outcome is None:
+            patience = self.output.patience()
+            self._read_some(LOOK_EVERY if patience is None else min(patience, LOOK_EVERY))
+            self.output.show_if_due()
+            if pressed and not stopping:
+                stopping = True
+                send_frame(self.control, protocol.STOP)
+            if pressed and (len(pressed) > 1 or time.monotonic() > pressed[0] + STOP_LIMIT):
+                raise KeyboardInterrupt
+        for _ in range(MOST_LOOKS):  # a thread of a rank may print for ever
+            if not self._read_some(0):  # what was still on its way when the last rank was done
+                break
+
+    def _take_control(self, tag: bytes, body: bytearray) -> None:
+        if tag == protocol.OPENED:
+            self._opened = True
+        else:
+            super()._take_control(tag, body)
+
+    def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
+        if tag == protocol.SHOWN:
+            self._read_printed(rank)
+            data, metadata = decode(body)
+            _show(rank, data, metadata, self.output)
+        else:
+            super()._open(rank, tag, body, value)
+
+    def _read_printed(self, rank: int) -> None:
+        """Take what the rank has printed before."""
+        for _ in range(MOST_LOOKS):
+            own = [reader for reader, (of, _) in self.pipes.items() if of == rank]
+            ready = select.select(own, [], [], 0)[0]
+            if not ready:
+                break
+            for reader in ready:
+                self._read_pipe(reader)
+
+    def close(self) -> None:
+        """End the ranks."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+            self.control.settimeout(client.STOP_LIMIT)
+            while self.control.recv(65536):
+                pass
+        for one in [self.control, *self.channels]:
+            one.close()
+        for reader in self.pipes:
+            os.close(reader)
+        self.channels.clear()
+        self.pipes.clear()
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[list[float]]:
+    """Notes when Ctrl-C is pressed, and raises nothing: no message shall be read in half."""
+    pressed: list[float] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(time.monotonic()))
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _show(rank: int, data: dict[str, Any], metadata: Any, output: Output) -> None:
+    """Show what a cell shows on one rank: below the rank's name; in a terminal, as text."""
+    if "IPython" not in sys.modules:
+        output.feed(rank, "out", (str(data.get("text/plain", "")) + "\n").encode())
+        return
+    from IPython.display import display
+
+    output.feed(rank, "out", b"\n")
+    output.show_now()
+    display(data, metadata=metadata, raw=True)

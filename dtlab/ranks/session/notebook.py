@@ -1,0 +1,279 @@
+"""`dtlab.session`: the notebook's side of ranks that stay."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dtlab.errors import LaunchError
+from dtlab.predict import Cluster
+from dtlab.ranks import asked, client, explain, inplace, launch, reservations
+from dtlab.ranks.output import Output
+from dtlab.ranks.protocol import Spec, Turn
+from dtlab.ranks.session.line import Line
+from dtlab.ranks.transport import Packed, pack
+from dtlab.ranks.words import ranks_in_words
+from dtlab.trace import Trace
+
+__all__ = ["IN_RANKS", "Session", "current", "session"]
+
+IN_RANKS = "dtlab.ranks.session.rank"  # what ranks run: it imports torch, so not in a notebook
+_CURRENT: list[Session] = []  # the one that was opened last, which %%ranks uses
+
+
+def session(
+    world_size: int | None = None,
+    *,
+    backend: str | None = None,
+    timeout: float | None = 30.0,
+    trace: bool = True,
+    seed: int = 0,
+    threads: int | None = None,
+    memory_limit: int | None = None,
+    cluster: Cluster | None = None,
+) -> Session:
+    """Start ranks that stay: what runs on them finds what ran before.
+
+    The process group is ready. `%%ranks` in a cell, after `%load_ext dtlab`, and `Session.run` use
+    them. They end with `close`, with the notebook's kernel, or with the next session that takes
+    this one's place in `%%ranks` and has nobody else who holds it.
+
+    Args:
+        world_size: number of ranks; None means 2, or as many as `cluster` has room for.
+        timeout: seconds that a cell or function may take where it does not say; None: no limit.
+        backend, trace, seed, threads, memory_limit, cluster: as `dtlab.launch` has them.
+
+    Raises:
+        LaunchError: what was asked for cannot be started.
+    """
+    asked.check(world_size, timeout, threads, memory_limit)
+    if inplace.environment_is_set():
+        raise LaunchError(
+            "this process is a rank already (WORLD_SIZE is set, as torchrun does), and what it "
+            "has stays from cell to cell anyway. Use dtlab.launch, which runs here in place."
+        )
+    spec = asked.spec_for(
+        world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
+    )
+    made = Session(replace(spec, stays=True))
+    _CURRENT[:] = [made]
+    return made
+
+
+def current() -> Session | None:
+    """The session that was opened last, if it is open."""
+    return _CURRENT[0] if _CURRENT and _CURRENT[0].is_open else None
+
+
+class Session:
+    """Ranks that stay, from the notebook. Made by `dtlab.session`; a context manager too."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._lock = threading.Lock()
+        self._line: Line | None = None
+        self._last: launch.Run | None = None
+        self._cells = 0
+        self.seconds = 0.0  # that it took to open
+        self._open()
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._spec.world_size
+
+    @property
+    def backend(self) -> str:
+        """What moves tensors."""
+        return self._spec.backend
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the ranks are there."""
+        return self._line is not None
+
+    @property
+    def last(self) -> launch.Run | None:
+        """What came of the last cell or function that ended without an error."""
+        return self._last
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of that."""
+        return self._last.trace if self._last is not None else None
+
+    def __repr__(self) -> str:
+        what = f"{self.world_size} ranks on {self.backend}"
+        if self._spec.cluster is not None:
+            what += f", emulated {self._spec.cluster!r}"
+        state = f"opened in {self.seconds:.2f} s" if self.is_open else "closed"
+        return f"session of {what}, {state}"
+
+    # ------------------------------------------------------------------ what it does
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        ranks: Sequence[int] | int | None = None,
+        timeout: float | None = None,
+    ) -> launch.Run:
+        """Call `fn(*args)` on all ranks, or on `ranks`, as `dtlab.launch` does on fresh ones.
+
+        In `Run.values`, None stands for ranks that took no part. `timeout` is in seconds; None is
+        the session's. Names that cells on the ranks use are those of `__main__` there.
+
+        Raises:
+            LaunchError: the session is closed, there is no such rank, or `fn` cannot be sent.
+            RankError, DeadlockError, RankTimeoutError: as `dtlab.launch`. Ranks keep their
+                variables wherever the message does not say otherwise.
+        """
+        if not callable(fn):
+            raise LaunchError(f"a session runs a function on its ranks, not {fn!r}.")
+        return self._turn(launch.pack_call(fn, args), ranks, timeout)
+
+    def cell(
+        self,
+        source: str,
+        ranks: Sequence[int] | int | None = None,
+        timeout: float | None = None,
+        name: str | None = None,
+    ) -> launch.Run:
+        """Run the text of a cell on all ranks, or on `ranks`, in IPython as in a notebook.
+
+        Its last expression is shown by rank, and figures too. `name` is the file that errors know
+        it by. `Run.values` are None. Raises as `run` does.
+        """
+        if name is None:
+            self._cells += 1
+            name = f"<cell {self._cells} of the ranks>"
+            lines = source.splitlines(keepends=True)
+            linecache.cache[name] = (len(source), None, lines, name)
+        return self._turn(pack((_Remote("run_cell"), (source, name))), ranks, timeout)
+
+    def push(self, ranks: Sequence[int] | int | None = None, /, **names: Any) -> None:
+        """Give the ranks variables: `session.push(data=data)`. Each gets a copy of its own."""
+        self.run(_Remote("set_names"), names, ranks=ranks)
+
+    def pull(self, expression: str, ranks: Sequence[int] | int | None = None) -> list[Any]:
+        """What a name, or another expression, is on each rank; None for ranks not asked.
+
+        Raises RankError where a rank has no such name, or something that cannot be sent.
+        """
+        return self.run(_Remote("value_of"), expression, ranks=ranks).values
+
+    def restart(self) -> None:
+        """Begin anew: fresh ranks, which know nothing of what ran before."""
+        with self._lock:
+            self._close()
+            self._open()
+
+    def close(self) -> None:
+        """End the ranks. Closing again does nothing."""
+        with self._lock:
+            self._close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ turns
+
+    def _open(self) -> None:
+        begun = time.perf_counter()
+        client.SERVER.share(IN_RANKS)
+        client.SERVER.start()
+        with contextlib.ExitStack() as all_that_ends:
+            line = Line(all_that_ends.enter_context(reservations.reserved(self._spec)))
+            all_that_ends.callback(line.close)
+            error = line.open()
+            if error is not None:
+                raise error
+            self._finalizer = weakref.finalize(self, all_that_ends.pop_all().close)
+        self._line, self.seconds = line, time.perf_counter() - begun
+
+    def _close(self) -> None:
+        if self._line is not None:
+            self._finalizer()
+        self._line = None
+
+    def _turn(
+        self, call: Packed, ranks: Sequence[int] | int | None, timeout: float | None
+    ) -> launch.Run:
+        chosen = self._chosen(ranks)
+        limit = self._spec.timeout if timeout is None else timeout
+        asked.check_timeout(limit)
+        if not self._lock.acquire(timeout=0):
+            raise LaunchError(
+                "the ranks of this session are busy with a cell of another thread. Wait for it, "
+                "or open another session."
+            )
+        try:
+            if self._line is None:
+                raise LaunchError("the session is closed. session.restart() begins it anew.")
+            return self._hold(self._line, Turn(chosen, asked.allowed(limit)), call)
+        finally:
+            self._lock.release()
+
+    def _hold(self, line: Line, turn: Turn, call: Packed) -> launch.Run:
+        begun = time.perf_counter()
+        output = Output(self.world_size)
+        try:
+            interrupted = line.turn(turn, call, output)
+        except BaseException:
+            self._close()
+            raise
+        outcome = line.collected.outcome
+        assert outcome is not None
+        if outcome.over:
+            self._close()
+        if interrupted:
+            print(explain.what_stays(outcome) or "Interrupted. The ranks keep their variables.")
+            raise KeyboardInterrupt
+        spec = replace(self._spec, timeout=turn.timeout)
+        self._last, _ = launch.run_of(line.collected, spec, output, begun)
+        return self._last
+
+    def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:
+        if ranks is None:
+            return tuple(range(self.world_size))
+        chosen = [ranks] if isinstance(ranks, int) else list(ranks)
+        wrong = [one for one in chosen if one not in range(self.world_size)]
+        if wrong or not chosen:
+            raise LaunchError(
+                f"there is no rank {wrong[0]!r}: the session has "
+                f"{ranks_in_words(range(self.world_size))}."
+                if wrong
+                else "no rank is named. Leave ranks out for all of them."
+            )
+        return tuple(sorted({*chosen}))
+
+
+class _Remote:
+    """Stands for a function of the ranks' module, which this process does not import."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any) -> Any:
+        """Raises TypeError: it runs on ranks."""
+        raise TypeError(f"{self.name} runs on ranks")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _function_of_ranks, (self.name,)
+
+
+def _function_of_ranks(name: str) -> Any:
+    import importlib
+
+    return getattr(importlib.import_module(IN_RANKS), name)

@@ -1,0 +1,192 @@
+"""A rank that stays: it joins the group, and runs what it is sent until it is told to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from dtlab.ranks import cells, process, protocol
+from dtlab.ranks.announcer import Announcer
+from dtlab.ranks.plain import encode
+from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
+from dtlab.ranks.transport import Packed, receive_frame, send_frame
+from dtlab.ranks.wire import Wire
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+__all__ = ["run_cell", "set_names", "stay", "value_of"]
+
+_STAYING: list[Staying] = []  # the one of this process, which cells find here
+
+
+def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome) -> None:
+    """Be rank `rank` of a session until the supervisor says to leave, or is gone."""
+    staying = Staying(rank, spec, ends, outcome)
+    _STAYING.append(staying)
+    staying.serve()
+
+
+class Staying:
+    """What a rank has from the first turn to the last."""
+
+    def __init__(
+        self, rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome
+    ) -> None:
+        self.rank, self.spec, self.outcome = rank, spec, outcome
+        self.in_turn = False
+        self.shell: InteractiveShell | None = None
+        self.store = process.join(rank, spec, ends.store)
+        self._times_joined = 1
+        self._limits = process.MemoryLimit(spec.memory_limit)
+        self._announcer = Announcer(ends.board.writer(rank), spec.world_size)
+        self._wire = Wire(rank, ends.ports) if ends.ports else None
+        outcome.recorder = self._recorder = self._new_recorder()
+        assert ends.cutter is not None
+        Cutter(ends.cutter, int(os.environ["MASTER_PORT"])).start()
+        signal.signal(signal.SIGINT, self._interrupted)
+
+    def _new_recorder(self) -> Recorder:
+        limit = RECORD_LIMIT if self.spec.trace else 0
+        return Recorder(self.rank, limit=limit, announcer=self._announcer, wire=self._wire)
+
+    def _interrupted(self, *_: object) -> None:
+        """What Ctrl-C does, in a cell and only there."""
+        if self.in_turn:
+            raise KeyboardInterrupt
+
+    def serve(self) -> None:
+        """Turn after turn."""
+        self._recorder.start()
+        self.outcome.status.send(protocol.READY)
+        while True:
+            letter = self.outcome.status.recv(1)
+            if letter == protocol.GO:
+                self._take_turn()
+            elif letter == protocol.REJOIN:
+                self._rejoin()
+            else:
+                return
+
+    def _take_turn(self) -> None:
+        outcome = self.outcome
+        _, body = receive_frame(outcome.channel)
+        packed = Packed.receive(outcome.channel, body)
+        outcome.value, outcome.failure = None, None
+        self._limits.impose()
+        try:
+            with outcome.catching():
+                function, args = packed.load()
+                if function.__module__ != __name__:
+                    process.fill_main(function, classes_only=True)
+                self.in_turn = True
+                outcome.value = function(*args)
+                self.in_turn = False
+        except KeyboardInterrupt as error:  # in the moment in which another one was noted
+            outcome.failure = process.describe(error)
+        self.in_turn = False
+        self._announcer.left()
+        outcome.deliver(last=False)
+
+    def _rejoin(self) -> None:
+        """Leave the process group, whose connections have been cut, and make another one."""
+        self._recorder.stop()
+        # Whoever keeps the old group keeps its ports and threads: errors do, in their frames.
+        self.outcome.recorder = self._recorder = self._new_recorder()
+        self._announcer.forget_groups()
+        with contextlib.suppress(Exception):  # it is broken
+            dist.destroy_process_group()
+        gc.collect()
+        self._times_joined += 1
+        store = dist.PrefixStore(f"{self._times_joined}", self.store)  # type: ignore[attr-defined]
+        process.init_group(self.rank, self.spec, store)
+        self._recorder.start()
+        self.outcome.status.send(protocol.READY)
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Have the notebook show something, after what was printed before it."""
+        if {*data} == {"text/plain"}:
+            print(data["text/plain"])
+            return
+        process.flush()
+        plain = {kind: _plain(content) for kind, content in data.items()}
+        with self.outcome.sending:
+            send_frame(self.outcome.channel, protocol.SHOWN, encode((plain, _plain(metadata))))
+
+
+def run_cell(source: str, name: str) -> None:
+    """In a rank: run a cell of the notebook's, whose file is `name`."""
+    staying = _STAYING[0]
+    if staying.shell is None:
+        staying.shell = cells.new_shell(sys.modules["__main__"])
+        # Lines are counted as the learner sees them, from the first.
+        staying.shell.input_transformer_manager.cleanup_transforms.pop(0)
+    error = cells.run(staying.shell, source, name, staying.show)
+    if error is not None:
+        raise error
+
+
+def set_names(names: dict[str, Any]) -> None:
+    """In a rank: have variables."""
+    vars(sys.modules["__main__"]).update(names)
+
+
+def value_of(expression: str) -> Any:
+    """In a rank: what a name, or another expression, stands for."""
+    code = compile(expression, f"pull({expression!r})", "eval")
+    return eval(code, vars(sys.modules["__main__"]))
+
+
+class Cutter(threading.Thread):
+    """Cuts this rank's connections to its peers when it is told to.
+
+    A thread that waits for a collective in C++ hears of no signal. Where its connection is gone it
+    gets an exception, and comes back.
+    """
+
+    def __init__(self, line: socket.socket, store_port: int) -> None:
+        super().__init__(name="dtlab-cutter", daemon=True)
+        self._line, self._store_port = line, store_port
+
+    def run(self) -> None:
+        """Wait for the word."""
+        while self._line.recv(1) == protocol.CUT:
+            if "nccl" in str(dist.get_backend_config()):
+                with contextlib.suppress(Exception):
+                    dist.distributed_c10d._abort_process_group()
+            self._cut()
+
+    def _cut(self) -> None:
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                self._cut_one(int(name))
+
+    def _cut_one(self, fd: int) -> None:
+        one = socket.socket(fileno=fd)  # OSError where it is none
+        try:
+            if one.family not in (socket.AF_INET, socket.AF_INET6):
+                return
+            ports = {one.getpeername()[1], one.getsockname()[1]}
+            local = one.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+            if local and self._store_port not in ports:
+                one.shutdown(socket.SHUT_RDWR)
+        finally:
+            one.detach()  # somebody else's to close
+
+
+def _plain(content: Any) -> Any:
+    """What can be sent as plain data, of what objects say of themselves."""
+    if isinstance(content, dict):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    known = isinstance(content, (str, bytes, int, float, bool, type(None)))
+    return content if known else str(content)

@@ -1,0 +1,179 @@
+"""The supervisor of ranks that stay: turn after turn, and ranks brought back from trouble.
+
+Where a turn fails, ranks that are still in it are brought back one way after the other: a signal
+raises KeyboardInterrupt in whoever runs Python; cutting the connections between ranks raises an
+error in whoever waits for others inside C++. Variables stay. The process group does not survive
+the second, so the ranks make another. Who does not come back even so ends the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from dtlab.ranks import protocol, system
+from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Turn
+from dtlab.ranks.supervisor import Rank, Supervisor
+from dtlab.ranks.transport import Closed, receive_frame, send_frame
+from dtlab.ranks.watcher import Watcher
+from dtlab.ranks.words import ranks_in_words
+
+__all__ = ["SessionSupervisor"]
+
+OPEN_LIMIT = 60.0  # seconds until all ranks have joined
+SIGNAL_LIMIT = 0.3  # seconds in which a signal should have worked
+CUT_LIMIT = 3.0  # seconds in which cutting should have
+REJOIN_LIMIT = 20.0  # seconds to make another process group
+
+
+class SessionSupervisor(Supervisor):
+    """Runs the turns of one session."""
+
+    def serve(self, fds: list[int]) -> NoReturn:
+        """From fork to end. Raises `Closed` when the notebook wants no more of it."""
+        self.deaths: dict[int, RankEnd] = {}
+        self.start(None, fds)
+        if not self._all_join(OPEN_LIMIT):
+            self._tell_outcome(self.outcome_of("failed" if self.failed else "timeout"))
+            raise Closed("the ranks did not come together")
+        self._forget_turn(())
+        send_frame(self.control, protocol.OPENED)
+        while True:
+            outcome = self._take_turn(self._next_turn())
+            self._tell_outcome(outcome)
+            if outcome.over:
+                raise Closed(outcome.over)
+
+    def _tell_outcome(self, outcome: Outcome) -> None:
+        send_frame(self.control, protocol.OUTCOME, pickle.dumps(outcome))
+
+    # ------------------------------------------------------------------ a turn
+
+    def _next_turn(self) -> Turn:
+        """Wait for it. A rank that dies meanwhile is told of in the next turn."""
+        while True:
+            watched: list[Any] = [self.control, self.child_ended]
+            ready, _, _ = select.select(watched, [], [])
+            if self.child_ended in ready:
+                os.read(self.child_ended, 4096)
+                self._note_deaths(system.reap())
+            if self.control in ready:
+                tag, body = receive_frame(self.control)
+                if tag == protocol.TURN:
+                    return pickle.loads(body)  # type: ignore[no-any-return]
+
+    def _take_turn(self, turn: Turn) -> Outcome:
+        self._forget_turn(turn.ranks)
+        for rank, end in self.deaths.items():
+            self.ranks[rank].end = end
+            self.failed.append(rank)
+        reason: Reason = "failed"
+        if not self.deaths:
+            self.watcher.resume(turn.ranks)
+            self.go([self.ranks[rank] for rank in turn.ranks], turn.timeout)
+            reason = self._watch()
+        outcome = self.outcome_of(reason)
+        outcome.unreceived = []  # a later turn may receive it
+        if reason != "returned":
+            outcome.over = self._free()
+            outcome.rejoined = not outcome.over and self._needs_another_group(reason)
+            if outcome.rejoined:
+                outcome.over = self._rejoin()
+        return outcome
+
+    def _forget_turn(self, taking_part: Sequence[int]) -> None:
+        """Begin with nothing but who takes part."""
+        self.failed, self.failed_at, self.deadline = [], None, None
+        self.finding, self.delivering, self.stopped = None, False, False
+        self._cut_off = False
+        for rank in self.ranks:
+            takes_part = rank.rank in taking_part
+            rank.letters = set() if takes_part else {protocol.DELIVERED[0], protocol.RETURNED[0]}
+            rank.end = RankEnd() if takes_part else RankEnd("idle")
+
+    def _note_deaths(self, ended: dict[int, int]) -> None:
+        super()._note_deaths(ended)
+        for rank in self.ranks:
+            if rank.pid in ended:
+                told = rank.end.state == "died"
+                silent = RankEnd("died", ended[rank.pid], rank.stack.read())
+                self.deaths[rank.rank] = rank.end if told else silent
+
+    def _heard(self) -> None:
+        tag, _ = receive_frame(self.control)
+        self.stopped = self.stopped or tag == protocol.STOP
+
+    # ------------------------------------------------------------------ bringing ranks back
+
+    def _free(self) -> str:
+        """Bring back all ranks that are still in their turn; why the session is over, if it is."""
+        if self._back_within(0.0):
+            return self._who_died()
+        for rank in self._missing():
+            system.kill(rank.pid, signal.SIGINT)
+        if not self._back_within(SIGNAL_LIMIT):
+            self._cut_off = True
+            for rank in self.ranks:
+                if rank.cutter is not None:
+                    with contextlib.suppress(OSError):
+                        rank.cutter.send(protocol.CUT)
+            self._back_within(CUT_LIMIT)
+        missing = [rank.rank for rank in self._missing() if rank.alive]
+        if missing:
+            return f"{ranks_in_words(missing)} did not come back when interrupted"
+        return self._who_died()
+
+    def _missing(self) -> list[Rank]:
+        return [rank for rank in self.ranks if not rank.has(protocol.DELIVERED)]
+
+    def _back_within(self, seconds: float) -> bool:
+        return self._wait_until(lambda: all(not one.alive for one in self._missing()), seconds)
+
+    def _who_died(self) -> str:
+        verb = "has" if len(self.deaths) == 1 else "have"
+        return f"{ranks_in_words([*self.deaths])} {verb} ended" if self.deaths else ""
+
+    def _needs_another_group(self, reason: str) -> bool:
+        """Whether operations were left half done, which later ones would meet."""
+        return self._cut_off or reason == "deadlock" or self.watcher.anything_open()
+
+    def _rejoin(self) -> str:
+        """Have all ranks make another process group; why the session is over, if they cannot."""
+        if self.spec.cluster is not None:
+            return "emulated links cannot be freed of what was on its way"
+        for rank in self.ranks:
+            rank.letters = set()
+            if not self._cut_off and rank.cutter is not None:
+                rank.cutter.send(protocol.CUT)
+        self._tell(protocol.REJOIN)
+        if not self._all_join(REJOIN_LIMIT):
+            return "the ranks could not make another process group"
+        self.watcher.resume(())
+        self.watcher = Watcher(self.board, self.pids)
+        return ""
+
+    # ------------------------------------------------------------------ waiting
+
+    def _all_join(self, seconds: float) -> bool:
+        """Whether all ranks are in the process group within so many seconds."""
+
+        def over() -> bool:
+            return bool(self.deaths) or all(rank.has(protocol.READY) for rank in self.ranks)
+
+        return self._wait_until(over, seconds) and not self.deaths
+
+    def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Follow what happens until it holds; False where it does not within so many seconds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._wait_for_news(min(left, 0.05))
+        return True
