@@ -1,10 +1,11 @@
-"""The command `dtlab`: a learner's copies and progress; an instructor's release and grading."""
+"""The command `dtlab`: a learner's copies and progress, a machine's state, a class's grading."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,10 +80,27 @@ def _parser() -> argparse.ArgumentParser:
     reset.add_argument("--notebook", type=Path, help="a notebook elsewhere than in the course")
     reset.set_defaults(run=_reset)
 
+    _add_doctor(commands)
     _add_release(commands)
     _add_grade(commands)
     _add_alike(commands)
     return parser
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine can do, what is wrong, and what mends it",
+        description="Looks at the machine, its software, its GPUs and the course, launches ranks "
+        "on the backends that there are, and says of each thing whether it is ok, worth a note or "
+        "wrong, with the command that mends it. Changes nothing. Ends with 1 where something is "
+        "wrong.",
+    )
+    doctor.add_argument(
+        "--json", action="store_true", help="the same as JSON, with units in the names of keys"
+    )
+    doctor.add_argument("--quick", action="store_true", help="leave out what is tried on ranks")
+    doctor.set_defaults(run=_doctor)
 
 
 def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -218,6 +236,22 @@ def _reset(options: argparse.Namespace) -> None:
     print(f"{options.part} is back to its start in {path}.")
     print(f"Your version is in {backup.name} beside it.")
     print(f"If the notebook is {_RELOAD}")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from dtlab import __version__
+    from dtlab.doctor import examine
+    from dtlab.doctor.show import as_json, as_text
+
+    begun = time.monotonic()
+    findings = examine(options.quick, progress=lambda text: print(text, file=sys.stderr))
+    seconds = time.monotonic() - begun
+    if options.json:
+        print(as_json(findings, seconds, __version__))
+    else:
+        for line in as_text(findings, seconds, shutil.get_terminal_size((100, 24)).columns):
+            print(line)
+    return 1 if any(finding.status == "wrong" for finding in findings) else 0
 
 
 def _release(options: argparse.Namespace) -> None:

@@ -26,8 +26,9 @@ def test_rooms_import_only_rooms_below() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading"],
-)
+    ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading",
+     "dtlab.doctor"],
+)  # fmt: skip
 def test_these_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

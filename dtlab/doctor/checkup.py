@@ -1,0 +1,120 @@
+"""Carries out the checks, one after the other. Whatever one of them does, the next one comes.
+
+A check is a function from a `Visit` to findings. Each runs in a thread, so that one that hangs, in
+a driver or on a disk that is far away, costs its time limit and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dtlab.doctor import backends, course, gpus, machine, software
+from dtlab.doctor.finding import Finding, wrong
+from dtlab.doctor.visit import IMPORT_LIMIT, Visit
+
+__all__ = ["CHECKS", "PATIENCE", "Check", "examine"]
+
+PATIENCE = 2.0  # seconds until a check is told to take a while
+_ON_TORCH = IMPORT_LIMIT + 10.0  # seconds: asking torch has a limit of its own
+_ON_RANKS = IMPORT_LIMIT + 90.0  # seconds: the server imports torch, then ranks have theirs
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is looked at, and the seconds that this may take."""
+
+    area: str
+    name: str
+    look: Callable[[Visit], Iterator[Finding]]
+    limit: float = 10.0
+    on_ranks: bool = False
+
+
+CHECKS = (
+    Check("machine", "system", machine.operating_system),
+    Check("machine", "CPUs", machine.cpus),
+    Check("machine", "memory", machine.memory),
+    Check("machine", "shared memory", machine.shared),
+    Check("machine", "loopback", machine.loopback, 20.0),
+    Check("machine", "watcher", machine.proc),
+    Check("software", "Python", software.python),
+    Check("software", "dtlab", software.packages),
+    Check("software", "torch", software.torch, _ON_TORCH),
+    Check("software", "matplotlib", software.matplotlib, _ON_TORCH),
+    Check("software", "JupyterLab", software.jupyterlab, _ON_TORCH),
+    Check("gpus", "GPUs", gpus.cards, 50.0),
+    Check("gpus", "usable", gpus.usable, _ON_TORCH + 50.0),
+    Check("gpus", "links", gpus.links, 70.0),
+    Check("gpus", "peer access", gpus.peers, _ON_TORCH),
+    Check("ranks", "gloo", backends.gloo, _ON_RANKS, on_ranks=True),
+    Check("ranks", "nccl", backends.nccl, _ON_RANKS, on_ranks=True),
+    Check("course", "nbgrader", course.nbgrader, _ON_TORCH),
+    Check("course", "alembic", course.alembic),
+    Check("course", "settings", course.settings, 60.0),
+    Check("course", "disk", course.disk),
+)
+
+
+def examine(
+    quick: bool = False,
+    progress: Callable[[str], None] | None = None,
+    checks: Sequence[Check] = CHECKS,
+) -> list[Finding]:
+    """Look at everything, and return what was found, area by area.
+
+    `quick` leaves out what is tried on ranks. `progress` is told of a check that takes over two
+    seconds. Never raises for what a check does; what checks print is dropped.
+    """
+    visit, findings = Visit(), []
+    told = progress or (lambda text: None)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            for check in checks:
+                if not (quick and check.on_ranks):
+                    findings += _carried_out(check, visit, told)
+    finally:
+        visit.end()
+    return findings
+
+
+def _carried_out(check: Check, visit: Visit, progress: Callable[[str], None]) -> list[Finding]:
+    """What a check found until it was done, failed, or ran out of time."""
+    found: list[Finding] = []
+    failed: list[Finding] = []
+
+    def look() -> None:
+        try:
+            for finding in check.look(visit):
+                found.append(finding)
+        except BaseException as error:  # noqa: BLE001  settings are programs, and may even exit
+            failed.append(_failure(check, error))
+
+    thread = threading.Thread(target=look, name=f"doctor {check.name}", daemon=True)
+    begun = time.monotonic()
+    thread.start()
+    thread.join(min(PATIENCE, check.limit))
+    if thread.is_alive() and check.limit > PATIENCE:
+        progress(f"{check.name} takes a while; {check.limit:g} s at most ...")
+        thread.join(max(0.0, begun + check.limit - time.monotonic()))
+    if thread.is_alive():
+        told = f"no answer within {check.limit:g} s"
+        failed.append(wrong(check.area, check.name, told, _report(), limit_seconds=check.limit))
+    return [*found, *failed]
+
+
+def _failure(check: Check, error: BaseException) -> Finding:
+    told = f"this check itself failed: {type(error).__name__}: {error}. Please report all of it:"
+    lines = "".join(traceback.format_exception(error))
+    return wrong(check.area, check.name, told, _report(), traceback=lines)
+
+
+def _report() -> str:
+    return f"{shlex.quote(sys.executable)} -m dtlab doctor --json"
