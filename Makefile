@@ -41,13 +41,13 @@ lab: $(READY) $(NO_NEWS)
 	  $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser) $(LAB_OPTIONS)
 
 check: $(READY)
-	$(BIN)/ruff check dtlab tests nbgrader_config.py
+	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not browser and not proof"
 
 test: $(READY)
-	$(BIN)/ruff check dtlab tests nbgrader_config.py
+	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not proof" \
 	  || $(AGAIN)

@@ -54,6 +54,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "Trace": "trace",
     "Waiting": "errors",
     "ask": "grading",
+    "bench": None,  # not imported above: grading imports this face, and bench is above grading
     "check": "grading",
     "collectives": None,
     "compute": "ranks.compute",

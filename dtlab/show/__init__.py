@@ -15,6 +15,7 @@ from dtlab.show.block_widgets import explore_block
 from dtlab.show.decision_widgets import explore_decision
 from dtlab.show.figures import (
     activation_bars,
+    bus_bandwidths,
     collective_table,
     cost_curves,
     crossover,
@@ -59,6 +60,7 @@ __all__ = [
     "Figure",
     "Guess",
     "activation_bars",
+    "bus_bandwidths",
     "collective_table",
     "cost_curves",
     "crossover",

@@ -8,6 +8,7 @@ global state.
 from __future__ import annotations
 
 from dtlab.show.activation_figure import activation_bars
+from dtlab.show.bandwidth_figure import bus_bandwidths
 from dtlab.show.batch_figure import effective_batch
 from dtlab.show.block_figure import parallel_block
 from dtlab.show.cost_figure import cost_curves
@@ -33,6 +34,7 @@ from dtlab.show.tree_figure import tree
 
 __all__ = [
     "activation_bars",
+    "bus_bandwidths",
     "collective_table",
     "cost_curves",
     "crossover",

@@ -1,0 +1,213 @@
+"""What every rank does: each collective at each size, checked once, then timed on its own clock.
+
+    first call      on known numbers, compared with the expected result; it also opens connections
+    one call        says how many calls make a sample of about a millisecond, and how many samples
+                    there is time for
+    3-25 samples    all meet; the clock starts; so many calls; the clock stops
+
+A sample is the time of the slowest rank, and a measurement the median of samples, divided by the
+number of calls. Calls of a sample follow each other without a pause, as in nccl-tests: the next
+one may begin while the last one still arrives elsewhere. All ranks decide by the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtlab.bench.diary import write
+from dtlab.bench.names import BETWEEN_NODES
+from dtlab.bench.results import Measurement
+from dtlab.bench.subjects import Buffers, Subject
+
+__all__ = ["Plan", "measure"]
+
+_SAMPLE: Final = 1e-3  # seconds, about; below that the way out of the meeting is seen
+_MOST_CALLS: Final = 50  # in a sample
+_SAMPLES: Final = (3, 25)
+_CALLS_AT_LEAST: Final = 2 + _SAMPLES[0]
+_LARGE, _SLOW = 2**20, 100e6  # bytes, bytes/s
+_COPIES: Final = 4  # of S on a rank at one time: input, output, what is expected, scratch
+_SHARE: Final = 0.5  # of the memory that is free
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured: the same on every rank.
+
+    `sizes` are bytes, growing. A curve takes about `seconds`; with `open_end` it stops before the
+    size for which that is too short, else all sizes are measured. `functions` stand beside the
+    built-in collectives, by these's names. `backend` is "gloo", "nccl", or None for NCCL where the
+    process group has it.
+    """
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    world_size: int
+    ranks_per_node: int
+    backend: str | None = None
+    seconds: float = 2.0
+    open_end: bool = True
+    check: bool = True
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def subjects(self) -> list[Subject]:
+        """The curves, in the order in which they are measured."""
+        found = []
+        for name in self.collectives:
+            if name == "send_recv":
+                found += self._ping_pongs()
+                continue
+            found.append(Subject(name))
+            if name in self.functions:
+                found.append(Subject(name, self.functions[name]))
+        return found
+
+    def _ping_pongs(self) -> list[Subject]:
+        """Inside a node, and between two of them; none for a rank on its own."""
+        pairs = [Subject("send_recv", partner=1)] if self.ranks_per_node > 1 else []
+        if self.ranks_per_node < self.world_size:
+            pairs.append(Subject(BETWEEN_NODES, partner=self.ranks_per_node))
+        return pairs
+
+
+def measure(plan: Plan, diary: Path | None = None) -> list[Measurement]:
+    """On every rank: all measurements. Rank 0 writes each into `diary` as soon as it is there."""
+    device = _device(plan.backend)
+    per_node = torch.tensor(plan.ranks_per_node, device=device)
+    dist.broadcast(per_node, 0)  # torchrun tells each rank its own node's; nodes may differ
+    plan = replace(plan, ranks_per_node=int(per_node))
+    found = []
+    for subject in plan.subjects():
+        for measurement in _curve(plan, subject, device):
+            found.append(measurement)
+            if diary is not None and dist.get_rank() == 0:
+                write(diary, measurement)
+    return found
+
+
+def _device(backend: str | None) -> torch.device:
+    """Where tensors are, so that `backend` moves them. Raises ValueError where it is missing."""
+    there = str(dist.get_backend_config())
+    if backend is not None and backend not in there:
+        raise ValueError(
+            f"the process group was made with {there!r}, which has no {backend!r}. Leave the "
+            f"backend out, or initialise the group with it."
+        )
+    if "nccl" in there and backend != "gloo":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _curve(plan: Plan, subject: Subject, device: torch.device) -> Iterator[Measurement]:
+    """One implementation of one collective, at all sizes that there is memory and time for."""
+    ranks, left, before = dist.get_world_size(), plan.seconds, (0, 0.0)
+    room = _room(plan.ranks_per_node, device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    for number, wanted in enumerate(plan.sizes):
+        size = subject.rounded(wanted, ranks)
+        if size == before[0]:
+            continue  # rounded up to the same one
+        too_long = number > 0 and _CALLS_AT_LEAST * _likely(size, *before) > left
+        if size > room or (plan.open_end and too_long):
+            return
+        trial = _Trial(subject, size, device)
+        wrong = trial.first_call(plan.check)
+        left -= trial.spent()
+        samples = trial.samples(max(left, 0.0) / (len(plan.sizes) - number))
+        left -= trial.spent()
+        before = size, min(samples)
+        kind = subject.collective, subject.implementation, backend
+        yield Measurement(*kind, ranks, size, median(samples) / subject.trips, wrong)
+
+
+def _likely(size: int, smaller: int, seconds: float) -> float:
+    """Seconds that `size` bytes may take, when a smaller size took so long.
+
+    What the smaller one tells of the bandwidth is taken for it from `_LARGE` on; below that most
+    of its time is latency.
+    """
+    bandwidth = smaller / seconds if smaller >= _LARGE else max(_SLOW, smaller / seconds)
+    return seconds + (size - smaller) / bandwidth
+
+
+class _Trial:
+    """One size of one curve on this rank."""
+
+    def __init__(self, subject: Subject, size: int, device: torch.device) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.subject, self.device = subject, device
+        self.begun = time.perf_counter()
+        self.buffers: Buffers = subject.buffers(size, self.rank, self.ranks, device)
+
+    def first_call(self, check: bool) -> int | None:
+        """Wrong elements over all ranks, if they are to be counted. Leaves the buffers zero."""
+        self._call(1)
+        wrong = None
+        if check:
+            wanted = self.subject.expected(self.buffers, self.rank, self.ranks)
+            count = (self.buffers.output != wanted).sum()
+            dist.all_reduce(count)
+            wrong = int(count)
+        self.buffers.input.zero_()
+        self.buffers.output.zero_()
+        return wrong
+
+    def spent(self) -> float:
+        """Seconds since the last time that somebody asked, or since the beginning."""
+        since, self.begun = self.begun, time.perf_counter()
+        return self._slowest([self.begun - since])[0]
+
+    def samples(self, budget: float) -> list[float]:
+        """Seconds per call of each sample, for about `budget` seconds."""
+        once = self._slowest([self._sample(1)])[0]
+        calls = max(1, min(_MOST_CALLS, round(_SAMPLE / once)))
+        least, most = _SAMPLES
+        count = max(least, min(most, int(budget / (once * calls))))
+        return self._slowest([self._sample(calls) for _ in range(count)])
+
+    def _sample(self, calls: int) -> float:
+        self._meet()
+        start = time.perf_counter()
+        self._call(calls)
+        return (time.perf_counter() - start) / calls
+
+    def _call(self, times: int) -> None:
+        for _ in range(times):
+            self.subject.call(self.buffers, self.rank)
+        self._finish()
+
+    def _meet(self) -> None:
+        """All ranks leave at about the same time: nobody has the sum before all have begun."""
+        dist.all_reduce(torch.zeros(1, device=self.device))
+        self._finish()
+
+    def _finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _slowest(self, seconds: list[float]) -> list[float]:
+        """The largest over all ranks, one by one; the same numbers on each rank."""
+        times = torch.tensor(seconds, dtype=torch.float64, device=self.device)
+        dist.all_reduce(times, op=dist.ReduceOp.MAX)
+        return [float(one) for one in times.tolist()]
+
+
+def _room(ranks_per_node: int, device: torch.device) -> int:
+    """The largest S for which every rank has memory; the same number on each rank."""
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available // ranks_per_node
+    least: Tensor = torch.tensor(int(free * _SHARE / _COPIES), device=device)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    return int(least)
