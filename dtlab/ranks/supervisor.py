@@ -13,7 +13,6 @@ has none ends everything, however often a descendant forked.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
@@ -31,7 +30,8 @@ from dtlab.ranks.board import Board
 from dtlab.ranks.careful import CarefulStackPipe, CarefulWatcher, reap_some
 from dtlab.ranks.ports import Ports
 from dtlab.ranks.process import Ends, run_rank
-from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
+from dtlab.ranks.protocol import Frame, Outcome, Reason, Spec
+from dtlab.ranks.seen import Rank
 from dtlab.ranks.traffic import Traffic
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
 from dtlab.ranks.walls import Walls, end_all_of
@@ -85,24 +85,6 @@ def main(fds: list[int], walls: Walls | None = None) -> NoReturn:
 def _end_at_once(*_: object) -> None:
     system.kill_children()
     os._exit(1)
-
-
-class Rank:
-    """What the supervisor knows of one rank."""
-
-    def __init__(self, rank: int, status: socket.socket, stack: stacks.StackPipe) -> None:
-        self.rank = rank
-        self.cutter: socket.socket | None = None
-        self.pid = -1
-        self.status = status
-        self.stack = stack
-        self.end = RankEnd()
-        self.letters: set[int] = set()  # every status letter so far
-        self.alive = True  # until it has been reaped
-        self.talks = True  # until its end of `status` is closed
-
-    def has(self, *letters: bytes) -> bool:
-        return any(letter[0] in self.letters for letter in letters)
 
 
 class Supervisor:
@@ -192,9 +174,7 @@ class Supervisor:
 
     def _tell(self, letter: bytes, ranks: Sequence[Rank] | None = None) -> None:
         for rank in self.ranks if ranks is None else ranks:
-            if rank.talks:
-                with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
-                    rank.status.send(letter)
+            rank.tell(letter)
 
     # ------------------------------------------------------------------ watch
 
@@ -306,17 +286,7 @@ class Supervisor:
         return max(0.0, min(times)) + 0.001 if times else None
 
     def _read_letters(self, rank: Rank) -> None:
-        try:
-            letters = rank.status.recv(64, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return  # it has ended, and a child of its own still has the line
-        except ConnectionError:
-            letters = b""
-        if not letters:
-            rank.status.close()
-            rank.talks = False
-            return
-        rank.letters.update(letters)
+        letters = rank.read_letters()
         if protocol.RETURNED in letters:
             rank.end.state = "returned"
         if protocol.RAISED in letters:

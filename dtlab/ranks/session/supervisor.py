@@ -8,7 +8,6 @@ the second, so the ranks make another. Who does not come back even so ends the s
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import select
@@ -19,7 +18,8 @@ from typing import Any, NoReturn
 
 from dtlab.ranks import protocol, system
 from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Turn
-from dtlab.ranks.supervisor import Rank, Supervisor
+from dtlab.ranks.seen import Rank
+from dtlab.ranks.supervisor import Supervisor
 from dtlab.ranks.transport import Closed, receive_frame, send_frame
 from dtlab.ranks.watcher import Watcher
 from dtlab.ranks.words import ranks_in_words
@@ -120,9 +120,7 @@ class SessionSupervisor(Supervisor):
         if not self._back_within(SIGNAL_LIMIT):
             self._cut_off = True
             for rank in self.ranks:
-                if rank.cutter is not None:
-                    with contextlib.suppress(OSError):
-                        rank.cutter.send(protocol.CUT)
+                rank.cut()
             self._back_within(CUT_LIMIT)
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
@@ -149,8 +147,8 @@ class SessionSupervisor(Supervisor):
             return "emulated links cannot be freed of what was on its way"
         for rank in self.ranks:
             rank.letters = set()
-            if not self._cut_off and rank.cutter is not None:
-                rank.cutter.send(protocol.CUT)
+            if not self._cut_off:
+                rank.cut()
         self._tell(protocol.REJOIN)
         if not self._all_join(REJOIN_LIMIT):
             return "the ranks could not make another process group"
