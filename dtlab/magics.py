@@ -76,7 +76,7 @@ class RanksMagics(Magics):  # type: ignore[misc]
 
     def _new(self) -> Session:
         session = sessions.session()
-        print(f"{session}. `%ranks open 4` opens one of another size.")
+        print(f"{session}; `%ranks open 4` opens another")
         return session
 
     def _line(self, words: list[str]) -> Session | None:

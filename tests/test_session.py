@@ -289,6 +289,7 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
     goes_on(own)
 
 
+@pytest.mark.slow
 def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
     ranks = [psutil.Process(pid) for pid in own.pull("os.getpid()")]
 
@@ -304,6 +305,7 @@ def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
     assert counts[0] == counts[1] == counts[2]
 
 
+@pytest.mark.slow
 def test_a_hang_inside_backward_is_freed(own: dtlab.Session) -> None:
     own.cell(
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -316,6 +318,7 @@ def test_a_hang_inside_backward_is_freed(own: dtlab.Session) -> None:
     own.cell("model = DDP(model.module)\nmodel(torch.ones(1, 4)).sum().backward()")
 
 
+@pytest.mark.slow
 def test_groups_of_before_are_refused_after_a_hang(own: dtlab.Session) -> None:
     own.cell("old = dist.new_group([0, 1])")
     with pytest.raises(dtlab.DeadlockError):
@@ -336,6 +339,7 @@ def test_a_time_limit_says_where_ranks_are(shared: dtlab.Session) -> None:
     goes_on(shared)
 
 
+@pytest.mark.slow
 def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
     stubborn = (
         "for _ in range(10**9):\n    try:\n        time.sleep(0.01)\n"
@@ -401,6 +405,7 @@ def test_a_cell_may_take_ctrl_c_for_itself(shared: dtlab.Session) -> None:
 # Beginning and end ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_session_opens_in_half_a_second(warm: None) -> None:
     times = []
     for _ in range(3):
@@ -463,6 +468,7 @@ def test_a_crash_is_told(own: dtlab.Session) -> None:
         own.cell("import ctypes\nctypes.string_at(0)", ranks=0)
 
 
+@pytest.mark.slow
 def test_a_memory_limit_holds_in_each_cell(warm: None) -> None:
     with dtlab.session(1, memory_limit=300_000_000) as session:
         for _ in range(2):
@@ -501,6 +507,7 @@ def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_session_of_a_thread_that_is_busy_says_so(own: dtlab.Session) -> None:
     thread = threading.Thread(target=own.cell, args=("time.sleep(1.5)",))
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def new_shell(module: ModuleType | None = None, folder: str | None = None) -> In
 
 def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseException | None:
     """Run a cell, which errors know by the file `name`; the exception that it ended with."""
-    from IPython.core.displayhook import CapturingDisplayHook
+    from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
@@ -76,13 +77,15 @@ def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseExce
         def clear_output(self, wait: bool = False) -> None:
             """What has been shown stays."""
 
-    class Shown(list):  # type: ignore[type-arg]
-        def append(self, one: Any) -> None:
-            show(one["data"], one["metadata"])
+    def show_value(value: Any) -> None:
+        if value is not None and not silent:
+            vars(builtins)["_"] = value
+            show(*shell.display_formatter.format(value))
 
+    silent = DisplayHook.semicolon_at_end_of_expression(source)
     shell.compile.name = name
     shell.display_pub = Publisher()
-    shell.display_trap.hook = CapturingDisplayHook(shell, Shown())
+    shell.display_trap.hook = show_value
     result = shell.run_cell(source, store_history=False)
     error: BaseException | None = result.error_before_exec or result.error_in_exec
     shell.last_execution_result = None  # it would keep alive all that the error saw

@@ -25,6 +25,7 @@ __all__ = ["Line"]
 
 MOST_LOOKS = 1000  # for what is still on its way
 LOOK_EVERY = 0.1  # seconds between two looks at whether Ctrl-C was pressed
+GATHER = 0.3  # seconds for which figures are gathered
 STOP_LIMIT = 8.0  # seconds that an interrupted turn has to come back
 
 
@@ -34,6 +35,8 @@ class Line(client.Conversation):
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, pack(None), Output(spec.world_size))
         self._opened = False
+        self._shown: list[tuple[int, dict[str, Any], Any]] = []  # by ranks, and not here yet
+        self._show_at = 0.0
 
     def open(self) -> Exception | None:
         """Have the ranks started; what kept them from it."""
@@ -73,6 +76,7 @@ class Line(client.Conversation):
                     "The session is closed; session.restart() begins it anew."
                 ) from error
             finally:
+                self._show_gathered()
                 self.output.finish()
         return bool(pressed)
 
@@ -82,6 +86,8 @@ class Line(client.Conversation):
             patience = self.output.patience()
             self._read_some(LOOK_EVERY if patience is None else min(patience, LOOK_EVERY))
             self.output.show_if_due()
+            if self._shown and time.monotonic() > self._show_at:
+                self._show_gathered()
             if pressed and not stopping:
                 stopping = True
                 send_frame(self.control, protocol.STOP)
@@ -100,10 +106,17 @@ class Line(client.Conversation):
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
         if tag == protocol.SHOWN:
             self._read_printed(rank)
-            data, metadata = decode(body)
-            _show(rank, data, metadata, self.output)
+            self._shown.append((rank, *decode(body)))
+            if len(self._shown) == 1:
+                self._show_at = time.monotonic() + GATHER
         else:
             super()._open(rank, tag, body, value)
+
+    def _show_gathered(self) -> None:
+        """Show what ranks show at about the same time, rank by rank."""
+        for shown in sorted(self._shown, key=lambda one: one[0]):
+            _show(*shown, self.output)
+        self._shown.clear()
 
     def _read_printed(self, rank: int) -> None:
         """Take what the rank has printed before."""
