@@ -427,6 +427,16 @@ def test_a_restart_begins_from_nothing(own: dtlab.Session) -> None:
         own.pull("x")
 
 
+def test_a_restart_takes_what_has_changed_around_it(
+    own: dtlab.Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DTLAB_NEWS", "good")
+    monkeypatch.chdir(tmp_path)
+    own.restart()
+    assert own.pull("__import__('os').environ['DTLAB_NEWS']") == ["good"] * 3
+    assert own.pull("__import__('os').getcwd()") == [str(tmp_path)] * 3
+
+
 def test_closing_leaves_no_process(warm: None) -> None:
     before = set(descendants())
     session = dtlab.session(2)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from dtlab.errors import LaunchError
 from dtlab.predict import Cluster
 from dtlab.ranks import client, system
 from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
 
-__all__ = ["allowed", "check", "check_timeout", "choose_backend", "spec_for"]
+__all__ = ["allowed", "check", "check_timeout", "choose_backend", "spec_for", "surroundings"]
 
 DEFAULT_WORLD_SIZE = 2
 MOST_RANKS = 256
@@ -66,11 +67,18 @@ def spec_for(
         seed=seed,
         threads=threads or max(1, int(system.usable_cpus() / world_size)),
         memory_limit=memory_limit,
-        environment=dict(os.environ),
-        folder=os.getcwd(),
-        path=[os.path.abspath(entry) for entry in sys.path],
         cluster=cluster,
+        **surroundings(),
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """What ranks take over from this process as it is now: fields of a `Spec`."""
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
 
 
 def _on_cluster(

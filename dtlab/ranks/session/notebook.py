@@ -194,7 +194,8 @@ class Session:
         client.SERVER.share(IN_RANKS)
         client.SERVER.start()
         with contextlib.ExitStack() as all_that_ends:
-            line = Line(all_that_ends.enter_context(reservations.reserved(self._spec)))
+            spec = replace(self._spec, **asked.surroundings())
+            line = Line(all_that_ends.enter_context(reservations.reserved(spec)))
             all_that_ends.callback(line.close)
             error = line.open()
             if error is not None:
