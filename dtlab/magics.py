@@ -54,6 +54,8 @@ class RanksMagics(Magics):  # type: ignore[misc]
             return self._line(shlex.split(line))
         asked = _cell_parser().parse_args(shlex.split(line))
         source = f"# %%ranks {line}\n{cell}"  # lines are counted as the learner sees them
+        if cell.lstrip().startswith("%%"):
+            source = cell.lstrip()  # another magic, which has to come first
         name = self._named(source)
         session = sessions.current() or self._new()
         chosen = _numbers(asked.ranks) if asked.ranks else None
@@ -63,9 +65,9 @@ class RanksMagics(Magics):  # type: ignore[misc]
     def _named(self, source: str) -> str:
         """The file that stands for a cell, in errors of any rank. Raises LaunchError."""
         transformed, compiler = self.shell.transform_cell(source), self.shell.compile
-        # The cell that is running was the last to be compiled; versions of IPython differ in when
-        # they count on.
-        number = next(reversed(compiler._filename_map.values()), self.shell.execution_count)
+        # The cell that is running was compiled with its number; versions of IPython differ in
+        # when they count on.
+        number = max(compiler._filename_map.values(), default=self.shell.execution_count)
         name = compiler.cache(transformed, number, raw_code=source)
         try:
             compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
@@ -84,6 +86,8 @@ class RanksMagics(Magics):  # type: ignore[misc]
         session = sessions.current()
         if asked.what == "open":
             cluster = self._cluster(asked.cluster) if asked.cluster else None
+            if session is not None:
+                session.close()  # Out[3] may hold it
             return sessions.session(asked.world_size, cluster=cluster)
         if session is None:
             print("No session is open. `%ranks open 4` opens one, and so does the first %%ranks.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,6 +44,10 @@ def new_shell(module: ModuleType | None = None, folder: str | None = None) -> In
 
         showsyntaxerror = showtraceback
 
+        def ask_exit(self) -> None:
+            """`exit()`, which ends a kernel."""
+            raise SystemExit
+
         def system(self, command: str) -> None:
             """`!command`: what it prints is the cell's. There is no terminal to run it in."""
             text = self.var_expand(command, depth=1)
@@ -79,7 +82,7 @@ def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseExce
 
     def show_value(value: Any) -> None:
         if value is not None and not silent:
-            vars(builtins)["_"] = value
+            shell.user_ns["_"] = value
             show(*shell.display_formatter.format(value))
 
     silent = DisplayHook.semicolon_at_end_of_expression(source)

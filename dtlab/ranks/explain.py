@@ -94,7 +94,10 @@ def rank_error(
     """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
     first = next(iter(failures.values()))
     same = [rank for rank, one in failures.items() if one == first]
-    lines = [f"{ranks_in_words(same)} {_what_happened(first)}"]
+    happened = _what_happened(first)
+    if len(same) > 1:
+        happened = happened.replace("was ended by", "were ended by", 1)
+    lines = [f"{ranks_in_words(same)} {happened}"]
     if first.place:
         lines.append(f"  {first.place}")
     for rank, one in failures.items():
@@ -131,6 +134,11 @@ def _failures(
     order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
     order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
     return {rank: found[rank] for rank in order if rank in found}
+
+
+def is_about_a_lost_peer(error: RankError) -> bool:
+    """Whether all that failed is a connection to another rank."""
+    return all(map(_is_consequence, error.failures.values()))
 
 
 def _is_consequence(failure: Failure) -> bool:

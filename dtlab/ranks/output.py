@@ -22,7 +22,10 @@ GATHER = 0.15  # seconds for which lines are gathered, to be shown rank by rank
 class Output:
     """Takes bytes as they come from the ranks; shows them, and keeps them."""
 
-    def __init__(self, world_size: int, file: TextIO | None = None) -> None:
+    def __init__(
+        self, world_size: int, file: TextIO | None = None, gather: float = GATHER
+    ) -> None:
+        self._gather = gather
         self._file = file or sys.stdout
         self._sources = {(r, s): _Source(r) for r in range(world_size) for s in STREAMS}
         self._open: tuple[_Source, str] | None = None  # the unfinished line the cursor stands in
@@ -33,7 +36,7 @@ class Output:
         """Take what rank `rank` has written."""
         self._sources[rank, stream].take(data)
         if self._due is None:
-            self._due = time.monotonic() + GATHER
+            self._due = time.monotonic() + self._gather
 
     def patience(self) -> float | None:
         """Seconds until `show_if_due` has something to do; None while nothing waits."""

@@ -244,17 +244,14 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
     }
 
 
-def fill_main(function: Any, classes_only: bool = False) -> None:
+def fill_main(function: Any) -> None:
     """Make the notebook's names importable from `__main__` here too.
 
     Objects of a class defined in a cell are pickled by that name when ranks exchange them.
     """
     main = sys.modules["__main__"]
     names = getattr(function, "__globals__", {})
-    wanted = {k: v for k, v in names.items() if not k.startswith("__")}
-    if classes_only:  # the rank has data of its own
-        wanted = {k: v for k, v in wanted.items() if isinstance(v, type)}
-    vars(main).update(wanted)
+    vars(main).update({k: v for k, v in names.items() if not k.startswith("__")})
 
 
 def join(rank: int, spec: Spec, listener: socket.socket) -> Any:

@@ -34,7 +34,7 @@ class Line(client.Conversation):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, pack(None), Output(spec.world_size))
-        self._opened = False
+        self._opened = self._hung_up = False
         self._shown: list[tuple[int, dict[str, Any], Any]] = []  # by ranks, and not here yet
         self._show_at = 0.0
 
@@ -71,6 +71,8 @@ class Line(client.Conversation):
                             call.send(by_rank[rank], protocol.CALL)
                 self._read_all(pressed)
             except (Closed, ConnectionError) as error:
+                if self._hung_up:
+                    raise LaunchError("the session was closed meanwhile.") from None
                 raise LaunchError(
                     "the process that looks after the ranks has gone; it was probably killed. "
                     "The session is closed; session.restart() begins it anew."
@@ -128,10 +130,16 @@ class Line(client.Conversation):
             for reader in ready:
                 self._read_pipe(reader)
 
-    def close(self) -> None:
-        """End the ranks."""
+    def hang_up(self) -> None:
+        """Say that this is over; from any thread."""
+        self._hung_up = True
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self.hang_up()
+        with contextlib.suppress(OSError):
             self.control.settimeout(client.STOP_LIMIT)
             while self.control.recv(65536):
                 pass

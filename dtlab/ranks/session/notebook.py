@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtlab.errors import LaunchError
+from dtlab.errors import LaunchError, RankError
 from dtlab.predict import Cluster
 from dtlab.ranks import asked, client, explain, inplace, launch, reservations
 from dtlab.ranks.output import Output
@@ -23,7 +23,12 @@ from dtlab.trace import Trace
 
 __all__ = ["IN_RANKS", "Session", "current", "session"]
 
+OLD_GROUP = (
+    "A group, or a wrapper such as DDP, that was made before the ranks got their new process\n"
+    "  group ends like this: make it again, as in DDP(model.module)."
+)
 IN_RANKS = "dtlab.ranks.session.rank"  # what ranks run: it imports torch, so not in a notebook
+GATHER = 0.3  # seconds for which lines are gathered, to be shown rank by rank
 _CURRENT: list[Session] = []  # the one that was opened last, which %%ranks uses
 
 
@@ -62,6 +67,8 @@ def session(
         world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
     )
     made = Session(replace(spec, stays=True))
+    if current() is not None:
+        print("%%ranks runs on this session from now on; the former one stays until it is closed.")
     _CURRENT[:] = [made]
     return made
 
@@ -81,6 +88,7 @@ class Session:
         self._last: launch.Run | None = None
         self._cells = 0
         self.seconds = 0.0  # that it took to open
+        self._renewed = False  # whether ranks have had another process group
         self._open()
 
     # ------------------------------------------------------------------ what it is
@@ -128,8 +136,10 @@ class Session:
     ) -> launch.Run:
         """Call `fn(*args)` on all ranks, or on `ranks`, as `dtlab.launch` does on fresh ones.
 
-        In `Run.values`, None stands for ranks that took no part. `timeout` is in seconds; None is
-        the session's. Names that cells on the ranks use are those of `__main__` there.
+        Names that `fn` uses are the notebook's where it has them, and are set on the ranks too;
+        all others are the ranks' own: what a cell or `push` has set, or `global` in a function. In
+        `Run.values`, None stands for ranks that took no part. `timeout` is in seconds; None is
+        the session's.
 
         Raises:
             LaunchError: the session is closed, there is no such rank, or `fn` cannot be sent.
@@ -161,7 +171,8 @@ class Session:
 
     def push(self, ranks: Sequence[int] | int | None = None, /, **names: Any) -> None:
         """Give the ranks variables: `session.push(data=data)`. Each gets a copy of its own."""
-        self.run(_Remote("set_names"), names, ranks=ranks)
+        for name, value in names.items():  # one by one, so that an error knows which
+            self._turn(launch.pack_call(_Remote("set_name", name), (name, value)), ranks, None)
 
     def pull(self, expression: str, ranks: Sequence[int] | int | None = None) -> list[Any]:
         """What a name, or another expression, is on each rank; None for ranks not asked.
@@ -172,14 +183,22 @@ class Session:
 
     def restart(self) -> None:
         """Begin anew: fresh ranks, which know nothing of what ran before."""
+        self._hang_up()
         with self._lock:
             self._close()
             self._open()
 
     def close(self) -> None:
-        """End the ranks. Closing again does nothing."""
+        """End the ranks, whatever they do. Closing again does nothing."""
+        self._hang_up()
         with self._lock:
             self._close()
+
+    def _hang_up(self) -> None:
+        """Have ranks ended that another thread may still wait for."""
+        line = self._line
+        if line is not None:
+            line.hang_up()
 
     def __enter__(self) -> Session:
         return self
@@ -228,7 +247,7 @@ class Session:
 
     def _hold(self, line: Line, turn: Turn, call: Packed) -> launch.Run:
         begun = time.perf_counter()
-        output = Output(self.world_size)
+        output = Output(self.world_size, gather=GATHER)
         try:
             interrupted = line.turn(turn, call, output)
         except BaseException:
@@ -239,10 +258,16 @@ class Session:
         if outcome.over:
             self._close()
         if interrupted:
-            print(explain.what_stays(outcome) or "Interrupted. The ranks keep their variables.")
-            raise KeyboardInterrupt
+            raise Interrupted(explain.what_stays(outcome) or "The ranks keep their variables.")
         spec = replace(self._spec, timeout=turn.timeout)
-        self._last, _ = launch.run_of(line.collected, spec, output, begun)
+        try:
+            self._last, _ = launch.run_of(line.collected, spec, output, begun)
+        except RankError as error:
+            if self._renewed and explain.is_about_a_lost_peer(error):
+                error.args = (f"{error}\n{OLD_GROUP}",)
+            raise
+        finally:
+            self._renewed = self._renewed or outcome.rejoined
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:
@@ -260,11 +285,19 @@ class Session:
         return tuple(sorted({*chosen}))
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, and what has become of the ranks."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback through dtlab's own frames."""
+        return [f"\x1b[1mKeyboardInterrupt\x1b[0m: {self}"]
+
+
 class _Remote:
     """Stands for a function of the ranks' module, which this process does not import."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, meaning: str = "") -> None:
+        self.name, self.__name__ = name, meaning or name
 
     def __call__(self, *_: Any) -> Any:
         """Raises TypeError: it runs on ranks."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
 import socket
 import sys
 import threading
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from dtlab.ranks.wire import Wire
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["run_cell", "set_names", "stay", "value_of"]
+__all__ = ["run_cell", "set_name", "stay", "value_of"]
 
 _STAYING: list[Staying] = []  # the one of this process, which cells find here
 
@@ -85,8 +87,7 @@ class Staying:
         try:
             with outcome.catching():
                 function, args = packed.load()
-                if function.__module__ != __name__:
-                    process.fill_main(function, classes_only=True)
+                function = at_home(function)
                 self.in_turn = True
                 outcome.value = function(*args)
                 self.in_turn = False
@@ -134,15 +135,42 @@ def run_cell(source: str, name: str) -> None:
         raise error
 
 
-def set_names(names: dict[str, Any]) -> None:
-    """In a rank: have variables."""
-    vars(sys.modules["__main__"]).update(names)
+def set_name(name: str, value: Any) -> None:
+    """In a rank: have a variable."""
+    vars(sys.modules["__main__"])[name] = value
 
 
 def value_of(expression: str) -> Any:
     """In a rank: what a name, or another expression, stands for."""
     code = compile(expression, f"pull({expression!r})", "eval")
     return eval(code, vars(sys.modules["__main__"]))
+
+
+def at_home(function: Any) -> Any:
+    """A function of the notebook's, moved to where the variables of this rank are.
+
+    Names that it uses are the notebook's where it has them, and are set here too; all others are
+    this rank's own, and `global` makes them.
+    """
+    main, brought = vars(sys.modules["__main__"]), getattr(function, "__globals__", {})
+    if not isinstance(function, FunctionType) or function.__module__ != "__main__":
+        return function
+    moved: dict[Any, Any] = {}
+
+    def move(one: Any) -> Any:
+        if not isinstance(one, FunctionType) or one.__globals__ is not brought:
+            return one
+        if one not in moved:
+            new = FunctionType(one.__code__, main, one.__name__, one.__defaults__, one.__closure__)
+            new.__kwdefaults__ = one.__kwdefaults__
+            moved[one] = functools.update_wrapper(new, one)
+            del new.__wrapped__  # type: ignore[attr-defined]
+        return moved[one]
+
+    if brought is not main:
+        own = {name: value for name, value in brought.items() if not name.startswith("__")}
+        main.update({name: move(value) for name, value in own.items()})
+    return move(function)
 
 
 class Cutter(threading.Thread):

@@ -69,7 +69,7 @@ class SessionSupervisor(Supervisor):
                     return pickle.loads(body)  # type: ignore[no-any-return]
 
     def _take_turn(self, turn: Turn) -> Outcome:
-        self._forget_turn(turn.ranks)
+        self._forget_turn(() if self.deaths else turn.ranks)
         for rank, end in self.deaths.items():
             self.ranks[rank].end = end
             self.failed.append(rank)
