@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtlab.cli import main
-from dtlab.doctor import backends, machine, trial
+from dtlab.doctor import backends, checkup, machine, trial
 from dtlab.doctor.checkup import CHECKS, Check, examine
 from dtlab.doctor.finding import AREAS, Finding, note, ok, wrong
 from dtlab.doctor.show import as_json, as_text
@@ -140,3 +140,12 @@ def test_the_command_on_this_machine(
 def test_the_doctor_needs_nothing_to_begin_with() -> None:
     code = "import sys, dtlab.doctor; sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_another_python_than_the_courses_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkup, "NEEDED", ("no_such_module", "nor_this"))
+    (found,) = examine()
+    assert found.status == "wrong" and "it is not the course's Python" in found.message
+    assert found.mend.startswith("make lab")

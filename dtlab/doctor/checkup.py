@@ -7,6 +7,7 @@ a driver or on a disk that is far away, costs its time limit and no more.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import shlex
 import sys
@@ -22,6 +23,7 @@ from dtlab.doctor.visit import IMPORT_LIMIT, Visit
 
 __all__ = ["CHECKS", "PATIENCE", "Check", "examine"]
 
+NEEDED = ("torch", "psutil")  # a Python without both is not the course's
 PATIENCE = 2.0  # seconds until a check is told to take a while
 _ON_TORCH = IMPORT_LIMIT + 10.0  # seconds: asking torch has a limit of its own
 _ON_RANKS = IMPORT_LIMIT + 90.0  # seconds: the server imports torch, then ranks have theirs
@@ -73,6 +75,8 @@ def examine(
     `quick` leaves out what is tried on ranks. `progress` is told of a check that takes over two
     seconds. Never raises for what a check does; what checks print is dropped.
     """
+    if all(importlib.util.find_spec(name) is None for name in NEEDED):
+        return [_elsewhere()]
     visit, findings = Visit(), []
     told = progress or (lambda text: None)
     try:
@@ -83,6 +87,13 @@ def examine(
     finally:
         visit.end()
     return findings
+
+
+def _elsewhere() -> Finding:
+    """What is to be said in a Python that has nothing of what the course needs."""
+    told = f"{sys.executable} has no {' and no '.join(NEEDED)}: it is not the course's Python"
+    mend = "make lab   # makes .venv; then: .venv/bin/python -m dtlab doctor"
+    return wrong("software", "Python", told, mend, executable=sys.executable)
 
 
 def _carried_out(check: Check, visit: Visit, progress: Callable[[str], None]) -> list[Finding]:
