@@ -352,6 +352,14 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
 
 
 @pytest.mark.slow
+def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) -> None:
+    own.cell("kept = dist.get_rank()")
+    with pytest.raises(dtlab.DeadlockError, match="What rank 0 calls needs ranks 1 and 2"):
+        own.cell("dist.new_group([0, 1])", ranks=0)
+    assert own.pull("kept") == [0, 1, 2]
+    goes_on(own)
+
+
 def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
     ranks = [psutil.Process(pid) for pid in own.pull("os.getpid()")]
 

@@ -211,13 +211,7 @@ class Conversation:
         """Returns when the ranks have ended, or are about to with nothing left to do."""
         self.control, theirs = socket.socketpair()
         try:
-            fds = [theirs.detach(), *self._open_ends()]
-            try:
-                self.server.request(protocol.LAUNCH, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
+            self._ask(theirs)
             self.call.send(self.control, protocol.CALL)
             self._send_inputs()
             while self.collected.outcome is None:
@@ -233,6 +227,16 @@ class Conversation:
         finally:
             self._close()
         return self.collected
+
+    def _ask(self, theirs: socket.socket) -> None:
+        """Have the ranks forked; `theirs` is the supervisor's end of the control line."""
+        fds = [theirs.detach(), *self._open_ends()]
+        try:
+            self.server.request(protocol.LAUNCH, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
 
     def _send_inputs(self) -> None:
         for channel, packed in zip(self.channels, self.inputs, strict=False):

@@ -73,6 +73,7 @@ GO = b"g"  # all are ready: begin
 LEAVE = b"l"  # all are done: end
 REJOIN = b"j"  # the process group is broken: make another
 CUT = b"c"  # on a line of its own: cut all connections to peers
+CUT_STORE = b"C"  # and to the store, where ranks wait for a group that others do not make
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ class Rank:
             with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
                 self.status.send(letter)
 
-    def cut(self) -> None:
-        """Have it cut its connections to other ranks; for ranks that stay."""
+    def cut(self, what: bytes = protocol.CUT) -> None:
+        """Have it cut its connections to other ranks, or to the store; for ranks that stay."""
         if self.cutter is not None:
             with contextlib.suppress(OSError):
-                self.cutter.send(protocol.CUT)
+                self.cutter.send(what)
 
     def read_letters(self) -> bytes:
         """The letters that have come, noted too; notes when there will be no more."""

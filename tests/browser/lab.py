@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,6 +23,16 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+
+# What all tests here are marked with.
+IN_A_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        CHROMIUM is None and "CI" not in os.environ, reason="needs Chromium: apt install chromium"
+    ),
+]
 
 
 @contextlib.contextmanager

@@ -16,16 +16,9 @@ from playwright.sync_api import Page, expect
 from dtlab.grading.assignments.release import release_assignment
 from dtlab.grading.classroom.command import grade
 from dtlab.grading.settings import course_directory
-from tests.browser.lab import CHROMIUM, chromium, running_in
+from tests.browser.lab import IN_A_BROWSER, chromium, running_in
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        CHROMIUM is None and "CI" not in os.environ, reason="needs Chromium: apt install chromium"
-    ),
-]
+pytestmark = IN_A_BROWSER
 NAME, PART = "week-1", "averages"
 
 

@@ -12,16 +12,9 @@ import psutil
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.lab import CHROMIUM, Notebook, chromium, running_lab
+from tests.browser.lab import IN_A_BROWSER, Notebook, chromium, running_lab
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        CHROMIUM is None and "CI" not in os.environ, reason="needs Chromium: apt install chromium"
-    ),
-]
+pytestmark = IN_A_BROWSER
 
 CELLS = [
     "%load_ext dtlab",

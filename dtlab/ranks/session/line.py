@@ -41,13 +41,7 @@ class Line(client.Conversation):
     def open(self) -> Exception | None:
         """Have the ranks started; what kept them from it."""
         self.control, theirs = socket.socketpair()
-        fds = [theirs.detach(), *self._open_ends()]
-        try:
-            self.server.request(protocol.LAUNCH, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
+        self._ask(theirs)
         while not self._opened and self.collected.outcome is None:
             self._read_some(self.output.patience())
             self.output.show_if_due()

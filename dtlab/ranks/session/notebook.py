@@ -233,7 +233,7 @@ class Session:
         chosen = self._chosen(ranks)
         limit = self._spec.timeout if timeout is None else timeout
         asked.check_timeout(limit)
-        if not self._lock.acquire(timeout=0):
+        if not self._lock.acquire(blocking=False):
             raise LaunchError(
                 "the ranks of this session are busy with a cell of another thread. Wait for it, "
                 "or open another session."

@@ -46,14 +46,15 @@ class Staying:
         self.rank, self.spec, self.outcome = rank, spec, outcome
         self.in_turn = False
         self.shell: InteractiveShell | None = None
-        self.store = process.join(rank, spec, ends.store)
+        self.store = process.join(rank, spec, ends.store)  # kept: rank 0's is the server
         self._times_joined = 1
         self._limits = process.MemoryLimit(spec.memory_limit)
         self._announcer = Announcer(ends.board.writer(rank), spec.world_size)
         self._wire = Wire(rank, ends.ports) if ends.ports else None
         outcome.recorder = self._recorder = self._new_recorder()
         assert ends.cutter is not None
-        Cutter(ends.cutter, int(os.environ["MASTER_PORT"])).start()
+        self._cutter = Cutter(ends.cutter, int(os.environ["MASTER_PORT"]))
+        self._cutter.start()
         signal.signal(signal.SIGINT, self._interrupted)
 
     def _new_recorder(self) -> Recorder:
@@ -107,8 +108,12 @@ class Staying:
             dist.destroy_process_group()
         gc.collect()
         self._times_joined += 1
-        store = dist.PrefixStore(f"{self._times_joined}", self.store)  # type: ignore[attr-defined]
+        c10d: Any = dist  # not all of it is declared
+        port, ranks = int(os.environ["MASTER_PORT"]), self.spec.world_size
+        client = c10d.TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False)
+        store = c10d.PrefixStore(f"{self._times_joined}", client)
         process.init_group(self.rank, self.spec, store)
+        self._cutter.speak()
         self._recorder.start()
         self.outcome.status.send(protocol.READY)
 
@@ -183,28 +188,42 @@ class Cutter(threading.Thread):
     def __init__(self, line: socket.socket, store_port: int) -> None:
         super().__init__(name="dtlab-cutter", daemon=True)
         self._line, self._store_port = line, store_port
+        self._stderr = -1
+
+    def silence(self) -> None:
+        """Drop what C++ writes about the end of its store."""
+        if self._stderr < 0:
+            self._stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+
+    def speak(self) -> None:
+        """Let what is written be seen again."""
+        if self._stderr >= 0:
+            os.dup2(self._stderr, 2)
+            os.close(self._stderr)
+            self._stderr = -1
 
     def run(self) -> None:
         """Wait for the word."""
-        while self._line.recv(1) == protocol.CUT:
-            if "nccl" in str(dist.get_backend_config()):
+        while letter := self._line.recv(1):
+            if letter == protocol.CUT and "nccl" in str(dist.get_backend_config()):
                 with contextlib.suppress(Exception):
                     dist.distributed_c10d._abort_process_group()
-            self._cut()
+            elif letter == protocol.CUT_STORE:
+                self.silence()
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    self._cut(int(name), letter == protocol.CUT_STORE)
 
-    def _cut(self) -> None:
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                self._cut_one(int(name))
-
-    def _cut_one(self, fd: int) -> None:
+    def _cut(self, fd: int, of_store: bool) -> None:
         one = socket.socket(fileno=fd)  # OSError where it is none
         try:
             if one.family not in (socket.AF_INET, socket.AF_INET6):
                 return
             ports = {one.getpeername()[1], one.getsockname()[1]}
             local = one.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-            if local and self._store_port not in ports:
+            if local and (self._store_port in ports) == of_store:
                 one.shutdown(socket.SHUT_RDWR)
         finally:
             one.detach()  # somebody else's to close

@@ -28,7 +28,7 @@ __all__ = ["SessionSupervisor"]
 
 OPEN_LIMIT = 60.0  # seconds until all ranks have joined
 SIGNAL_LIMIT = 0.3  # seconds in which a signal should have worked
-CUT_LIMIT = 3.0  # seconds in which cutting should have
+CUT_LIMIT = 1.5  # seconds in which cutting should have, and then cutting the store off
 REJOIN_LIMIT = 20.0  # seconds to make another process group
 
 
@@ -119,9 +119,11 @@ class SessionSupervisor(Supervisor):
             system.kill(rank.pid, signal.SIGINT)
         if not self._back_within(SIGNAL_LIMIT):
             self._cut_off = True
-            for rank in self.ranks:
-                rank.cut()
-            self._back_within(CUT_LIMIT)
+            for what in (protocol.CUT, protocol.CUT_STORE):
+                for rank in self.ranks:
+                    rank.cut(what)
+                if self._back_within(CUT_LIMIT):
+                    break
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
             return f"{ranks_in_words(missing)} did not come back when interrupted"
@@ -161,10 +163,14 @@ class SessionSupervisor(Supervisor):
     def _all_join(self, seconds: float) -> bool:
         """Whether all ranks are in the process group within so many seconds."""
 
-        def over() -> bool:
-            return bool(self.deaths) or all(rank.has(protocol.READY) for rank in self.ranks)
+        def joined() -> bool:
+            return all(rank.has(protocol.READY) for rank in self.ranks)
 
-        return self._wait_until(over, seconds) and not self.deaths
+        def failed() -> bool:
+            return bool(self.deaths) or any(rank.has(protocol.RAISED) for rank in self.ranks)
+
+        self._wait_until(lambda: joined() or failed(), seconds)
+        return joined() and not failed()
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Follow what happens until it holds; False where it does not within so many seconds."""
