@@ -157,6 +157,18 @@ def test_links_that_cannot_be_told_are_left_out() -> None:
     assert list(Results([*falling, *single, *told], 2).links()) == [("send_recv", BUILT_IN)]
 
 
+def test_a_link_that_explains_nothing_is_no_code() -> None:
+    sizes, key = (8, 10_000, 1_000_000, 8_000_000), ("all_reduce", BUILT_IN, "gloo", 2)
+    wild = [Measurement(*key, size, seconds, 0) for size, seconds in
+            zip(sizes, (1e-3, 1e-5, 2e-2, 1e-3), strict=True)]  # fmt: skip
+    falling = [Measurement("broadcast", BUILT_IN, "gloo", 2, size, 1 / size, 0) for size in sizes]
+    names: dict[str, object] = {}
+    text = Results([*wild, *falling], 2).paste()
+    exec(text, names)
+    assert names["links"] == {} and "Cluster" not in names
+    assert '# ("broadcast", "built-in"): these times tell no link' in text
+
+
 def test_links_can_be_pasted() -> None:
     inside, between = Link(20e-6, 1.5e9), Link(150e-6, 0.1e9)
     rows = [

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["heading", "paste", "table"]
 
+MOST_OFF = 0.3  # of a time, by which the median may be off for a link to be worth pasting
+
 _BYTES: Final = {  # what a size counts, as in nccl-tests
     "all_reduce": "the tensor of one rank",
     "reduce_scatter": "the input of one rank",
@@ -122,11 +124,14 @@ def _remarks(results: Results) -> list[str]:
 
 
 def paste(results: Results) -> str:
-    """The links as Python: those of messages as a cluster, and below it those of collectives."""
-    links = results.links()
+    """The links as Python: those of messages as a cluster, and below it those of collectives.
+
+    A link that does not explain its times stands there as a comment.
+    """
+    links, curves = results.links(), results.curves()
     inside = links.get(("send_recv", BUILT_IN))
     between = links.get((BETWEEN_NODES, BUILT_IN))
-    lines = ["from dtlab import Cluster, Link", ""]
+    lines = [f"from dtlab import {'Cluster, ' if inside or between else ''}Link", ""]
     if inside or between:
         first = results.measurements[0]
         nodes = first.world_size // results.ranks_per_node
@@ -135,10 +140,16 @@ def paste(results: Results) -> str:
         arguments += [f"inter={_link(between)}"] if between else []
         lines += ["cluster = Cluster(", *(f"    {each}," for each in arguments), ")"]
     lines.append("links = {  # with which the closed forms come nearest to the times")
-    curves = results.curves()
-    for key, link in links.items():
-        off = f"{100 * misfit(*key, curves[key], link):.0f} %"
-        lines.append(f'    ("{key[0]}", "{key[1]}"): {_link(link)},  # median error {off}')
+    for key, curve in curves.items():
+        name, link = f'("{key[0]}", "{key[1]}")', links.get(key)
+        if link is None:
+            lines.append(f"    # {name}: these times tell no link")
+            continue
+        off = misfit(*key, curve, link)
+        mark, last = ("# ", ", so no link explains them") if off > MOST_OFF else ("", "")
+        if len(curve) <= 2:
+            last = ", from two sizes alone"
+        lines.append(f"    {mark}{name}: {_link(link)},  # median error {100 * off:.0f} %{last}")
     return "\n".join([*lines, "}"])
 
 
