@@ -28,7 +28,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 TRY_EVERY = 0.25  # seconds
 LIST_LIMIT = 20.0  # seconds that the driver may take to list its cards
 _NAME = "\0dtlab-card-"  # an abstract socket begins with a zero byte
-_QUEUE = "\0dtlab-cards-queue"  # held by who waits first, so that small wishes do not outrun it
+_QUEUE = "\0dtlab-queue-"  # of a node: who waits first has it, so that nobody is outrun
 _LISTED = re.compile(r"^(?P<indent>\s*)(?:GPU|MIG) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 _lock = threading.Lock()
@@ -45,11 +45,11 @@ def reserved(spec: Spec) -> Iterator[Spec]:
     if "nccl" not in spec.backend or not system.LINUX:
         yield spec
         return
-    cards = visible(spec.environment)
-    if cards is None:
+    node = _listed()
+    if not node:
         yield spec
         return
-    mine = _take(cards, spec.world_size)
+    mine = _take(_visible(spec.environment, node), spec.world_size, _QUEUE + node[0][0])
     try:
         yield replace(spec, environment={**spec.environment, VISIBLE: ",".join(mine)})
     finally:
@@ -61,18 +61,28 @@ def visible(environment: Mapping[str, str]) -> list[str] | None:
 
     None where the driver does not list them.
     """
+    node = _listed()
+    return None if node is None else _visible(environment, node)
+
+
+def _listed() -> list[list[str]] | None:
+    """Each GPU of this node: its own UUID, then those of its MIG devices; None: not told."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LIST_LIMIT, check=True
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    cards: list[list[str]] = []  # of each GPU: its own UUID, then those of its MIG devices
+    cards: list[list[str]] = []
     for found in filter(None, map(_LISTED.match, listed.splitlines())):
         if found["indent"]:
             cards[-1].append(found["uuid"])
         else:
             cards.append([found["uuid"]])
+    return cards
+
+
+def _visible(environment: Mapping[str, str], cards: Sequence[Sequence[str]]) -> list[str]:
     wish = environment.get(VISIBLE)
     if wish is None:
         return [one for card in cards for one in card[1:] or card]
@@ -93,7 +103,7 @@ def _chosen(wish: str, cards: Sequence[Sequence[str]]) -> list[str]:
     return [*dict.fromkeys(found)]
 
 
-def _take(cards: Sequence[str], count: int) -> list[str]:
+def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
     """Reserve so many of `cards`; waits until they are free."""
     if len(cards) < count:
         raise LaunchError(
@@ -103,7 +113,7 @@ def _take(cards: Sequence[str], count: int) -> list[str]:
     queue, told = None, False
     try:
         while True:
-            queue = queue or _bound(_QUEUE)
+            queue = queue or _bound(queue_of_node)
             mine, free = _try(cards, count) if queue else ([], _free(cards))
             if mine:
                 return mine
