@@ -2,4 +2,5 @@
 
 Read in this order: `launch` (the call), `server` (the warm process), `supervisor` (one per
 launch), `process` (what a rank does), `client` (the notebook's side), `transport` (what travels).
+Ranks that stay from cell to cell are in `session/`.
 """
