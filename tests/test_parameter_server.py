@@ -407,6 +407,39 @@ def test_keys_of_several_dtypes_share_a_message() -> None:
     assert report.pushes == {1: 1, 2: 1, 3: 1}
 
 
+def _wide() -> nn.ParameterDict:
+    """Keys that travel alone between small ones that travel together."""
+    rows = {"a": 3, "b": 300, "c": 5, "d": 301, "e": 302, "f": 2}
+    return nn.ParameterDict({name: nn.Parameter(torch.zeros(n, 300)) for name, n in rows.items()})
+
+
+def _gradient(name: str, like: Tensor) -> Tensor | None:
+    """Numbers in order; of one key transposed in memory, of another none."""
+    numbers = torch.arange(like.numel(), dtype=like.dtype).view_as(like) + ord(name)
+    return {"d": None, "e": numbers.t().contiguous().t()}.get(name, numbers)
+
+
+def _push_in_many_shapes(dtype: torch.dtype) -> Any:
+    model = _wide()
+    if dist.get_rank() == 0:
+        return _served(ParameterServer(model, partial(torch.optim.SGD, lr=1.0)))
+    with ParameterWorker(model) as worker:
+        model.to(dtype)
+        for name, parameter in model.items():
+            parameter.grad = _gradient(name, parameter.detach())
+        worker.push()
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_large_gradients_arrive_from_wherever_they_lie(dtype: torch.dtype) -> None:
+    _, kept = dtlab.launch(_push_in_many_shapes, dtype, world_size=3).values[0]
+    for name, values in kept.items():
+        pushed = _gradient(name, values)
+        assert values.equal(-pushed if pushed is not None else torch.zeros(values.shape)), name
+
+
 def _moved() -> Any:
     model = nn.Linear(3, 2)
     if dist.get_rank() == 0:

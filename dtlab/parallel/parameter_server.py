@@ -220,7 +220,7 @@ class ParameterServer:
         indices = self._shard.indices(counts)
         tables = list(zip(self._shard.tables, indices, strict=True))
         rows = [torch.empty(len(i), *key.shape[1:], dtype=key.dtype) for key, i in tables]
-        client.line.receive(client.room)
+        client.line.receive(*self._shard.messages(client.room))
         for index, values in zip(indices, rows, strict=True):
             client.line.receive(index, values)
         client.line.finish()
@@ -255,6 +255,8 @@ class ParameterServer:
 
 def _mean(parts: list[tuple[int, Tensor | None]]) -> Tensor | None:
     """The mean by samples; no gradient counts as zero, but where nobody has one there is none."""
+    if len(parts) == 1:
+        return parts[0][1]
     counts = [samples for samples, _ in parts]
     alike, mean = len(set(counts)) == 1, None
     for samples, gradient in parts:

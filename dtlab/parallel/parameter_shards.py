@@ -4,8 +4,10 @@
             worker <── dense keys, rows of each table ───── server
     push    worker ── header, dense gradients, rows and their gradients of each table ──> server
 
-The dense keys of one server lie in one piece of memory and travel as one message, whatever their
-dtypes. Of tables (weights of `nn.Embedding(sparse=True)`) only the rows that are used travel.
+The dense keys of one server lie in one piece of memory, whatever their dtypes. Parameters travel
+as one message. So do gradients, but a large one is sent from where it lies, since packing it would
+take about as long as sending it. Of tables (weights of `nn.Embedding(sparse=True)`) only the rows
+that are used travel.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = ["HELLO", "LEAVE", "PULL", "PUSH", "Key", "Line", "Shard", "balanced",
 
 HELLO, PULL, PUSH, LEAVE = range(4)  # what a header begins with
 ALIGNMENT = 64  # bytes: where a key begins in a shard's memory
+LARGE = 1 << 18  # bytes: a gradient from here on is a message of its own
 
 
 class Key(NamedTuple):
@@ -43,10 +46,12 @@ class Key(NamedTuple):
 
 
 class Shard:
-    """The keys of one server: the dense ones, then the tables."""
+    """The keys of one server: the dense ones, large before small, then the tables."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
-        self.dense = [key for key in keys if not key.is_table]
+        dense = [key for key in keys if not key.is_table]
+        self.large = sum(key.nbytes >= LARGE for key in dense)  # how many of `dense`, the first
+        self.dense = sorted(dense, key=lambda key: key.nbytes < LARGE)
         self.tables = [key for key in keys if key.is_table]
         self.keys = self.dense + self.tables
 
@@ -62,6 +67,11 @@ class Shard:
             places.append(piece.view(key.dtype).view(key.shape))
             start += _room(key)
         return places
+
+    def messages(self, memory: Tensor) -> list[Tensor]:
+        """`memory` as the messages of a push: each large key, and all small ones together."""
+        start = sum(_room(key) for key in self.dense[: self.large])
+        return [*self.places(memory)[: self.large], memory[start:]]
 
     def header(self, kind: int, samples: int = 0, counts: Sequence[int] = ()) -> Tensor:
         """What opens each request; `counts` has a number for each key, of rows for a table."""

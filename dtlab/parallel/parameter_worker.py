@@ -145,17 +145,29 @@ class _Remote:
     def hand_over(self, samples: int) -> None:
         """Start a push of the dense gradients, and of the rows of tables that have some."""
         places = self.shard.places(self._gradients)
-        for parameter, place in zip(self._dense, places, strict=True):
-            if parameter.grad is not None:
-                place.copy_(parameter.grad)
+        dense = self.shard.messages(self._gradients)
+        for number, (parameter, place) in enumerate(zip(self._dense, places, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if number < self.shard.large and _can_travel(gradient, place):
+                dense[number] = gradient.detach()
+            else:
+                place.copy_(gradient)
         tables = [_rows_of(table) for table in self._tables]
         counts = [int(parameter.grad is not None) for parameter in self._dense]
         counts += [len(index) for index, _ in tables]
-        self.line.send(self.shard.header(PUSH, samples, counts), self._gradients)
+        self.line.send(self.shard.header(PUSH, samples, counts), *dense)
         for index, rows in tables:
             self.line.send(index, rows)
         for parameter in (*self._dense, *self._tables):
             parameter.grad = None
+
+
+def _can_travel(gradient: Tensor, place: Tensor) -> bool:
+    """Whether it can be sent from where it lies, in place of a copy in `place`."""
+    alike = gradient.dtype == place.dtype and gradient.layout == place.layout
+    return gradient.is_cpu and alike and gradient.is_contiguous()
 
 
 def _rows_of(table: nn.Parameter) -> tuple[Tensor, Tensor]:
