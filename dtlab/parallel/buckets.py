@@ -60,29 +60,31 @@ class Bucket:
         """What a rank brings that has no batch any more."""
         self.flat.zero_()
 
-    def take(self, place: int) -> None:
-        """Put a gradient into its place, divided; it may be there already."""
-        parameter, view = self.parameters[place], self._views[place]
-        gradient = parameter.grad
-        if gradient is None:
-            view.zero_()
-            self._used[place] = 0
-            self._unused.add(place)
-        elif gradient.is_sparse:
-            raise TypeError(
-                f"a gradient of shape {tuple(gradient.shape)} is sparse, and buckets are not. "
-                "Make the embedding with sparse=False, or leave it to a parameter server."
-            )
-        else:
-            torch.mul(gradient.detach(), self._share, out=view)
-            parameter.grad = view
+    def arrive(self, place: int) -> None:
+        """A parameter has its gradient."""
         self._arrived.add(place)
 
-    def fill_up(self) -> None:
-        """At the end of backward: with parameters whose gradients have not arrived in it."""
-        for place in range(len(self.parameters)):
-            if place not in self._arrived:
-                self.take(place)
+    def pack(self) -> None:
+        """Put all gradients into their places, divided; they may be there already."""
+        places, gradients = [], []
+        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                view.zero_()
+                self._used[place] = 0
+                self._unused.add(place)
+                continue
+            if gradient.is_sparse:
+                raise TypeError(
+                    f"a gradient of shape {tuple(gradient.shape)} is sparse, and buckets are not. "
+                    "Make the embedding with sparse=False, or leave it to a parameter server."
+                )
+            places.append(view)
+            gradients.append(gradient.detach())
+            parameter.grad = view
+        if places:
+            torch._foreach_copy_(places, gradients)
+        self._gradients *= self._share
 
     def hand_out(self, over_all: bool) -> None:
         """Gradients as they are after the all-reduce: means over all, or over those present."""

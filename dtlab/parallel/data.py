@@ -180,8 +180,9 @@ class DataParallel(_Replica, Joinable):
             task = torch._C._current_graph_task_id()
             if task != self._task:
                 self._begin(task)
-            bucket.take(place)
-            self._send_full_ones()
+            bucket.arrive(place)
+            if bucket.full:
+                self._send_full_ones()
 
         return arrived
 
@@ -196,17 +197,20 @@ class DataParallel(_Replica, Joinable):
 
     def _send_full_ones(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].full:
-            bucket = self._buckets[self._next]
-            bucket.wait = self._start(bucket.flat)
-            self._next += 1
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        bucket.pack()
+        bucket.wait = self._start(bucket.flat)
+        self._next += 1
 
     def _finish(self, task: int) -> None:
         """At the end of backward: send what is left, and wait for all."""
         if task != self._task:
             return
-        for bucket in self._buckets[self._next :]:
-            bucket.fill_up()
-        self._send_full_ones()
+        while self._next < len(self._buckets):
+            self._send_next()
         for bucket in self._buckets:
             bucket.wait()
             bucket.hand_out(self._divides_by_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,13 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 import dtlab
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from dtlab.training.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(num_layers=4, width=128, context=32)
-BATCH, WARM, STEPS = 2, 5, 41
+BATCH, WARM, STEPS = 2, 5, 20
+LAUNCHES = 7  # which differ more than steps of one do
 WIRE_STEPS = 40
 CAP = 0.5  # MiB: several buckets of a model of 3.5 MB
 WRAPS: dict[str, Callable[[nn.Module], Any]] = {
@@ -41,10 +44,11 @@ def in_turns() -> dict[str, list[float]]:
     """Seconds of each step on this rank, for each wrapper and for DDP without communication."""
     models = {name: wrap(GPT(CONFIG)) for name, wrap in WRAPS.items()}
     draw = torch.Generator().manual_seed(dist.get_rank())
+    order = random.Random(0)  # the same on all ranks: none always finds its own model in the cache
     times: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
     for number in range(WARM + STEPS):
         tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
-        for name in times:
+        for name in order.sample(list(times), len(times)):
             model = models.get(name, models["DDP"])
             dist.barrier()
             begun = time.perf_counter()
@@ -56,6 +60,15 @@ def in_turns() -> dict[str, list[float]]:
             if number >= WARM:
                 times[name].append(time.perf_counter() - begun)
     return times
+
+
+def slowest(ranks: int) -> dict[str, list[float]]:
+    """Seconds of each step of one launch, as the slowest rank sees it."""
+    runs = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300).values
+    return {
+        name: [max(times) for times in zip(*(run[name] for run in runs), strict=True)]
+        for name in runs[0]
+    }
 
 
 def held(name: str) -> int:
@@ -111,18 +124,18 @@ def main() -> None:
     os.environ["DTLAB_UNWATCHED"] = "1"
     print("data parallelism: a GPT of 0.9 million parameters, gloo")
     for ranks in (2, 4):
-        runs = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300).values
-        slowest = {
-            name: [max(run[name][step] for run in runs) for step in range(STEPS)]
-            for name in runs[0]
-        }
-        pairs = zip(slowest["DataParallel"], slowest["DDP"], strict=True)
-        ratio = median(ours / theirs for ours, theirs in pairs)
-        ddp, alone = median(slowest["DDP"]), median(slowest["alone"])
+        seen = [slowest(ranks) for _ in tqdm(range(LAUNCHES), desc=f"{ranks} ranks", leave=False)]
+        ratio = median(
+            median(ours / ddp for ours, ddp in zip(one["DataParallel"], one["DDP"], strict=True))
+            for one in seen
+        )
+        ddp, alone, naive = (
+            median(median(one[name]) for one in seen) for name in ("DDP", "alone", "naive")
+        )
         print(
             f"  {ranks} ranks: DDP {ddp * 1e3:.1f} ms a step, {1 - alone / ddp:.0%} of it "
             f"communication; DataParallel {ratio:.2f} times that (goal 1.0); naive "
-            f"{median(slowest['naive']) / ddp:.2f}"
+            f"{naive / ddp:.2f}"
         )
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 100e6))
     trace = dtlab.launch(on_the_wire, world_size=2, cluster=wire, timeout=120).trace
