@@ -245,6 +245,14 @@ def test_chrome_has_a_process_per_rank_an_arrow_per_message_and_no_overlap(
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
 
 
+def test_chrome_arrows_go_forward_to_a_receive_that_was_posted_long_before(tmp_path: Path) -> None:
+    trace = Trace.from_events([send(0, 1, 99.5, 100.0), recv(1, 0, 0.0, 100.0)])
+    trace.to_chrome(tmp_path / "trace.json")
+    entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    sent, received = (entry["ts"] for entry in entries if entry["name"] == "message")
+    assert sent < received < 100e6
+
+
 def test_a_trace_can_be_pickled() -> None:
     trace = ring(3)
     assert trace.busy(0) == 0.0

@@ -77,15 +77,14 @@ def _slice(event: Event, line: int) -> dict[str, Any]:
 
 
 def _arrow(columns: Columns, rows: list[int], send: int, recv: int) -> Iterator[dict[str, Any]]:
+    sent, start, end = map(float, (columns.start[send], columns.start[recv], columns.end[recv]))
+    # Just before the end, since an arrow binds to the slice that it falls into, but after it was
+    # sent: viewers drop an arrow that goes back in time.
+    received = max(end - 0.02 * (end - start), (max(sent, start) + end) / 2)
     common = {"name": "message", "cat": "message", "id": send}
-    for phase, row, at in (("s", send, columns.start[send]), ("f", recv, _inside(columns, recv))):
-        place = {"pid": int(columns.rank[row]), "tid": rows[row], "ts": float(at) * 1e6}
+    for phase, row, at in (("s", send, sent), ("f", recv, received)):
+        place = {"pid": int(columns.rank[row]), "tid": rows[row], "ts": at * 1e6}
         yield {"ph": phase, **common, **place, **({"bp": "e"} if phase == "f" else {})}
-
-
-def _inside(columns: Columns, row: int) -> float:
-    """A time just before the end of an event: an arrow binds to the slice that it falls into."""
-    return float(columns.end[row] - 0.02 * (columns.end[row] - columns.start[row]))
 
 
 def _plain(value: object) -> object:
