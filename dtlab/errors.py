@@ -35,7 +35,7 @@ __all__ = [
 FailureKind = Literal["exception", "exit", "signal", "memory", "result"]
 
 
-def _place(file: str | None, line: int | None, code: str | None, cell: int | None) -> str:
+def place_in_words(file: str | None, line: int | None, code: str | None, cell: int | None) -> str:
     """Where the learner has to look: `cell 7, line 4:   dist.recv(...)`."""
     if line is None:
         return ""
@@ -59,11 +59,12 @@ class Failure:
     code: str | None = None
     cell: int | None = None
     traceback: str | None = field(default=None, repr=False, compare=False)
+    caller: str = ""  # the line in another of the learner's cells or files that led there
 
     @property
     def place(self) -> str:
         """The learner's line in words; empty where it is not known."""
-        return _place(self.file, self.line, self.code, self.cell)
+        return place_in_words(self.file, self.line, self.code, self.cell)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Waiting:
     @property
     def place(self) -> str:
         """The learner's line in words; empty where it is not known."""
-        return _place(self.file, self.line, self.code, self.cell)
+        return place_in_words(self.file, self.line, self.code, self.cell)
 
 
 class RemoteTraceback(Exception):

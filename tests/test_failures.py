@@ -54,6 +54,13 @@ def test_an_exception_names_its_rank_and_the_learners_line() -> None:
 
 
 @pytest.mark.slow
+def test_a_rank_that_asks_its_reader_hears_that_there_is_no_keyboard() -> None:
+    error = fails(lambda: input("how many? "))
+    assert "ranks 0 to 2 raised EOFError" in str(error)
+    assert str(error).endswith("ask in a cell of the notebook, and hand the answer to the ranks.")
+
+
+@pytest.mark.slow
 def test_the_line_is_the_learners_also_when_the_error_is_deep_in_torch() -> None:
     def broken() -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)

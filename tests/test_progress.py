@@ -316,6 +316,16 @@ def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixtur
     assert f"my/{LEVEL_1}" in capsys.readouterr().out
 
 
+def test_a_notebook_beside_the_units_is_copied_too(
+    course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nbformat.write(nbformat.v4.new_notebook(), course.root / "notebooks" / "gpu_lab.ipynb")
+    assert main(["start", "gpu_lab"]) == 0
+    assert capsys.readouterr().out.endswith("new\nBegin with my/notebooks/gpu_lab.ipynb.\n")
+    assert main(["start", "lab"]) == 1
+    assert "There is also gpu_lab." in capsys.readouterr().err
+
+
 def test_outside_of_the_course_paths_are_told_in_full(
     course: Course,
     tmp_path: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -255,6 +256,16 @@ def test_an_error_names_ranks_and_lines_and_the_session_lives_on(shared: dtlab.S
     assert [*caught.value.failures] == [1]
     assert shared.pull("a") == [1, 1, 1]
     goes_on(shared)
+
+
+def test_an_error_in_an_earlier_cell_names_the_cell_that_called_it(shared: dtlab.Session) -> None:
+    shared.cell("def helper(x):\n    return x.mistake\ndef other(x):\n    return helper(x)")
+    with pytest.raises(dtlab.RankError) as caught:
+        shared.cell("y = 1\nother(y)")
+    assert re.search(r"return x.mistake\n  called in .*, line 2:   other\(y\)$", str(caught.value))
+    with pytest.raises(dtlab.RankError) as caught:
+        shared.cell("def here(x):\n    return x.mistake\nhere(1)")
+    assert "called in" not in str(caught.value)
 
 
 def test_the_traceback_begins_in_the_cell(shared: dtlab.Session) -> None:

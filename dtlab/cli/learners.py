@@ -18,7 +18,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Copies a unit's lesson and exercises into my/, which git does not look at: "
         "git pull never meets your answers. What is there already is never overwritten.",
     )
-    start.add_argument("unit", help='its number, as "01"')
+    start.add_argument("unit", help='its number, as "01"; or "gpu_lab"')
     start.add_argument(
         "--renew",
         action="store_true",
@@ -51,14 +51,15 @@ def _start(options: argparse.Namespace) -> None:
     from dtlab.grading.workbook import start
 
     course = Course.find()
-    unit = course.unit(options.unit)
+    unit = course.unit_or_lab(options.unit)
     for line in start(course, unit, renew=options.renew):
         print(line)
     if options.renew:
         print(f"Where a renewed one is {_RELOAD}")
     first = next(course.handed_out(unit), None)
     if first is not None:
-        print(f"Begin with {course.shown(course.own(first))}; dtlab progress says what is next.")
+        then = "; dtlab progress says what is next." if unit in course.units() else "."
+        print(f"Begin with {course.shown(course.own(first))}{then}")
 
 
 def _progress(options: argparse.Namespace) -> None:

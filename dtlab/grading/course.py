@@ -60,6 +60,17 @@ class Course:
             'number, as "01"; its levels come with it.'
         )
 
+    def unit_or_lab(self, wanted: str) -> str:
+        """As `unit`, or the name of a notebook that stands beside the units: "gpu_lab"."""
+        labs = sorted(path.stem for path in (self.root / "notebooks").glob("[!0-9]*.ipynb"))
+        if wanted in labs:
+            return wanted
+        try:
+            return self.unit(wanted)
+        except DtlabError as error:
+            more = f" There is also {', '.join(labs)}." if labs else ""
+            raise DtlabError(f"{error}{more}") from None
+
     def level(self, part: Part) -> Path:
         """The notebook that asks for the part, as "01_name/level-2.ipynb"."""
         return Path(self.unit(part.unit)) / f"level-{part.level}.ipynb"

@@ -7,7 +7,15 @@ import signal
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
-from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError, RemoteTraceback, Waiting
+from dtlab.errors import (
+    Failure,
+    RankError,
+    RanksError,
+    RankTimeoutError,
+    RemoteTraceback,
+    Waiting,
+    place_in_words,
+)
 from dtlab.ranks import locate
 from dtlab.ranks.client import Collected
 from dtlab.ranks.deadlocks import call_of, deadlock_error, waiting_of
@@ -24,6 +32,10 @@ ADVICE = {
     "exception": "",
     "signal": "",
 }
+NO_KEYBOARD = "EOFError: EOF when reading a line"
+ASK_IN_NOTEBOOK = (
+    "A rank has no keyboard: ask in a cell of the notebook, and hand the answer to the ranks."
+)
 
 
 def error_of(
@@ -98,13 +110,11 @@ def rank_error(
     if len(same) > 1:
         happened = happened.replace("was ended by", "were ended by", 1)
     lines = [f"{ranks_in_words(same)} {happened}"]
-    if first.place:
-        lines.append(f"  {first.place}")
+    lines += _places(first)
     for rank, one in failures.items():
         if rank not in same:
             told = "then lost its peer" if _is_consequence(one) else _what_happened(one)
-            lines.append(f"rank {rank} {told}")
-            lines.extend([f"  {one.place}"] if one.place else [])
+            lines += [f"rank {rank} {told}", *_places(one)]
     for waiting in running:
         if waiting.rank not in failures:
             fate = "interrupted" if spec is not None and spec.stays else "ended"
@@ -112,11 +122,18 @@ def rank_error(
             lines.extend([f"  {waiting.place}"] if waiting.place else [])
     if first.kind == "memory" and spec is not None and spec.memory_limit:
         lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
-    if ADVICE[first.kind]:
-        lines.append(wrapped(ADVICE[first.kind], indent=""))
+    advice = ASK_IN_NOTEBOOK if first.message == NO_KEYBOARD else ADVICE[first.kind]
+    if advice:
+        lines.append(wrapped(advice, indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
     error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
     return error
+
+
+def _places(failure: Failure) -> list[str]:
+    """The learner's line, and the one in another cell or file that led there."""
+    caller = f"called in {failure.caller}" if failure.caller else ""
+    return [f"  {place}" for place in (failure.place, caller) if place]
 
 
 def _failures(
@@ -153,8 +170,10 @@ def of_exception(remote: RemoteFailure) -> Failure:
     if remote.kind == "exit":
         message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
         message = message.replace("SystemExit)", "sys.exit()")
+    caller = locate.calling_frame(frames)
     return Failure(
         remote.kind, message[:MESSAGE_LIMIT], traceback=_traceback_text(remote),
+        caller=place_in_words(**locate.place(caller)) if caller else "",
         **locate.place(locate.learner_frame(frames)),
     )
 

@@ -33,6 +33,12 @@ def learner_frame(frames: Sequence[Frame]) -> Frame | None:
     return own[-1] if own else frames[-1] if frames else None
 
 
+def calling_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The learner's frame in another file, or cell, from which the innermost was reached."""
+    own = [frame for frame in frames if is_learners(frame.file)]
+    return next((frame for frame in reversed(own) if frame.file != own[-1].file), None)
+
+
 def operation(frames: Sequence[Frame]) -> str:
     """The distributed operation that the frames are in ("recv", ...), or "compute"."""
     names = [
