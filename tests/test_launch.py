@@ -271,7 +271,6 @@ def test_the_server_has_one_thread_and_its_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
 def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(script: Path) -> None:
     """In huge pages: a rank is then forked, and ends, for three fifths of the CPU time."""

@@ -35,6 +35,7 @@ SHORT_LIMIT, SHORT = 30.0, 0.1  # and where less than that part of the machine's
 CHECK_PARENT_EVERY = 0.5  # seconds
 QUIET = 0.3  # seconds without a request before there is time for chores
 MANY = 4  # requests after which memory is tidied even if no quiet moment has come
+A_MOMENT = 100  # milliseconds that a request then waits for the ranks of the one before to end
 
 # Beginnings of what a grader's server keeps of its environment.
 KEPT = ("PATH", "HOME", "LANG", "LC_", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
@@ -109,6 +110,7 @@ class _Chores:
         self.tidies = tidies
         self.tidy = not tidies
         self.requests = 0  # since memory was tidy
+        self._waited = 0  # milliseconds
 
     def __bool__(self) -> bool:
         return bool(self.modules) or not self.tidy
@@ -127,7 +129,14 @@ class _Chores:
     def _tidy(self) -> None:
         with contextlib.suppress(OSError):  # where /proc is hidden, launches take longer
             kernel_calls.huge_pages()  # 0.2 s of CPU, once; a launch then takes two fifths less
-        self.tidy, self.requests = True, 0
+        self.tidy, self.requests, self._waited = True, 0, 0
+
+    def had_better_wait(self) -> bool:
+        """For a millisecond: what is shared with ranks that are still ending stays untidy."""
+        if self.tidy or self.requests < MANY or self._waited >= A_MOMENT:
+            return False
+        self._waited += 1
+        return True
 
     def note_request(self) -> None:
         """Tidy at last, if launches come so fast that there is never time for it."""
@@ -158,7 +167,9 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
         if asked and chores.modules:  # at once: else all ranks do, in every launch to come
             chores.have([chores.modules.pop(0)])
             asked = False
-        if sock in ready:
+        if sock in ready and forked and chores.had_better_wait():
+            time.sleep(0.001)
+        elif sock in ready:
             chores.note_request()
             forked |= _answer(sock, walls, chores)
             served_at = time.monotonic()
