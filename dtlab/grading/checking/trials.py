@@ -263,7 +263,8 @@ def _hang(error: RanksError, trial: Trial) -> str:
     if misfit and misfit not in advice:  # tags, in which ranks wait for each other, are in it
         lines = [f"{trial.words()}: what the ranks call does not fit together.", misfit]
     else:
-        lines = [f"{trial.words()}: the ranks do not come back."]
+        within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
+        lines = [f"{trial.words()}: the ranks do not come back{within}."]
     alike: dict[tuple[str, str], list[int]] = {}
     for entry in stuck:
         alike.setdefault((entry.op, entry.place), []).append(entry.rank)
@@ -280,9 +281,12 @@ def _usual_cause(operations: Collection[str]) -> str:
     if operations and all(operation.startswith("recv") for operation in operations):
         return "Every rank receives before it sends, so nobody sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):
-        return "Look for a loop that does not end."
+        return "Look for a loop that does not end, or for work that takes far too long."
     if "compute" in operations:
-        return "Look for a loop that does not end: the other ranks wait for the one that is in it."
+        return (
+            "Look for a loop that does not end, or for work that takes far too long: the other "
+            "ranks wait for the one that is in it."
+        )
     if operations and not any(one in ("send", "recv") for one in operations):
         return "All members of a group have to call its collectives, equally often and in order."
     return "Look for a receive whose send never comes, or the other way round."
