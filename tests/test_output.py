@@ -74,10 +74,10 @@ def test_text_cut_inside_a_character() -> None:
 def test_too_much_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_module, "KEEP", 50)
     monkeypatch.setattr(output_module, "SHOW", 30)
-    text = shown(*[(0, "0123456789\n")] * 10)
-    assert "only the first 30 characters are shown" in text
-    assert "rank 0: 60 more characters were not kept" in text
-    assert text.count("0123456789") == 2
+    text = shown((0, "short\n"), *[(1, "0123456789\n")] * 10)
+    assert "only the first 30 characters are shown. Most is from rank 1: 110 char" in text
+    assert "rank 1: 60 more characters were not kept" in text
+    assert text.count("0123456789") == 1
 
 
 def test_prints_of_ranks_are_kept_by_rank(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,11 @@ class Output:
         self._show_lines()
         self._close_line()
         if self._shown > SHOW:
-            self._file.write(f"... only the first {SHOW:,} characters are shown.\n")
+            most = max(self._sources.values(), key=lambda source: source.written)
+            self._file.write(
+                f"... only the first {SHOW:,} characters are shown. Most is from rank {most.rank}: "
+                f"{most.written:,} characters.\n"
+            )
         for source in self._sources.values():
             if source.dropped:
                 text = f"rank {source.rank}: {source.dropped:,} more characters were not kept.\n"
@@ -108,7 +112,8 @@ class _Source:
         self.lines: list[str] = []  # finished, not shown yet
         self.rest = ""  # the line that has not ended yet
         self.kept: list[str] = []
-        self.dropped = 0
+        self.written = 0  # characters
+        self.dropped = 0  # of them, not kept
         self._room = KEEP
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -126,6 +131,7 @@ class _Source:
         self.rest = ""
 
     def _keep(self, text: str) -> None:
+        self.written += len(text)
         kept = text[: self._room]
         self._room -= len(kept)
         self.dropped += len(text) - len(kept)
