@@ -125,7 +125,8 @@ class DataParallel(_Replica, Joinable):
     Used as the module itself, in the plain training loop: `backward` returns when every rank of
     `group` has the mean of all gradients. Parameters that a rank does not use count as zero there,
     and those that no rank uses keep no gradient. `.grad` is a view of a bucket, so gradients take
-    memory once.
+    memory once. Checkpoint layers with `use_reentrant=False`: a reentrant checkpoint is a backward
+    pass of its own, and all buckets travel at the end of each.
 
     Args:
         module: its parameters and buffers become those of the group's first rank. Parameters that
