@@ -65,8 +65,8 @@ class Output:
         if self._shown > SHOW:
             most = max(self._sources.values(), key=lambda source: source.written)
             self._file.write(
-                f"... only the first {SHOW:,} characters are shown. Most is from rank {most.rank}: "
-                f"{most.written:,} characters.\n"
+                f"... only the first {SHOW:,} characters are shown. "
+                f"Most is from rank {most.rank}: {most.written:,} characters.\n"
             )
         for source in self._sources.values():
             if source.dropped:
