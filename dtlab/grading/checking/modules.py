@@ -72,6 +72,23 @@ class Mixed(Chain):
         return x.to(weight.dtype).tanh()
 
 
+class HeadFirst(Chain):
+    """The last layer is defined before the others, so its gradient comes first all the same."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        *body, head = self.layers
+        del self.layers
+        self.head, self.body = head, nn.ModuleList(body)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `Chain`."""
+        for layer in self.body:
+            x = layer(x).tanh()
+        y: Tensor = self.head(x)
+        return y
+
+
 class Buffered(Frozen):
     """With buffers: one that is used, and one that counts and is not saved."""
 
@@ -137,6 +154,7 @@ KINDS: dict[str, type[nn.Module]] = {
     "tied": Tied,
     "mixed": Mixed,
     "buffered": Buffered,
+    "head first": HeadFirst,
     "branches": Branches,
     "marked": Marked,
 }

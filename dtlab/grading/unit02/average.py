@@ -15,6 +15,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.unit02.judges import (
     Seen,
     advise_on_groups,
+    amounts,
     cannot_count,
     judge_gradients,
     judge_topic,
@@ -71,6 +72,15 @@ def judge_all_reduces(seen: Seen) -> Verdict:
             )
         if count == 0:
             return lost(f"{step.words(one)}: no all-reduce at all. dist.all_reduce sums in place.")
+        travelled = sum(event.bytes for event in step.all_reduces)
+        gradients = sum(size for size, _ in step.case.sizes_of_gradients)
+        if travelled > gradients:
+            more, enough = amounts(travelled, gradients)
+            return lost(
+                f"{step.words(one)}: the all-reduces carry {more}, and the gradients are "
+                f"{enough}. Hand each gradient over as it is: in its own dtype, and nothing "
+                "beside it."
+            )
     return ok("one all-reduce for each gradient, and nothing else")
 
 

@@ -13,7 +13,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit02.average import judge_all_reduces
-from dtlab.grading.unit02.judges import advise_on_groups, judge_gradients, judge_topic
+from dtlab.grading.unit02.judges import Seen, advise_on_groups, judge_gradients, judge_topic
 from dtlab.grading.unit02.training import Arguments, Training, begin, train
 
 if TYPE_CHECKING:
@@ -86,10 +86,12 @@ def _trials(seed: int) -> list[Trial]:
     nets = draw_nets(draw)
     trials = [Trial(ranks, [FromTheStart(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)]
     frozen = Net("frozen", (*nets[0].sizes, 5), "a frozen layer")
+    head_first = Net("head first", nets[0].sizes, "three layers, the last one defined first")
     buffered = Net("buffered", nets[0].sizes, "a frozen layer and buffers")
     groups = draw_groups(draw, world_size=5, size=3)
     return [
         *trials,
+        Trial(2, [FromTheStart(seed, head_first)]),
         Trial(3, [FromTheStart(seed, frozen, topic="frozen")]),
         Trial(3, [Beginning(seed, buffered)]),
         Trial(
@@ -102,11 +104,24 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
+def _advise_on_order(seen: Seen) -> str:
+    """Where only the model whose layers are defined in another order goes wrong."""
+    wrong = [case for one in seen if one.mistakes for case in one.trial.cases]
+    if not all(isinstance(case, Training) and case.net.kind == "head first" for case in wrong):
+        return ""
+    return (
+        "Right where layers are defined in the order in which they are used. No hook can tell "
+        "which other gradients are there: each parameter's own hook averages its gradient."
+    )
+
+
 def _advise_on_frozen(one: Observation) -> str:
     return "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
 
 
 def _advise_on_start(one: Observation) -> str:
+    if one.failure is not None and "register a hook" in one.failure.message:
+        return _advise_on_frozen(one)
     if ", count: " in one.mistakes[0]:
         return (
             "`state_dict` leaves out buffers that are not saved, those with persistent=False: "
@@ -132,7 +147,9 @@ AVERAGE_BY_HOOKS = Part(
             Rule(
                 "gradients",
                 2,
-                judge_gradients("after backward every gradient is the mean, in every step"),
+                judge_gradients(
+                    "after backward every gradient is the mean, in every step", _advise_on_order
+                ),
             ),
             Rule(
                 "start",

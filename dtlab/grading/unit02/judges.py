@@ -12,6 +12,7 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
 from dtlab.grading.unit02.steps import Step, steps_of, trainings_of
 from dtlab.grading.unit02.training import Trained
+from dtlab.grading.unit02.wrong import OWN_GRADIENT
 from dtlab.grading.words import amount
 
 __all__ = [
@@ -74,10 +75,24 @@ def judge_gradients(right: str, pattern: Callable[[Seen], str] = lambda _: "") -
             return lost(luck or foreign(seen))
         wrong = [sentence for one in trials for sentence in one.mistakes]
         if wrong:
-            return lost("\n".join(filter(None, (wrong[0], pattern(trials)))))
+            why = _elsewhere(wrong[0], trials) or pattern(trials)
+            return lost("\n".join(filter(None, (wrong[0], why))))
         return ok(right)
 
     return judge
+
+
+def _elsewhere(mistake: str, seen: Seen) -> str:
+    """What to look at where something is summed, and gradients are never the wiser."""
+    summed = any(step.all_reduces for one in seen for step in steps_of(one))
+    ever_right = any(one.trial.world_size > 1 and not one.mistakes for one in seen)
+    if OWN_GRADIENT not in mistake or not summed or ever_right:
+        return ""
+    return (
+        "There were all-reduces, and none left its result in this `.grad`. dist.all_reduce "
+        "changes the tensor that it is handed: is that this gradient? Of a copy, or of pieces put "
+        "together, the result has to be written back."
+    )
 
 
 def _not_waited_for(one: Observation) -> str:

@@ -189,7 +189,21 @@ def _judge_at_once(seen: Seen) -> Verdict:
                 "before it leaves. Count a gradient first, and look after that whether a bucket "
                 "is full."
             )
+    for one, step in steps_in(seen, "order"):
+        no_rest = step.case.bucket_bytes == _ONE_EACH  # a bucket that never fills may leave late
+        if _later(step) and no_rest and not one.mistakes and (kept := _left_for_finish(step)):
+            return lost(
+                f"{step.words(one)}: {kept} full buckets leave only after backward. When a bucket "
+                "leaves, the next one may have been full for long: go on with it, as long as the "
+                "next is full."
+            )
     return ok("each bucket leaves with the gradient that fills it")
+
+
+def _left_for_finish(step: Step) -> int:
+    """How many buckets leave after backward, when all have been full."""
+    over = step.backward
+    return sum(over is not None and event.start > over.end for event in step.all_reduces)
 
 
 def _leaves_late(step: Step) -> bool:

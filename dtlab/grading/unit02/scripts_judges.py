@@ -9,9 +9,11 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import uneven_epochs
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
-from dtlab.grading.words import ranks_in_words
+from dtlab.grading.words import amount, ranks_in_words
 
-__all__ = ["no_card_of_its_own", "no_such_card", "unused_samples"]
+__all__ = ["more_than_gradients", "no_card_of_its_own", "no_such_card", "unused_samples"]
+
+_MORE = 1.25  # a factor: a loss or a count may travel too
 
 
 def no_such_card(one: Observation) -> str:
@@ -22,6 +24,22 @@ def no_such_card(one: Observation) -> str:
         f"{one.trial.words(one.failed_case)}: rank {min(one.error.failures)} asks for a card that "
         "its node does not have. Every node counts its cards from 0."
     )
+
+
+def more_than_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """A rank has something else averaged in every step, of the size of the gradients."""
+    assert one.trace is not None
+    for rank, seen in enumerate(results):
+        needed = 4 * len(seen.after) * len(seen.passes)
+        own = [e for e in one.trace.events if e.rank == rank and e.name == "all_reduce"]
+        handed = sum(event.bytes for event in own)
+        if handed > _MORE * needed:
+            return (
+                f"rank {rank} has {amount(handed)} averaged, and its gradients are "
+                f"{amount(needed)}. What else is averaged, and what for? Copies that begin equal "
+                "and take equal steps stay equal."
+            )
+    return ""
 
 
 def unused_samples(case: Training, results: Sequence[Seen], one: Observation) -> str:

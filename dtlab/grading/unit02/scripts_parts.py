@@ -29,7 +29,12 @@ from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
 from dtlab.grading.unit02.scripts_cases import OnCards, OnShards
-from dtlab.grading.unit02.scripts_judges import no_card_of_its_own, no_such_card, unused_samples
+from dtlab.grading.unit02.scripts_judges import (
+    more_than_gradients,
+    no_card_of_its_own,
+    no_such_card,
+    unused_samples,
+)
 from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import (
     not_as_one_process_on_shards,
@@ -66,11 +71,11 @@ def _check(
     return Check(lambda seed: trials(random.Random(seed), seed), rules)
 
 
-def _copies(optimizer: Optimizer) -> Check:
+def _copies(optimizer: Optimizer, *more: Objection) -> Check:
     return _check(
         shared,
         ("copies", 1, f"{_COPIES}, on 2 and 3 ranks", [copies_differ]),
-        ("training", 2, _AS_ONE, [not_shared_out, not_as_one_process(optimizer)]),
+        ("training", 2, _AS_ONE, [not_shared_out, not_as_one_process(optimizer), *more]),
     )
 
 
@@ -166,7 +171,7 @@ SCRIPT_5 = _part(
     MendScript(
         _SCRIPTS + "train_5",
         Trial(2, [Training(0, 128)]),
-        _copies(_ADAM),
+        _copies(_ADAM, more_than_gradients),
         symptoms=SYMPTOMS,
         lines=["dist.all_reduce(parameter.data)", "parameter.data /= size"],
         look="What is averaged, and when: before the optimizer steps, or after it?",

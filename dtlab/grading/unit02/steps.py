@@ -30,6 +30,7 @@ class Step:
     communication: Sequence[Event]
     layers: Sequence[Event]
     waits: Sequence[Event]
+    backward: Event | None
 
     @property
     def all_reduces(self) -> list[Event]:
@@ -65,4 +66,5 @@ def steps_of(one: Observation) -> Iterator[Step]:
                 [event for event in inside if event.kind == "comm"],
                 [event for event in inside if event.name == "layer"],
                 [event for event in inside if event.name == "wait"],
+                next((event for event in inside if event.name == "backward"), None),
             )

@@ -10,7 +10,9 @@ from dtlab.grading.checking.gradients import close
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["wrong_gradient"]
+__all__ = ["OWN_GRADIENT", "wrong_gradient"]
+
+OWN_GRADIENT = "this is the rank's own gradient"
 
 
 def wrong_gradient(
@@ -32,7 +34,7 @@ def wrong_gradient(
         return ""
     everyone = [one for one in own.values() if one is not None]
     for value, what in (
-        (own[rank], "this is the rank's own gradient: nobody else's is in it."),
+        (own[rank], f"{OWN_GRADIENT}: nobody else's is in it."),
         (total, "this is the sum over the ranks, not the mean."),
         (total / count**2, "this is divided twice by the number of ranks."),
         (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),

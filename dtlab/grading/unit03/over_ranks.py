@@ -159,7 +159,10 @@ def _judge_once(seen: Seen) -> Verdict:
 def _judge_uneven(seen: Seen) -> Verdict:
     """What hangs because gradients travel more than once is told there."""
     if _judge_once(seen).status == "lost" and any(one.hung for one in of_topic(seen, "uneven")):
-        return blocked("judged once the gradients travel once: here they meet on no other rank")
+        return blocked(
+            "judged once the gradients travel once: ranks have different numbers of microbatches "
+            "here, and those of the last ones wait for ranks that have none left"
+        )
     return _uneven(seen)
 
 

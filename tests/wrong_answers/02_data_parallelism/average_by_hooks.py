@@ -56,6 +56,27 @@ def all_hooks_see_the_last_parameter(module, group=None):
             parameter.register_post_accumulate_grad_hook(lambda _: average(parameter, group))  # noqa: B023
 
 
+def all_in_the_hook_of_the_first_parameter(module, group=None):
+    def hook(_):
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                average(parameter, group)
+
+    begin_equal(module, group)
+    first = next(one for one in module.parameters() if one.requires_grad)
+    first.register_post_accumulate_grad_hook(hook)
+
+
+def in_double(module, group=None):
+    def hook(parameter):
+        wide = parameter.grad.double()
+        dist.all_reduce(wide, group=group)
+        parameter.grad.copy_(wide / dist.get_world_size(group))
+
+    begin_equal(module, group)
+    hook_all(module, hook)
+
+
 def first_step_only(module, group=None):
     begin_equal(module, group)
     for parameter in module.parameters():
@@ -318,11 +339,13 @@ WRONG = {
         "start": "what this rank began with, not what rank 0",
         "all_reduces": "no all-reduce at all",
     },
+    all_in_the_hook_of_the_first_parameter: {"gradients": "each parameter's own hook averages"},
+    in_double: {"all_reduces": "in its own dtype"},
     begins_with_the_mean: {"start": "rank 0, layers.0.weight: something else, not what rank 0"},
     begins_with_the_last_rank: {"start": "layers.0.weight: what rank 2 began with"},
     copies_that_nobody_uses: {"start": "what this rank began with"},
     hooks_on_frozen_parameters: {
-        "start": "cannot register a hook",
+        "start": "there is nothing to hook: ask requires_grad",
         "frozen": "there is nothing to hook: ask requires_grad",
     },
     frozen_parameters_are_trained: {"frozen": "had no gradient, and should have none"},

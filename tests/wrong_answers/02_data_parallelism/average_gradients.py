@@ -62,6 +62,21 @@ def parameters_in_place_of_gradients(module, group=None):
             parameter.data /= dist.get_world_size(group)
 
 
+def in_double(module, group=None):
+    for gradient in gradients_of(module):
+        wide = gradient.double()
+        dist.all_reduce(wide, group=group)
+        gradient.copy_(wide / dist.get_world_size(group))
+
+
+def with_something_beside_it(module, group=None):
+    for gradient in gradients_of(module):
+        padded = torch.cat([gradient.flatten(), torch.zeros(9 * gradient.numel())])
+        dist.all_reduce(padded, group=group)
+        gradient.copy_(padded[: gradient.numel()].view_as(gradient))
+        gradient /= dist.get_world_size(group)
+
+
 def gradient_of_the_first_rank(module, group=None):
     for gradient in gradients_of(module):
         dist.broadcast(gradient, group=group, group_src=0)
@@ -247,8 +262,10 @@ WRONG = {
     for_two_ranks: {"gradients": "Right on 2 ranks only"},
     first_gradient_only: {"gradients": "layers.0.bias: this is the rank's own gradient"},
     divided_into_a_new_tensor: {"gradients": "this is the sum over the ranks"},
-    mean_in_a_copy: {"gradients": "this is the rank's own gradient"},
-    parameters_in_place_of_gradients: {"gradients": "this is the rank's own gradient"},
+    mean_in_a_copy: {"gradients": "the result has to be written back"},
+    parameters_in_place_of_gradients: {"gradients": "none left its result in this `.grad`"},
+    in_double: {"all_reduces": "the all-reduces carry"},
+    with_something_beside_it: {"all_reduces": "and nothing beside it"},
     gradient_of_the_first_rank: {
         "gradients": "this is the rank's own gradient",
         "all_reduces": "dist.broadcast took part",

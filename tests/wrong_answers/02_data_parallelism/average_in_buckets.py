@@ -333,7 +333,7 @@ WRONG = {
     everything_is_float32: {"dtypes": "travel as float32"},
     other_dtypes_left_out: {"dtypes": "this is the rank's own gradient"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
-    never_copied_back: {"gradients": "this is the rank's own gradient"},
+    never_copied_back: {"gradients": "pieces put together, the result has to be written back"},
     copied_back_from_the_start: {"gradients": "off the mean over the ranks by up to"},
     copied_back_the_other_way_round: {"gradients": "off the mean over the ranks by up to"},
     without_asking_for_none: {"gradients": "'NoneType' object has no attribute 'nbytes'"},

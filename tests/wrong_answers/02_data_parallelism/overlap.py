@@ -185,6 +185,31 @@ def as_soon_as_it_is_full(module, bucket_bytes, group=None):
     return lambda: [bucket.finish() for bucket in buckets]
 
 
+def one_in_each_hook(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+
+    def hook_for(bucket):
+        def hook(_):
+            bucket.arrived += 1
+            if waiting and waiting[0].full:
+                waiting.pop(0).start()
+
+        return hook
+
+    def finish():
+        while waiting:
+            waiting.pop(0).start()
+        for bucket in buckets:
+            bucket.finish()
+        waiting.extend(buckets)
+
+    for bucket in buckets:
+        for parameter in bucket.parameters:
+            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    return finish
+
+
 def full_with_its_last_parameter(module, bucket_bytes, group=None):
     """The last parameter of a bucket stands for all of them, as if gradients came in order."""
     buckets = buckets_of(trained(module), bucket_bytes, group)
@@ -498,6 +523,7 @@ WRONG = {
     from_the_first_parameter_on: {"overlap": "Fill buckets from the last parameter on"},
     when_the_last_gradient_is_there: {"overlap": "nothing leaves before backward comes to the"},
     with_the_next_gradient: {"at_once": "before it leaves. Count a gradient first"},
+    one_in_each_hook: {"at_once": "full buckets leave only after backward"},
     all_reduce_that_blocks: {"waits": "Start it with async_op=True"},
     one_bucket_under_way_at_a_time: {"waits": "so the two take turns"},
     as_soon_as_it_is_full: {"order": "waits until those before it have left"},
@@ -526,7 +552,7 @@ WRONG = {
     nobody_waits: {"gradients": "nobody waits for a dist.all_reduce"},
     largest_in_place_of_the_sum: {"gradients": "before wait() for it has returned?"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
-    never_copied_back: {"gradients": "this is the rank's own gradient"},
+    never_copied_back: {"gradients": "the result has to be written back"},
     hooks_before_the_gradient_is_there: {"gradients": "4 ranks, "},
     hooks_on_frozen_parameters: {"gradients": "cannot register a hook"},
     returns_nothing: {"gradients": "overlap returns NoneType, not a function to call after"},

@@ -205,6 +205,16 @@ def the_gradient_of_rank_0(model, data, epochs):
 
 
 @mended
+def the_parameters_as_well(model, data, epochs):
+    def average(parameter):
+        averaged(parameter.grad)
+        averaged(parameter.data)
+
+    hooked(model, average)
+    trained(model, data, epochs)
+
+
+@mended
 def the_same_samples_everywhere(model, data, epochs):
     share_start(model)
     trained(model, data, epochs, sampler=DistributedSampler(data, 1, 0))
@@ -295,6 +305,7 @@ WRONG = {
     summed_and_not_divided: {"training": "They step with the sum of the ranks' gradients"},
     divided_twice: {"training": "Is every step made with the mean of all"},
     the_gradient_of_rank_0: {"training": "training on rank 0's samples alone"},
+    the_parameters_as_well: {"training": "What else is averaged, and what for?"},
     the_same_samples_everywhere: {"training": "every rank goes through all 48 samples"},
 }
 
