@@ -307,8 +307,8 @@ def _ddp(steps: int) -> None:
     model.register_comm_hook(None, _reduce_in_python) if steps < 0 else None
     for _ in range(abs(steps)):
         model(torch.ones(2, 8)).sum().backward()
-    with dtlab.span("after"):
-        time.sleep(0.05)
+        with dtlab.span("after"):
+            torch.ones(100).sum()
 
 
 def _reduce_in_python(state: Any, bucket):  # type: ignore[no-untyped-def]
@@ -323,8 +323,8 @@ def test_ddp_is_recorded_and_its_operations_end() -> None:
     reductions = [e for e in trace.events if e.rank == 0 and e.name == "all_reduce"]
     assert len(reductions) == 1 + 20  # DDP makes its buckets anew after the first step
     assert sum(event.bytes for event in reductions) == 2 * 10 * (64 + 8) * 4
-    after = next(e for e in trace.events if e.rank == 0 and e.name == "after")
-    assert max(event.end for event in reductions) <= after.start + 0.005
+    for after in (e for e in trace.events if e.rank == 0 and e.name == "after"):
+        assert all(e.end <= after.start for e in reductions if e.start < after.start)
     line = inspect.getsourcelines(_ddp)[1]
     assert {e.extra["line"] - line for e in reductions} == {6}
 
@@ -419,8 +419,10 @@ def test_an_operation_that_raises_has_ended() -> None:
 
 def _from_threads() -> None:
     groups = [dist.new_group([0, 1]) for _ in range(4)]
+    all_there = threading.Barrier(4)  # the system gives the number of one that has gone again
 
     def talk(group: Any) -> None:
+        all_there.wait()
         with dtlab.span("mine", thread=group.group_name):
             for _ in range(50):
                 dist.all_reduce(torch.ones(1), group=group)

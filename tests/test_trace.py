@@ -285,7 +285,11 @@ def test_records_of_some_ranks_make_a_trace() -> None:
 
 class _Sink:
     def __init__(self) -> None:
+        self.begun = 0
         self.taken: list[tuple[str, dict[str, object]]] = []
+
+    def begin_span(self) -> None:
+        self.begun += 1
 
     def add_span(self, name: str, extra: dict[str, object], start: int, end: int) -> None:
         assert start <= end
@@ -304,4 +308,5 @@ def test_a_span_goes_to_the_sink_or_nowhere() -> None:
         set_span_sink(None)
     with span("lost too"):
         pass
+    assert sink.begun == 2
     assert sink.taken == [("inner", {}), ("outer", {"name": "x"})]

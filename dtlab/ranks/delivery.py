@@ -106,11 +106,11 @@ class Deliveries:
             if due.is_over:
                 return
             due.is_over = True
+            self._on_delivery(due.work)  # at first: the time that is noted is before what follows
             if error is None:
                 due.future.set_result(_value(due.real))
             else:
                 due.future.set_exception(error)
-        self._on_delivery(due.work)
 
     def _run(self) -> None:
         while True:

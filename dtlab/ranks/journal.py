@@ -47,6 +47,7 @@ class Journal:
         self._room = limit
         self._first = 0  # operation that is not taken yet
         self.wire: Wire | None = None  # for `dtlab.compute`
+        self.look: Callable[[], None] | None = None  # for operations that have come to their end
         self._count = itertools.count()
         self._issued: list[tuple[int, ...]] = []  # as in `issue`
         self._ended: list[tuple[int, int]] = []  # operation, time
@@ -133,6 +134,11 @@ class Journal:
         """The message of a receive from anybody came from `source`, a rank in its group."""
         if self._first <= index < self.limit:
             self._sources.append((index, source))
+
+    def begin_span(self) -> None:
+        """Operations that are complete now do not reach into the span; called by `dtlab.span`."""
+        if self.look is not None:
+            self.look()
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
         """Take a finished span; called by `dtlab.span`."""

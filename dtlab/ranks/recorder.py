@@ -114,6 +114,7 @@ class _Hooks:
         self._wire = wire
         self._pending: dict[int, Pending] = {}  # by the id of its Work
         self._ends = Ends(journal, self._pending)
+        journal.look = self._ends.look_now
         if wire is not None:
             wire.on_delivery = self._ends.note
         self._doors = Doors(journal, self._pending, self._ends, wire)

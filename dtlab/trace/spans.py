@@ -12,6 +12,9 @@ __all__ = ["SpanSink", "set_span_sink", "span", "span_sink"]
 class SpanSink(Protocol):
     """Who takes the spans of this process: the recorder."""
 
+    def begin_span(self) -> None:
+        """A span is about to begin, in this thread."""
+
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
         """Take one finished span; `start` and `end` in nanoseconds of `time.perf_counter_ns`."""
 
@@ -50,6 +53,8 @@ class span:
 
     def __enter__(self) -> None:
         self._sink = _sink
+        if self._sink is not None:
+            self._sink.begin_span()
         self._start = time.perf_counter_ns()
 
     def __exit__(
