@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -60,6 +61,15 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def warm() -> None:
     """The server of ranks has started: its start is not part of the time that a test takes."""
     dtlab.launch(int)
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """As in a terminal or a kernel. What a shell starts in the background has Ctrl-C ignored, so
+    have xdist's workers, and both hand that on to what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

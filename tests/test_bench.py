@@ -418,6 +418,7 @@ LONG = ("--collectives", "all_reduce", "--end", "256MiB", "--factor", "2", "--se
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtlab", "bench", "--ranks", "2", "--backend", "gloo"]
     program = subprocess.Popen(
@@ -443,6 +444,7 @@ def interrupted(program: subprocess.Popen[str], folder: Path) -> tuple[str, str]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_an_interrupt_under_torchrun_too(tmp_path: Path) -> None:
     program = under_torchrun(tmp_path, *LONG)
     out, err = interrupted(program, tmp_path)

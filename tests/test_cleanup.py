@@ -92,10 +92,8 @@ def test_children_that_ranks_forked_are_ended(
     assert gone(children_in(tmp_path), within=0.5)
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Path) -> None:
-    # A shell's background job starts with the signal ignored; a kernel never does.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
     def wait_for_ever() -> None:
         (tmp_path / f"rank-{os.getpid()}").touch()
         time.sleep(60)
@@ -108,11 +106,8 @@ def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Pa
 
     times: list[float] = []
     threading.Thread(target=interrupt).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            dtlab.launch(wait_for_ever, world_size=3)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        dtlab.launch(wait_for_ever, world_size=3)
     assert time.monotonic() - times[0] < 1.0
     assert gone(children_in(tmp_path), within=0.1)
     assert dtlab.launch(dist.get_rank).values == [0, 1]

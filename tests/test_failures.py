@@ -22,7 +22,7 @@ def fails(fn: Callable[..., object], **arguments: object) -> dtlab.RankError:
     begun = time.monotonic()
     with pytest.raises(dtlab.RankError) as caught:
         dtlab.launch(fn, **{"world_size": 3, **arguments})
-    assert time.monotonic() - begun < 10  # a guard: such errors take about a second
+    assert time.monotonic() - begun < 30  # a guard: about a second, once the server has started
     assert dtlab.launch(dist.get_rank).values == [0, 1]  # and the next launch works
     return caught.value
 

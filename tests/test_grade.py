@@ -557,6 +557,7 @@ def sound(group: Class) -> bool:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_it_at_once_and_the_same_command_goes_on(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
     seconds, out, error = running.end(signal.SIGINT)

@@ -213,14 +213,11 @@ def test_many_small_wishes_do_not_outrun_a_large_one(driver: Path, others: list[
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_gives_up_waiting(driver: Path, others: list[Other]) -> None:
     others.append(Other(4))
     assert others[0].says().startswith("HAS")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist has it ignored
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    try:
-        with pytest.raises(KeyboardInterrupt), reserved(spec(1)):
-            pass
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt), reserved(spec(1)):
+        pass
     assert not reservations._held
