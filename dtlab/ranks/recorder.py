@@ -140,6 +140,7 @@ class _Hooks:
         self._doors.close()
         self._functional._destroy()
         self._ends.stop()
+        self._journal.look = None  # a circle would keep groups, with their connections
 
     def unfinished(self) -> list[Any]:
         """The Works of operations that nobody has waited for."""
