@@ -14,7 +14,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    OTHER_BATCHES,
+    SET_TWICE,
+    changes_of_losses,
+    cleared_later,
+    neighbours,
+)
 
 SAID = {"symptom": "drift", "line": 13}
 
@@ -310,4 +318,10 @@ EQUIVALENT = changes_of_losses(
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
     "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **cleared_later("replica"),
+    **neighbours("sampler = DistributedSampler(data, seed={})", 1, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+}

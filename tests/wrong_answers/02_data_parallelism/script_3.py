@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    OTHER_BATCHES,
+    SET_TWICE,
+    TWO_LINES,
+    changes_of_losses,
+    cleared_later,
+    neighbours,
+)
 
 SAID = {"symptom": "same order", "line": 8}
 
@@ -272,4 +281,12 @@ EQUIVALENT = changes_of_losses(
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
     "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **cleared_later("replica"),
+    **neighbours("sampler = DistributedSampler(data, shuffle=True, seed={})", 3, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "diagnosis_3 = {'symptom': 'same order', 'line': 8} -> "
+    "diagnosis_3 = {'symptom': 'same order', 'line': 9}": TWO_LINES,
+}

@@ -16,7 +16,14 @@ from torch.utils.data import DataLoader, Subset
 
 from dtlab.parallel.data import DataParallel
 from dtlab.training.accumulation import accumulate
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    OTHER_BATCHES,
+    changes_of_losses,
+    cleared_later,
+    neighbours,
+)
 
 SAID = {"symptom": "hang", "line": 10}
 
@@ -342,4 +349,11 @@ EQUIVALENT = changes_of_losses(
     "with replica.join():; for images, labels in loader:; ... -> losses.append(total / "
     "len(loader)); with replica.join():; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **cleared_later("replica"),
+    **neighbours("order = torch.Generator().manual_seed({})", 4, ANOTHER_ORDER),
+    **neighbours(
+        "... DataLoader(shard, batch_size={}, shuffle=True, generator=order)", 8, OTHER_BATCHES
+    ),
+}

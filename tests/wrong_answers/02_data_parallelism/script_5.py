@@ -12,7 +12,18 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    FREE,
+    OTHER_BATCHES,
+    SET_TWICE,
+    TWICE,
+    TWO_LINES,
+    changes_of_losses,
+    cleared_later,
+    neighbours,
+)
 
 SAID = {"symptom": "one step apart", "line": 6}
 
@@ -314,4 +325,27 @@ EQUIVALENT = changes_of_losses(
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
     "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **cleared_later("model"),
+    **neighbours("sampler = DistributedSampler(data, seed={})", 5, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "diagnosis_5 = {'symptom': 'one step apart', 'line': 6} -> "
+    "diagnosis_5 = {'symptom': 'one step apart', 'line': 7}": TWO_LINES,
+    "dist.all_reduce(parameter.grad); parameter.grad /= size -> "
+    "parameter.grad /= size; dist.all_reduce(parameter.grad)": (
+        "to divide first or last is the same up to rounding"
+    ),
+    "parameter.grad /= size -> parameter.grad = parameter.grad / size": (
+        "`.grad` may be another tensor"
+    ),
+    "for parameter in model.parameters():; dist.broadcast(parameter.data, src=0); ... -> "
+    "sampler = DistributedSampler(data, seed=5); for parameter in model.parameters():; ...": FREE,
+    "dist.broadcast(parameter.data, src=0); "
+    "parameter.register_post_accumulate_grad_hook(average) -> "
+    "parameter.register_post_accumulate_grad_hook(average); "
+    "dist.broadcast(parameter.data, src=0)": FREE,
+    "dist.broadcast(parameter.data, ... -> dist.broadcast(parameter.data, src=0); "
+    "dist.broadcast(parameter.data, ...": TWICE,
+}

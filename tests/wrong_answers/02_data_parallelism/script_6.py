@@ -17,6 +17,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 from dtlab.parallel.data import DataParallel
 from dtlab.training.accumulation import accumulate as accumulated
 from dtlab.training.accumulation import per_step
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    CLEARED_TWICE,
+    EPOCHS_BACKWARDS,
+    SET_TWICE,
+    neighbours,
+)
 
 SAID = {"symptom": "too many bytes", "line": 12}
 
@@ -328,4 +335,9 @@ EQUIVALENT = dict.fromkeys(
         "return losses -> return",
     ],
     "the losses are returned to be looked at",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **CLEARED_TWICE,
+    **neighbours("sampler = DistributedSampler(data, seed={})", 6, ANOTHER_ORDER),
+}

@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    CLEARED_TWICE,
+    EPOCHS_BACKWARDS,
+    OTHER_BATCHES,
+    SET_TWICE,
+    TWO_LINES,
+    changes_of_losses,
+    neighbours,
+)
 
 SAID = {"symptom": "piled up", "line": 14}
 
@@ -292,4 +301,12 @@ EQUIVALENT = changes_of_losses(
     "for images, labels in loader:; loss = F.cross_entropy(replica(images), labels); ... "
     "-> losses.append(total / len(loader)); for images, labels in loader:; ...",
     "optimizer.zero_grad(); total += loss.item() -> total += loss.item(); optimizer.zero_grad()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **CLEARED_TWICE,
+    **neighbours("sampler = DistributedSampler(data, seed={})", 7, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "diagnosis_7 = {'symptom': 'piled up', 'line': 14} -> "
+    "diagnosis_7 = {'symptom': 'piled up', 'line': 15}": TWO_LINES,
+}

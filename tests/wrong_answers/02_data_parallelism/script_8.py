@@ -13,7 +13,17 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.wrong_answers.shown_losses import changes_of_losses
+from tests.wrong_answers.changed_scripts import (
+    ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    FREE,
+    OTHER_BATCHES,
+    SET_TWICE,
+    TWICE,
+    changes_of_losses,
+    cleared_later,
+    neighbours,
+)
 
 SAID = {"symptom": "wrong card", "line": 4}
 
@@ -195,10 +205,25 @@ WRONG = {
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
 }
 
+_MOVED = "images, labels = (images.to(device), labels.to(device))"
+_SAMPLER = "sampler = DistributedSampler(data, num_replicas=size, rank=rank, seed=8)"
+_ON_THE_CPU = "there are no cards here: what counts is which one a rank asks for"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
     "for images, labels in loader:; images, labels = (images.to(device), "
     "labels.to(device)); ... -> losses.append(total / len(loader)); for images, labels in"
     " loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
-)
+) | {
+    **EPOCHS_BACKWARDS,
+    **SET_TWICE,
+    **cleared_later("replica"),
+    **neighbours("... num_replicas=size, rank=rank, seed={})", 8, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "model.to(device) -> nothing": _ON_THE_CPU,
+    f"{_MOVED} -> nothing": _ON_THE_CPU,
+    "model.to(device) -> model.to(device); model.to(device)": TWICE,
+    f"model.to(device); {_SAMPLER} -> {_SAMPLER}; model.to(device)": FREE,
+    f"{_MOVED}; optimizer.zero_grad() -> optimizer.zero_grad(); {_MOVED}": FREE,
+}
