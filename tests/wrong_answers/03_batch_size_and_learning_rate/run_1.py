@@ -335,7 +335,7 @@ WRONG = {
     the_other_way_round: {"number": "that is the other way round"},
     the_samples_of_an_update: {"number": "these are the samples of an update"},
     a_number_that_cannot_be_read: {"number": "'sixteen' cannot be read"},
-    some_other_number: {"number": "25 is not it. Count the samples of an update"},
+    some_other_number: {"number": "25 times is not it. Count the samples of an update"},
     the_line_of_the_schedule: {"line": "Where is it settled how high the rate goes?"},
     the_line_of_the_batch: {"line": "does what it should here"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},

@@ -238,7 +238,7 @@ WRONG = {
     all_updates: {"number": "these are all updates"},
     those_without_a_rate: {"number": "these are the updates without a rate"},
     the_last_of_them: {"number": "they are counted from 0"},
-    some_other_number: {"number": "2 is not it. Count those"},
+    some_other_number: {"number": "2 updates is not it. Count those"},
     the_line_of_the_optimizers_step: {"line": "Which line moves the rate on"},
     the_line_that_makes_the_schedule: {"line": "how often does it run?"},
     still_broken: {"schedule": "steps where it should go one"},
