@@ -53,21 +53,30 @@ def buckets_of(parameters, bucket_bytes, group):
     return [Bucket(one, group) for one in in_lists(parameters, full)]
 
 
-def in_order(buckets):
-    """Hooks that start every bucket as soon as it is full and those before it have left."""
-    waiting = list(buckets)
+def counting(buckets, counted, register="register_post_accumulate_grad_hook"):
+    """Hooks that count a gradient in its bucket, and then call `counted` with that."""
 
     def hook_for(bucket):
         def hook(_):
             bucket.arrived += 1
-            while waiting and waiting[0].full:
-                waiting.pop(0).start()
+            counted(bucket)
 
         return hook
 
     for bucket in buckets:
         for parameter in bucket.parameters:
-            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+            getattr(parameter, register)(hook_for(bucket))
+
+
+def in_order(buckets, **register):
+    """Hooks that start every bucket as soon as it is full and those before it have left."""
+    waiting = list(buckets)
+
+    def start(_):
+        while waiting and waiting[0].full:
+            waiting.pop(0).start()
+
+    counting(buckets, start, **register)
     return waiting
 
 
@@ -170,18 +179,7 @@ def one_bucket_under_way_at_a_time(module, bucket_bytes, group=None):
 
 def as_soon_as_it_is_full(module, bucket_bytes, group=None):
     buckets = buckets_of(trained(module), bucket_bytes, group)
-
-    def hook_for(bucket):
-        def hook(_):
-            bucket.arrived += 1
-            if bucket.full:
-                bucket.start()
-
-        return hook
-
-    for bucket in buckets:
-        for parameter in bucket.parameters:
-            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    counting(buckets, lambda bucket: bucket.start() if bucket.full else None)
     return lambda: [bucket.finish() for bucket in buckets]
 
 
@@ -189,13 +187,9 @@ def one_in_each_hook(module, bucket_bytes, group=None):
     buckets = buckets_of(trained(module), bucket_bytes, group)
     waiting = list(buckets)
 
-    def hook_for(bucket):
-        def hook(_):
-            bucket.arrived += 1
-            if waiting and waiting[0].full:
-                waiting.pop(0).start()
-
-        return hook
+    def start(_):
+        if waiting and waiting[0].full:
+            waiting.pop(0).start()
 
     def finish():
         while waiting:
@@ -204,9 +198,7 @@ def one_in_each_hook(module, bucket_bytes, group=None):
             bucket.finish()
         waiting.extend(buckets)
 
-    for bucket in buckets:
-        for parameter in bucket.parameters:
-            parameter.register_post_accumulate_grad_hook(hook_for(bucket))
+    counting(buckets, start)
     return finish
 
 
@@ -349,19 +341,7 @@ def never_copied_back(module, bucket_bytes, group=None):
 
 def hooks_before_the_gradient_is_there(module, bucket_bytes, group=None):
     buckets = buckets_of(trained(module), bucket_bytes, group)
-    waiting = list(buckets)
-
-    def hook_for(bucket):
-        def hook(_):
-            bucket.arrived += 1
-            while waiting and waiting[0].full:
-                waiting.pop(0).start()
-
-        return hook
-
-    for bucket in buckets:
-        for parameter in bucket.parameters:
-            parameter.register_hook(hook_for(bucket))
+    in_order(buckets, register="register_hook")
     return lambda: [bucket.finish() for bucket in buckets]
 
 
