@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,18 +12,21 @@ from dtlab.grading.unit03.reach_cases import REHEARSED, Rehearsal
 from dtlab.grading.unit03.reach_plans import Setting
 from dtlab.grading.words import amount, count_ranks
 
-# The targets, test errors in %, medians of six seeds. In 100 trainings of each plan (two cores,
-# no GPU) the error had these medians, and a median of six was at most 5 % this often:
+# The targets, test errors in %, and how many of six seeds have to reach them. In 100 trainings of
+# each plan (two cores, no GPU) the error had these medians, and this share of them was at most
+# 5 %, with which four of six are:
 #
-#     rate 0.05, as at batch 32        18.2    never
-#     square root, 0.2                  5.8    1 in 450
-#     linear, 0.8                       7.8    1 in 140
-#     linear, warm-up of 3/8            3.6    9 in 10
-#     linear, warm-up of 1/2            3.1    always: the worst of 100 seeds had 4.7
+#     rate 0.05, as at batch 32                 18.1     0 %    never
+#     square root, 0.2                           6.0     8 %    1 in 1900
+#     linear, 0.8                                8.4    13 %    1 in 290
+#     linear, at its peak for the first half     7.5    11 %    1 in 540
+#     linear, warm-up of 3/8                     3.9    72 %    8 in 10
+#     linear, warm-up of 1/2                     2.8    96 %    999 in 1000
 #
-# With three seeds, 1 in 22 linear plans without a warm-up would pass. Under 12 % are nearly all
-# medians of any scaled plan, and none of the one that is not.
+# At most 12 % in three of six are 97 in 100 of all that are scaled, and none of the one that is
+# not.
 FIRST, TARGET = 12.0, 5.0
+HAVE_FIRST, HAVE_TARGET = 3, 4
 
 _SENT_MORE, _OWN = 1.25, 1 << 16  # a factor; bytes of gloo's and of the start
 _WAITING = blocked("judged once batch and updates are right")
@@ -134,22 +136,23 @@ def _sent(one: Observation) -> str:
 
 
 def judge_error(seen: Sequence[Observation]) -> Verdict:
-    return _reached(seen, FIRST, "Which rate does a batch of this size take?")
+    return _reached(seen, FIRST, HAVE_FIRST, "Which rate does a batch of this size take?")
 
 
 def judge_target(seen: Sequence[Observation]) -> Verdict:
     if len(seen) > 1 and judge_error(seen).status != "ok":
         return blocked("judged once the first error is reached")
-    return _reached(seen, TARGET, "How high does the rate go, and how does it get there?")
+    look = "How high does the rate go, and how does it get there?"
+    return _reached(seen, TARGET, HAVE_TARGET, look)
 
 
-def _reached(seen: Sequence[Observation], limit: float, look: str) -> Verdict:
+def _reached(seen: Sequence[Observation], limit: float, how_many: int, look: str) -> Verdict:
     if len(seen) == 1 or _untrained(seen):
         return _untrained(seen) or _WAITING
-    errors = [error for one in seen[2:] for rank in one.results[0] for error in rank]
-    median = statistics.median(errors)
-    shown = ", ".join(f"{error:.1f}" for error in sorted(errors))
-    words = f"test errors {shown} %, the median {median:.1f} %"
-    if median <= limit:
-        return ok(f"{words}; at most {limit:g} % are asked for")
-    return lost(f"{words}; at most {limit:g} % are asked for. {look}")
+    errors = sorted(error for one in seen[2:] for rank in one.results[0] for error in rank)
+    reached = sum(error <= limit for error in errors)
+    shown = ", ".join(f"{error:.1f}" for error in errors)
+    words = f"test errors {shown} %: {reached} of {len(errors)} are at most {limit:g} %"
+    if reached >= how_many:
+        return ok(words)
+    return lost(f"{words}, and {how_many} have to be. {look}")

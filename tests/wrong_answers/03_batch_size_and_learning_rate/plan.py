@@ -71,6 +71,10 @@ def linear_without_a_warm_up(batch, samples, ranks, memory):
     return planned(batch, samples, ranks, memory, start_factor=1.0, warmup=0)
 
 
+def at_the_peak_for_the_first_half(batch, samples, ranks, memory):
+    return planned(batch, samples, ranks, memory, start_factor=1.0)
+
+
 def the_ranks_counted_again(batch, samples, ranks, memory):
     """The batch has the samples of all ranks already, and of all microbatches."""
     return planned(batch, samples, ranks, memory, rate=0.05 * batch * ranks * 4 / 32)
@@ -183,12 +187,13 @@ RIGHT = [
     with_numbers_of_other_kinds,
 ]
 
-FIRST, TARGET = "at most 12 % are asked for", "at most 5 % are asked for"
+FIRST, TARGET = "are at most 12 %, and 3 have to be", "are at most 5 %, and 4 have to be"
 WRONG = {
     nothing_scaled: {"error": FIRST},
     nothing_scaled_but_warmed_up: {"error": FIRST},
     by_the_square_root: {"target": TARGET},
     linear_without_a_warm_up: {"target": TARGET},
+    at_the_peak_for_the_first_half: {"target": TARGET},
     the_ranks_counted_again: {"error": FIRST},
     a_warm_up_to_the_end: {"error": FIRST},
     gradients_travel_every_time: {"traffic": "gradients for each"},
