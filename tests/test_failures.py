@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 import dtlab
 
@@ -148,6 +149,23 @@ def test_a_segmentation_fault_names_the_line() -> None:
     assert error.failures[1].kind == "signal"
     assert "SIGSEGV" in error.failures[1].message
     assert (error.failures[1].line, error.failures[1].code) == code_of(crashes, "string_at")
+
+
+@pytest.mark.slow
+def test_a_crash_in_a_functional_collective_may_be_gloos_doing() -> None:
+    class Crashing:
+        def lower(self) -> str:  # which functional_collectives.all_reduce calls
+            ctypes.string_at(0)
+            return "sum"
+
+    def crashes() -> None:
+        functional.all_reduce(torch.ones(1), Crashing(), dist.group.WORLD)  # type: ignore[arg-type]
+
+    def aborts() -> None:
+        os.abort()
+
+    assert "Run it again, and wait for each result" in " ".join(str(fails(crashes)).split())
+    assert "Run it again" not in str(fails(aborts))
 
 
 @pytest.mark.slow

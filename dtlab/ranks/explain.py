@@ -36,6 +36,14 @@ NO_KEYBOARD = "EOFError: EOF when reading a line"
 ASK_IN_NOTEBOOK = (
     "A rank has no keyboard: ask in a cell of the notebook, and hand the answer to the ranks."
 )
+# As of 2.13, where two operations end at once, ProcessGroupGloo's two threads (runLoop) assign
+# the same std::string without a lock. One of more than 15 characters is then freed twice.
+FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
+GLOOS_DOING = (
+    "In a functional collective, as DTensor makes them, this can be PyTorch's own doing: two "
+    "threads of its gloo write down which one ended last. Run it again, and wait for each result "
+    "before you ask for the next."
+)
 
 
 def error_of(
@@ -80,7 +88,8 @@ def _error_of(
     elif outcome.finding is not None and all(map(_is_consequence, failures.values())):
         failures = {}  # what gloo says of a mismatch, or of ranks that were ended
     if failures:
-        return rank_error(failures, running, collected.values, stdout, spec)
+        advice = GLOOS_DOING if _may_be_gloos_doing(failures, outcome) else ""
+        return rank_error(failures, running, collected.values, stdout, spec, advice)
     if outcome.finding is not None:
         return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
@@ -102,6 +111,7 @@ def rank_error(
     values: list[Any],
     stdout: list[str],
     spec: Spec | None = None,
+    advice: str = "",
 ) -> RankError:
     """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
     first = next(iter(failures.values()))
@@ -122,7 +132,7 @@ def rank_error(
             lines.extend([f"  {waiting.place}"] if waiting.place else [])
     if first.kind == "memory" and spec is not None and spec.memory_limit:
         lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
-    advice = ASK_IN_NOTEBOOK if first.message == NO_KEYBOARD else ADVICE[first.kind]
+    advice = advice or (ASK_IN_NOTEBOOK if first.message == NO_KEYBOARD else ADVICE[first.kind])
     if advice:
         lines.append(wrapped(advice, indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
@@ -151,6 +161,15 @@ def _failures(
     order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
     order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
     return {rank: found[rank] for rank in order if rank in found}
+
+
+def _may_be_gloos_doing(failures: dict[int, Failure], outcome: Outcome) -> bool:
+    """Whether the guilty rank crashed in what is known to crash without anybody's fault."""
+    end = outcome.ranks[next(iter(failures))]
+    if end.state != "died" or end.status is None:
+        return False
+    crashed = os.waitstatus_to_exitcode(end.status) in (-signal.SIGSEGV, -signal.SIGABRT)
+    return crashed and any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
 
 
 def is_about_a_lost_peer(error: RankError) -> bool:
