@@ -53,7 +53,7 @@ test: $(READY)
 	  || $(AGAIN)
 
 bench: $(READY)
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.benchmarks $(BENCH)
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants $(UNIT)
