@@ -60,6 +60,7 @@ class Failure:
     cell: int | None = None
     traceback: str | None = field(default=None, repr=False, compare=False)
     caller: str = ""  # the line in another of the learner's cells or files that led there
+    advice: str = field(default="", repr=False, compare=False)  # where more is known than the kind
 
     @property
     def place(self) -> str:

@@ -41,8 +41,8 @@ ASK_IN_NOTEBOOK = (
 FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
 GLOOS_DOING = (
     "In a functional collective, as DTensor makes them, this can be PyTorch's own doing: two "
-    "threads of its gloo write down which one ended last. Run it again, and wait for each result "
-    "before you ask for the next."
+    "threads of its gloo write down at once which operation ended last. Run it again, and wait "
+    "for each result before you ask for the next."
 )
 
 
@@ -88,8 +88,7 @@ def _error_of(
     elif outcome.finding is not None and all(map(_is_consequence, failures.values())):
         failures = {}  # what gloo says of a mismatch, or of ranks that were ended
     if failures:
-        advice = GLOOS_DOING if _may_be_gloos_doing(failures, outcome) else ""
-        return rank_error(failures, running, collected.values, stdout, spec, advice)
+        return rank_error(failures, running, collected.values, stdout, spec)
     if outcome.finding is not None:
         return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
@@ -111,7 +110,6 @@ def rank_error(
     values: list[Any],
     stdout: list[str],
     spec: Spec | None = None,
-    advice: str = "",
 ) -> RankError:
     """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
     first = next(iter(failures.values()))
@@ -132,9 +130,8 @@ def rank_error(
             lines.extend([f"  {waiting.place}"] if waiting.place else [])
     if first.kind == "memory" and spec is not None and spec.memory_limit:
         lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
-    advice = advice or (ASK_IN_NOTEBOOK if first.message == NO_KEYBOARD else ADVICE[first.kind])
-    if advice:
-        lines.append(wrapped(advice, indent=""))
+    if first.advice or ADVICE[first.kind]:
+        lines.append(wrapped(first.advice or ADVICE[first.kind], indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
     error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
     return error
@@ -163,15 +160,6 @@ def _failures(
     return {rank: found[rank] for rank in order if rank in found}
 
 
-def _may_be_gloos_doing(failures: dict[int, Failure], outcome: Outcome) -> bool:
-    """Whether the guilty rank crashed in what is known to crash without anybody's fault."""
-    end = outcome.ranks[next(iter(failures))]
-    if end.state != "died" or end.status is None:
-        return False
-    crashed = os.waitstatus_to_exitcode(end.status) in (-signal.SIGSEGV, -signal.SIGABRT)
-    return crashed and any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
-
-
 def is_about_a_lost_peer(error: RankError) -> bool:
     """Whether all that failed is a connection to another rank."""
     return all(map(_is_consequence, error.failures.values()))
@@ -193,6 +181,7 @@ def of_exception(remote: RemoteFailure) -> Failure:
     return Failure(
         remote.kind, message[:MESSAGE_LIMIT], traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
+        advice=ASK_IN_NOTEBOOK if message == NO_KEYBOARD else "",
         **locate.place(locate.learner_frame(frames)),
     )
 
@@ -210,7 +199,9 @@ def _of_death(end: RankEnd, stderr: str) -> Failure:
         "SIGABRT": " (it aborted)",
     }.get(name, "")
     said = _why_it_aborted(stderr) if name == "SIGABRT" else ""
-    return Failure("signal", f"was ended by {name}{meaning}{said}", **where)
+    functional = any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
+    advice = GLOOS_DOING if functional and name in ("SIGSEGV", "SIGABRT") else ""
+    return Failure("signal", f"was ended by {name}{meaning}{said}", advice=advice, **where)
 
 
 def _why_it_aborted(stderr: str) -> str:

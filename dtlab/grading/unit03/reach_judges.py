@@ -23,8 +23,8 @@ from dtlab.grading.words import amount, count_ranks
 #     linear, warm-up of 3/8                     3.9    72 %    8 in 10
 #     linear, warm-up of 1/2                     2.8    96 %    999 in 1000
 #
-# At most 12 % in three of six are 97 in 100 of all that are scaled, and none of the one that is
-# not.
+# Three of six are at most 12 % for 97 in 100 or more of each plan that is scaled, and never for
+# the one that is not.
 FIRST, TARGET = 12.0, 5.0
 HAVE_FIRST, HAVE_TARGET = 3, 4
 
