@@ -13,7 +13,8 @@ import pickle
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -95,9 +96,15 @@ def pack(obj: Any) -> Packed:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with the memory of CPU tensors out of band and shared storages kept shared."""
+    """cloudpickle, with the memory of CPU tensors out of band and shared storages kept shared.
+
+    Code keeps the name of its file, which errors show; cloudpickle 3.1.3 drops it.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, CodeType):
+            make, arguments = self.dispatch_table[CodeType](obj)
+            return _code, (make, arguments, obj.co_filename)
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -107,6 +114,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             elif isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
                 return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
         return super().reducer_override(obj)
+
+
+def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:
+    return make(*arguments).replace(co_filename=file)
 
 
 def _bytes_of(storage: Any) -> Any:
