@@ -1,9 +1,10 @@
 # make lab      install into .venv if needed, and open JupyterLab on the lessons
-# make check    lint, types, layers and the quick tests: under two minutes
-# make test     everything but the whole proof of the checks, of which it has a sample
+# make check    lint, types, layers and the quick tests, in under two minutes: before each commit
+# make test     all that a change must not break, in under eight minutes: before you propose it
+# make proof UNIT=05   the whole proof of a unit, or of all: when its checks or its lesson change
+# make mutants UNIT=05  of that, the mutants of the reference solutions alone
+# make grading     of that, the hostile submissions alone; and grading against plain nbgrader
 # make bench    speed, as ratios against PyTorch's own in the same run
-# make mutants UNIT=01   prove the checks of a unit, or of all: wrong answers and mutants
-# make grading     what hostile and broken submissions come to; grading against plain nbgrader
 # make notebooks   normalise all notebooks, and generate exercises/ from solutions/ again
 # make clean    remove .venv and what tools left behind
 #
@@ -20,16 +21,12 @@ TORCH ?= torch==2.13.0
 PORT ?= 8888
 WORKERS ?= 2
 COURSE ?= $(CURDIR)
-# What fails beside other tests, on a machine that may be slow for seconds, is asked once more,
-# alone. Both runs are in the output, and who fails twice has failed.
-AGAIN = { [ $$? = 1 ] && echo "Once more, alone:" && \
-  $(BIN)/python -m pytest -v --last-failed --last-failed-no-failures none --maxfail 1; }
 FIRST := notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab check test bench mutants grading notebooks exercises clean
+.PHONY: lab check test proof bench mutants grading notebooks exercises clean
 
 # Its terminals shall find dtlab on this PATH: left to itself, a server whose output is not a
 # terminal opens login shells, and those may set another.
@@ -40,23 +37,26 @@ lab: $(READY) $(NO_NEWS)
 	  --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) \
 	  $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser) $(LAB_OPTIONS)
 
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
 check: $(READY)
 	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not browser and not proof"
+	$(PYTEST) -m "not slow and not browser and not proof"
 
 test: $(READY)
 	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not proof" \
-	  || $(AGAIN)
+	$(PYTEST) --durations=10 -m "not proof"
+
+proof: $(READY)
+	$(BIN)/python -m tests.proof $(UNIT)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks $(BENCH)
 
 mutants: $(READY)
-	$(BIN)/python -m tests.mutants $(UNIT)
+	$(BIN)/python -m tests.proof $(UNIT) --only mutants
 
 grading: $(READY)
 	$(BIN)/python -m tests.hostile
@@ -68,7 +68,7 @@ notebooks: $(READY)
 exercises: notebooks
 
 clean:
-	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache gradebook.db
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .proof gradebook.db
 
 # Without an NVIDIA GPU, PyTorch comes first and alone: the rest then finds it there and does not
 # ask for the CUDA build.

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
     from dtlab.training.held import held_bytes as held_bytes
+    from dtlab.training.repeats import repeats as repeats
 
 _HOMES = {  # public name -> the module it lives in; None for a module of that name
     "Cluster": "predict",
@@ -66,6 +67,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "predict": None,
     "progress": "grading.progress",
     "rank_generator": "ranks.launch",
+    "repeats": "training.repeats",
     "schedules": None,
     "session": "ranks.session",
     "show": None,

@@ -1,4 +1,10 @@
-"""What every test shares: nothing may stay behind, and a few ways to run things."""
+"""What every test shares: nothing may stay behind, and which tests run when.
+
+    make check   the tests without a mark: each takes less than a third of a second
+    make test    those marked `slow` and `browser` too
+    make proof   those marked `proof`, by unit; see tests/proof.py
+
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,7 +23,10 @@ import torch
 import dtlab
 from dtlab.ranks.system import compiler_cache
 from tests.covering import leave_the_rest_to_the_proof
+from tests.journal import Journal, left_out
+from tests.journal import pytest_addoption as pytest_addoption
 from tests.leftovers import descendants, files, listening
+from tests.staying import BENCH
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,22 +36,27 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # there are as many workers as cores, and ranks besides
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # what checks keep of a learner's progress
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
+    config.add_cleanup(BENCH.close)
+    journal = config.getoption("--journal")
+    if journal is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Journal(journal))
+
+
+# Which tests run --------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take a sample of many cases; files that take longest first, so that workers end together."""
+    """Mark most cases of large products as `proof`; apply `--unit` and `--journal`."""
     leave_the_rest_to_the_proof(items)
-    seconds: Counter[Path] = Counter()
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        seconds[item.path] += 200 if "browser" in marks else 40 if "slow" in marks else 1
-    items.sort(key=lambda item: -seconds[item.path])
+    items[:] = [item for item in items if not left_out(item)]
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process, a port, or a file behind."""
+# What tests share -------------------------------------------------------------------------------
+
+@contextmanager
+def nothing_stays() -> Iterator[None]:
+    """Raises AssertionError for a process, a port, or a file that is left behind."""
     before = set(descendants()), files(), listening()
     yield
     deadline = time.monotonic() + 2.0
@@ -55,6 +69,21 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not processes, f"processes left: {processes}"
     assert not left[1], f"files left: {left[1]}"
     assert not left[2], f"ports left: {left[2]}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing stays of a slow test."""
+    slow = request.node.get_closest_marker("slow") is not None
+    with nothing_stays() if slow else nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_stays_of_a_module() -> Iterator[None]:
+    """Nor of the quick tests of a file, whose fixtures count too."""
+    with nothing_stays():
+        yield
 
 
 @pytest.fixture(scope="module")

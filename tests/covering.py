@@ -1,8 +1,10 @@
-"""Which of many combinations of parameters are run, so that values meet at little cost.
+"""Which of many cases of a test `make test` runs; `make proof` runs the rest.
+
+`@pytest.mark.sample(3)` keeps the first three cases.
 
 A test of 5 models x 2 stages x 4 world sizes has 40 cases. `@pytest.mark.covering(2)` keeps those
-that are needed for any two values to meet in one of them, 20 here; the others are marked `proof`,
-and `pytest -m proof` runs them. With 1 every value is in one case at least, which here takes 5.
+that are needed for any two values to meet in one of them, 20 here; the others are marked `proof`.
+With 1 every value is in one case at least, which here takes 5.
 Mistakes that only three values together bring out are rare (Kuhn, Wallace and Gallo 2004).
 """
 
@@ -36,17 +38,31 @@ def cover(cases: Sequence[Case], strength: int, first: Iterable[int] = ()) -> li
 
 
 def leave_the_rest_to_the_proof(items: Iterable[pytest.Item]) -> None:
-    """Mark as `proof` those cases of tests marked `covering` that are not needed."""
-    tests = defaultdict(list)
+    """Mark as `proof` those cases of tests marked `covering` or `sample` that are not needed."""
+    covered, sampled = defaultdict(list), defaultdict(list)
     for item in items:
+        name = item.nodeid.partition("[")[0]
         if item.get_closest_marker("covering") is not None:
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for alike in tests.values():
-        (strength,) = alike[0].get_closest_marker("covering").args  # type: ignore[union-attr]
-        quick = [n for n, item in enumerate(alike) if item.get_closest_marker("slow") is None]
-        params = [item.callspec.params for item in alike]  # type: ignore[attr-defined]
-        cases = [{name: id(value) for name, value in each.items()} for each in params]
-        kept = cover(cases, strength, quick if len(quick) < len(alike) else ())
-        for number, item in enumerate(alike):
-            if number not in kept:
-                item.add_marker(pytest.mark.proof)
+            covered[name].append(item)
+        if item.get_closest_marker("sample") is not None:
+            sampled[name].append(item)
+    for cases in covered.values():
+        kept = _covering(cases, *cases[0].get_closest_marker("covering").args)  # type: ignore[union-attr]
+        _mark_others(cases, kept)
+    for cases in sampled.values():
+        (count,) = cases[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        _mark_others(cases, range(count))
+
+
+def _covering(items: Sequence[pytest.Item], strength: int) -> list[int]:
+    """Numbers of the cases to keep, those of `make check` among them."""
+    quick = [n for n, item in enumerate(items) if item.get_closest_marker("slow") is None]
+    params = [item.callspec.params for item in items]  # type: ignore[attr-defined]
+    cases = [{name: id(value) for name, value in each.items()} for each in params]
+    return cover(cases, strength, quick if len(quick) < len(items) else ())
+
+
+def _mark_others(items: Sequence[pytest.Item], kept: Sequence[int]) -> None:
+    for number, item in enumerate(items):
+        if number not in kept:
+            item.add_marker(pytest.mark.proof)

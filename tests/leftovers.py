@@ -16,6 +16,8 @@ import psutil
 
 from dtlab.ranks import counters
 
+STAYING: set[int] = set()  # process ids: these and what is below them stay from test to test
+
 _LISTEN = 1 << 10  # among the states of a TCP socket
 _LINUX = Path("/proc/self/task").exists()  # asked directly: this is done twice for each test
 
@@ -88,14 +90,17 @@ def listening() -> set[int]:
 
 
 def _below() -> list[psutil.Process]:
-    """All processes below this one."""
+    """All processes below this one, except those that stay from test to test."""
     if not _LINUX:
-        return psutil.Process().children(recursive=True)
+        below = psutil.Process().children(recursive=True)
+        return [process for process in below if process.pid not in STAYING]
     pids, found = [os.getpid()], []
     while pids:
         with contextlib.suppress(OSError):  # it has ended
             for children in list(Path(f"/proc/{pids.pop()}/task").glob("*/children")):
                 for pid in map(int, children.read_text().split()):
+                    if pid in STAYING:
+                        continue
                     pids.append(pid)
                     with contextlib.suppress(psutil.NoSuchProcess):
                         found.append(psutil.Process(pid))

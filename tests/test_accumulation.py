@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import dtlab
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from dtlab.training.accumulation import accumulate, naive_accumulate, num_samples, per_step
 from dtlab.training.metrics import Mean
 from dtlab.training.models import GPT, MLP, ConvNet, GPTConfig
 from tests.marks import slow
+from tests.staying import on_ranks
 
 Batch = tuple[Tensor, Tensor]
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
@@ -171,7 +171,7 @@ def test_data_parallelism_on_uneven_ranks_equals_one_process(n: int) -> None:
     sizes = UNEVEN[n]
     wholes = [_samples(sum(map(sum, sizes)), seed) for seed in range(3)]
     expected = _in_one_process(_mlp(), wholes)
-    for values in dtlab.launch(ranks, sizes, wholes, world_size=n).values:
+    for values in on_ranks(ranks, sizes, wholes, world_size=n).values:
         torch.testing.assert_close(values, expected.expand(3, -1), **CLOSE)
 
 
@@ -196,9 +196,9 @@ def test_token_counts_that_differ_between_ranks() -> None:
 
     expected = GPT(config).double()
     _mean_loss(expected, whole).backward()
-    for values in dtlab.launch(ranks, False, world_size=2).values:
+    for values in on_ranks(ranks, False, world_size=2).values:
         torch.testing.assert_close(values, _flat(expected, "grad"), **CLOSE)
-    off = dtlab.launch(ranks, True, world_size=2).values[0] - _flat(expected, "grad")
+    off = on_ranks(ranks, True, world_size=2).values[0] - _flat(expected, "grad")
     assert off.abs().max() > 1e-2
 
 
@@ -218,7 +218,7 @@ def test_gradients_travel_once_per_step(wrap: Callable[[nn.Module], nn.Module]) 
         return _flat(model, "grad") if way != "nothing" else torch.zeros(())
 
     ways = ("nothing", "naive", "accumulate")
-    runs = {way: dtlab.launch(ranks, way, world_size=2) for way in ways}
+    runs = {way: on_ranks(ranks, way, world_size=2) for way in ways}
     all_reduces = {way: run.trace.ops(0)["all_reduce"] for way, run in runs.items()}
     assert all_reduces["naive"] - all_reduces["nothing"] == 3
     assert all_reduces["accumulate"] - all_reduces["nothing"] == 1 + 1
@@ -246,7 +246,7 @@ def test_only_the_last_backward_pass_synchronises() -> None:
         assert model.require_backward_grad_sync  # no_sync is left behind by errors too
         return model.forwards
 
-    assert dtlab.launch(ranks, world_size=2).values == [[False, False, True, False, True]] * 2
+    assert on_ranks(ranks, world_size=2).values == [[False, False, True, False, True]] * 2
 
 
 @pytest.mark.slow
@@ -262,7 +262,7 @@ def test_without_no_sync_the_caller_averages() -> None:
 
     expected = _mlp()
     _mean_loss(expected, whole).backward()
-    for values in dtlab.launch(ranks, world_size=2).values:
+    for values in on_ranks(ranks, world_size=2).values:
         torch.testing.assert_close(values, _flat(expected, "grad"), **CLOSE)
 
 
@@ -284,7 +284,7 @@ def test_subgroups_count_their_own_samples(is_passed: bool) -> None:
             accumulate(model, share, _loss, group=groups[mine] if is_passed else None)
         return torch.stack([_flat(model, "grad") for model in models])
 
-    values = dtlab.launch(ranks, world_size=4).values
+    values = on_ranks(ranks, world_size=4).values
     for whole, members in zip(wholes, [(0, 3), (1, 2)], strict=True):
         expected = _mlp()
         _mean_loss(expected, whole).backward()
@@ -304,7 +304,7 @@ def test_the_loss_over_ranks_is_that_of_the_whole_batch() -> None:
         return everywhere.value, everywhere.count
 
     expected = _mean_loss(_mlp(), whole).item()
-    for value, count in dtlab.launch(ranks, world_size=2).values:
+    for value, count in on_ranks(ranks, world_size=2).values:
         assert (value, count) == (pytest.approx(expected, rel=1e-12), 9)
 
 
@@ -322,7 +322,7 @@ def test_a_rank_without_a_micro_batch_is_told_on_every_rank() -> None:
             accumulate(model, [_samples(0, 0)], _loss)
         return str(caught.value)
 
-    first, *others = dtlab.launch(ranks, world_size=3).values
+    first, *others = on_ranks(ranks, world_size=3).values
     assert "2 of 3 ranks have no microbatch" in first
     assert others == [first] * 2
 

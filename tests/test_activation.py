@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-import dtlab
 from dtlab.parallel.data import DataParallel
 from dtlab.training import activation
 from dtlab.training.activation import checkpoint, checkpoint_every, naive_checkpoint, saved_bytes
 from dtlab.training.models import Block, GPTConfig
+from tests.staying import on_ranks
 
 Call = Callable[..., Any]
 
@@ -547,7 +547,7 @@ def test_under_data_parallelism_it_is_one_process_on_the_whole_batch() -> None:
         return [gradients(DataParallel, 1), gradients(DistributedDataParallel, 2)]
 
     wanted = gradients(None, 0)
-    for values in dtlab.launch(ranks, world_size=2).values:
+    for values in on_ranks(ranks, world_size=2).values:
         for found in values:
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
 

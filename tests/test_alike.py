@@ -202,6 +202,7 @@ def test_tokens_are_the_same_parsed_or_not() -> None:
 # What must not be listed -----------------------------------------------------------------------
 
 
+@pytest.mark.sample(12)
 @pytest.mark.slow
 @part_by_name
 def test_right_answers_written_differently_are_not_listed(part: Part) -> None:
@@ -258,6 +259,7 @@ def test_answers_with_values_of_ones_own_are_not_compared() -> None:
 # Whatever is handed in -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
@@ -287,6 +289,7 @@ def test_nothing_that_is_handed_in_stops_it(source: str) -> None:
     assert time.process_time() - begun < 30
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_what_is_far_too_long_is_cut() -> None:
     long = "".join(f"x{number} = f({number})\n" for number in range(20_000))
@@ -308,6 +311,7 @@ def test_a_notebook_without_cells_or_names_is_read() -> None:
     assert alike(given, notebook("exercises", RING), 0.01) == []
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_two_hundred_are_compared_in_well_under_a_minute() -> None:
     parts = [part for part in PARTS if part.level == 2 and part.name.startswith("01/")]

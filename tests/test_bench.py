@@ -183,6 +183,7 @@ def test_links_can_be_pasted() -> None:
     assert "Link(latency=20e-6, bandwidth=1.5e9)" in Results(rows, 2).paste()
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_links_that_are_emulated_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")
@@ -417,6 +418,7 @@ def test_nccl_needs_a_gpu_for_each_rank(warm: None) -> None:
 LONG = ("--collectives", "all_reduce", "--end", "256MiB", "--factor", "2", "--seconds", "600")
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
@@ -443,6 +445,7 @@ def interrupted(program: subprocess.Popen[str], folder: Path) -> tuple[str, str]
     return program.communicate(timeout=60)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_an_interrupt_under_torchrun_too(tmp_path: Path) -> None:
@@ -462,6 +465,7 @@ def under_torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_under_torchrun_rank_0_prints(tmp_path: Path) -> None:
     options = ["--end", "512", "--seconds", "0.05", "--json", str(tmp_path / "bench.json")]

@@ -30,6 +30,7 @@ def test_a_record_of_which_a_part_is_not_there_yet_is_not_read() -> None:
     assert board.readers[0].read() == []
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_nothing_is_lost_or_mixed_up_while_it_is_being_written() -> None:
     """A reader that is interrupted in the middle of a record, lap after lap."""

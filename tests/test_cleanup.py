@@ -71,6 +71,7 @@ def hang_after(folder: str) -> None:
     time.sleep(60)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fn", "error"),
@@ -133,6 +134,7 @@ NOTEBOOK = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "then", ["dtlab.launch(wait_for_ever, 'FOLDER')", "time.sleep(60)"], ids=["running", "idle"]

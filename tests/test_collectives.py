@@ -17,6 +17,7 @@ from torch.distributed import ReduceOp
 import dtlab
 from dtlab import collectives, messages
 from tests.marks import slow
+from tests.staying import on_ranks
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLE = [torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool]
@@ -90,21 +91,22 @@ def _wrong_all_reduces(sizes: list[int], kinds: list[tuple[torch.dtype, str]]) -
 @pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_all_reduce_of_any_size_equals_torchs(n: int) -> None:
     sizes = [0, 1, 2, 3, 7, 8, 257, 100_003]
-    run = dtlab.launch(_wrong_all_reduces, sizes, [(torch.float32, "SUM")], world_size=n)
+    run = on_ranks(_wrong_all_reduces, sizes, [(torch.float32, "SUM")], world_size=n)
     assert run.values == [[]] * n
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_all_reduce_of_every_dtype_and_reduction_equals_torchs(n: int) -> None:
-    run = dtlab.launch(_wrong_all_reduces, [11], SUPPORTED, world_size=n)
+    run = on_ranks(_wrong_all_reduces, [11], SUPPORTED, world_size=n)
     assert run.values == [[]] * n
 
 
 @pytest.mark.slow
 def test_large_messages_and_more_chunks_than_buffers() -> None:
     """Chunks of 8.8 MB: both receives share one buffer, which is on huge pages."""
-    run = dtlab.launch(_wrong_all_reduces, [6_600_001], [(torch.float32, "SUM")], world_size=3)
+    run = on_ranks(_wrong_all_reduces, [6_600_001], [(torch.float32, "SUM")], world_size=3)
     assert run.values == [[]] * 3
 
 
@@ -116,7 +118,7 @@ def test_order_of_issue_is_enough() -> None:
         messages._in_order = lambda places: True  # this process ends with the launch
         return _wrong_all_reduces([0, 10], [(torch.float32, "SUM")]) + _wrong_others((3,))
 
-    assert dtlab.launch(ranks, world_size=4).values == [[]] * 4
+    assert on_ranks(ranks, world_size=4).values == [[]] * 4
 
 
 @pytest.mark.slow
@@ -137,7 +139,7 @@ def test_refuses_exactly_what_gloo_refuses() -> None:
         collectives.ring_all_reduce(tensor, ReduceOp(ReduceOp.SUM))  # the other type of SUM
         assert tensor.tolist() == [2, 2]
 
-    dtlab.launch(ranks, world_size=2)
+    on_ranks(ranks, world_size=2)
 
 
 @pytest.mark.slow
@@ -152,7 +154,7 @@ def test_all_ranks_get_the_same_bits() -> None:
         return results
 
     for n in (3, 5):
-        first, *others = dtlab.launch(ranks, world_size=n).values
+        first, *others = on_ranks(ranks, world_size=n).values
         assert all(other == first for other in others)
 
 
@@ -177,7 +179,7 @@ def test_shapes_strides_and_autograd() -> None:
         collectives.ring_all_reduce(whole[:, 1])
         assert whole.tolist() == [[1, 3, 1]] * 4  # neighbours in memory are left alone
 
-    dtlab.launch(ranks, world_size=3)
+    on_ranks(ranks, world_size=3)
 
 
 # The others ---------------------------------------------------------------------------
@@ -215,13 +217,14 @@ def _wrong_others(shape: tuple[int, ...]) -> list[str]:
     return wrong
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [slow(1), 2, 3, slow(4), slow(5), slow(8)])
 def test_the_others_equal_torchs(n: int) -> None:
     def ranks() -> list[str]:
         return [text for shape in ((0,), (1,), (7,), (5, 3)) for text in _wrong_others(shape)]
 
-    assert dtlab.launch(ranks, world_size=n).values == [[]] * n
+    assert on_ranks(ranks, world_size=n).values == [[]] * n
 
 
 @pytest.mark.slow
@@ -246,7 +249,7 @@ def test_input_and_output_may_share_memory_and_have_strides() -> None:
         collectives.ring_all_gather(tensor[:, 0], part[:, 1])
         assert torch.equal(tensor[:, 0], total)
 
-    dtlab.launch(ranks, world_size=3)
+    on_ranks(ranks, world_size=3)
 
 
 def test_average_of_a_reduce_scatter() -> None:
@@ -255,7 +258,7 @@ def test_average_of_a_reduce_scatter() -> None:
         collectives.ring_reduce_scatter(output, torch.arange(6.0), ReduceOp.AVG)
         return output.tolist()
 
-    assert dtlab.launch(ranks, world_size=3).values == [[0, 1], [2, 3], [4, 5]]
+    assert on_ranks(ranks, world_size=3).values == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.slow
@@ -277,7 +280,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         with pytest.raises(TypeError, match="AVG does not exist"):
             collectives.ring_reduce_scatter(two.int(), torch.ones(6).int(), ReduceOp.AVG)
 
-    dtlab.launch(ranks, world_size=3)
+    on_ranks(ranks, world_size=3)
 
 
 # Groups -------------------------------------------------------------------------------
@@ -315,11 +318,12 @@ def test_subgroups_and_global_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
                 collectives.tree_broadcast(tensor, 1, group)
         return outside
 
-    values = dtlab.launch(ranks, world_size=4, trace=False).values
+    values = on_ranks(ranks, world_size=4, trace=False).values
     assert [len(each) for each in values] == [0, len(_all_reduces(3)), 0, 0]
     assert "naive_all_reduce on global rank 1 which does not belong" in values[1][0]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_many_calls_in_a_row_beside_torchs() -> None:
     def ranks() -> None:
@@ -333,7 +337,7 @@ def test_many_calls_in_a_row_beside_torchs() -> None:
                 all_reduce(tensor, group=group if step % 2 else None)
                 assert torch.equal(tensor, expected)
 
-    dtlab.launch(ranks, world_size=4)
+    on_ranks(ranks, world_size=4)
 
 
 # What goes over the wire ---------------------------------------------------------------
@@ -342,7 +346,7 @@ def test_many_calls_in_a_row_beside_torchs() -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_a_ring_sends_the_fewest_bytes_to_its_right_only(n: int) -> None:
     size = 60_000
-    trace = dtlab.launch(lambda: collectives.ring_all_reduce(torch.ones(size)), world_size=n).trace
+    trace = on_ranks(lambda: collectives.ring_all_reduce(torch.ones(size)), world_size=n).trace
     for rank in range(n):
         assert trace.sends(rank) == trace.rounds(rank) == 2 * (n - 1)
         assert trace.bytes_sent(rank) == 2 * (n - 1) * size * 4 // n
@@ -362,12 +366,12 @@ def test_messages_of_the_others() -> None:
         (collectives.halving_doubling_all_reduce, 6, 2 * (n - 1) * size // n, 3),
         (partial(collectives.hierarchical_all_reduce, ranks_per_node=4), 8, 112, 3),
     ):
-        trace = dtlab.launch(lambda f=all_reduce: f(torch.ones(size)), world_size=n).trace
+        trace = on_ranks(lambda f=all_reduce: f(torch.ones(size)), world_size=n).trace
         for rank in range(n):
             assert trace.sends(rank) == count
             assert trace.bytes_sent(rank) == 4 * sent
             assert len(trace.peers(rank)) == peers
-    trace = dtlab.launch(lambda: collectives.tree_all_reduce(torch.ones(size)), world_size=n).trace
+    trace = on_ranks(lambda: collectives.tree_all_reduce(torch.ones(size)), world_size=n).trace
     assert sum(trace.bytes_sent()) == 2 * (n - 1) * size * 4
     assert [len(trace.peers(rank)) for rank in range(n)] == [3, 1, 2, 1, 3, 1, 2, 1]
 
@@ -384,7 +388,8 @@ def test_the_drawing_of_the_ring_is_what_happens() -> None:
         collectives.ring_all_reduce(tensor)
         return sent
 
-    rows = zip(*dtlab.launch(ranks, world_size=4).values, strict=True)
+    values = dtlab.launch(ranks, world_size=4).values  # fresh ranks, since `isend` is patched
+    rows = zip(*values, strict=True)
     drawing = [line[:52].split() for line in collectives.ring_all_reduce.__doc__.splitlines()]
     drawn = [line for line in drawing if line[:1] == ["round"]]
     assert drawn == [["round", str(k), *map(str, row)] for k, row in enumerate(rows)]

@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
 NAME, COURSE, STUDENTS = "week-1", "ml-systems", ("ada", "bob")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 class People:

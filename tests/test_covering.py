@@ -50,6 +50,9 @@ def test_the_rest_is_marked_as_proof(pytester: pytest.Pytester) -> None:
         def test_of_six(a, b): pass
         @pytest.mark.parametrize("a", range(3))
         def test_of_three(a): pass
+        @pytest.mark.sample(2)
+        @pytest.mark.parametrize("a", range(4))
+        def test_of_four(a): pass
     """)
     pytester.syspathinsert(Path(__file__).parent.parent)
-    pytester.runpytest("-m", "not proof").assert_outcomes(passed=6, deselected=3)
+    pytester.runpytest("-m", "not proof").assert_outcomes(passed=8, deselected=5)

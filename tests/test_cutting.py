@@ -164,6 +164,7 @@ def test_a_part_without_its_line_of_points_is_named() -> None:
         cut(whole, beside(find_part(RING)), {RING: 3}, ())
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import dtlab
 from dtlab import collectives
 from dtlab.parallel.data import DataParallel, NaiveDataParallel, assert_replicas_equal
 from tests.marks import slow
+from tests.staying import on_ranks
 
 STEPS, LOCAL_BATCH = 5, 6
 TINY = 0.0003  # MiB: some parameters a bucket
@@ -146,7 +147,7 @@ WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize("wrap", ["naive", slow("one bucket"), "many buckets", slow("by a ring")])
 @pytest.mark.parametrize("name", ["mlp", "tied", slow("frozen"), slow("mixed")])
 def test_equals_one_process_on_the_whole_batch(name: str, wrap: str, ranks: int) -> None:
-    run, wanted = dtlab.launch(ours, name, WRAPS[wrap], world_size=ranks), alone(name, ranks)
+    run, wanted = on_ranks(ours, name, WRAPS[wrap], world_size=ranks), alone(name, ranks)
     for values in run.values:
         same(values, wanted, rtol=1e-4, atol=1e-6)
 
@@ -164,8 +165,8 @@ def pytorchs(name: str) -> Record:
 @pytest.mark.parametrize("wrap", [slow("naive"), "many buckets"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_pytorchs_own(name: str, wrap: str, ranks: int) -> None:
-    got = dtlab.launch(ours, name, WRAPS[wrap], world_size=ranks).values
-    wanted = dtlab.launch(pytorchs, name, world_size=ranks).values
+    got = on_ranks(ours, name, WRAPS[wrap], world_size=ranks).values
+    wanted = on_ranks(pytorchs, name, world_size=ranks).values
     for one, other in zip(got, wanted, strict=True):
         same(one, other, rtol=1e-5, atol=1e-6)
 
@@ -204,8 +205,8 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zero_there() -> None:
         return DistributedDataParallel(module, find_unused_parameters=True)
 
     for cap in (None, TINY):
-        got = dtlab.launch(branches, lambda m, cap=cap: DataParallel(m, cap), world_size=3).values
-        wanted = dtlab.launch(branches, theirs, world_size=3).values
+        got = on_ranks(branches, lambda m, cap=cap: DataParallel(m, cap), world_size=3).values
+        wanted = on_ranks(branches, theirs, world_size=3).values
         for one, other in zip(got, wanted, strict=True):
             for mine, its in zip(one, other, strict=True):
                 assert {n for n, g in mine.items() if g is None} == {"never.weight", "never.bias"}
@@ -240,7 +241,7 @@ def accumulate(wrap: Callable[[nn.Module], Any], fails: bool) -> tuple[list[Tens
 @pytest.mark.parametrize("wrap", ["naive", "one bucket", "many buckets"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_add_up_inside_no_sync_and_travel_once(wrap: str, fails: bool) -> None:
-    run = dtlab.launch(accumulate, WRAPS[wrap], fails, world_size=3)
+    run = on_ranks(accumulate, WRAPS[wrap], fails, world_size=3)
     torch.manual_seed(1)
     torch.manual_seed(1)
     whole = mlp()
@@ -269,7 +270,7 @@ def twice(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["one bucket", "many buckets"])
 def test_a_second_backward_adds_its_mean(wrap: str) -> None:
-    run = dtlab.launch(twice, WRAPS[wrap], world_size=2)
+    run = on_ranks(twice, WRAPS[wrap], world_size=2)
     torch.manual_seed(1)
     whole = mlp()
     inputs, labels = batch(0, 8, False)
@@ -303,7 +304,7 @@ def recomputed(reentrant: bool) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_layers_are_averaged_once(reentrant: bool) -> None:
-    run = dtlab.launch(recomputed, reentrant, world_size=2)
+    run = on_ranks(recomputed, reentrant, world_size=2)
     torch.manual_seed(1)
     whole = Recomputing(False)
     inputs, labels = batch(1, 8, False)
@@ -333,7 +334,7 @@ def broken_off() -> list[Tensor]:
 
 @pytest.mark.slow
 def test_a_pass_that_was_broken_off_leaves_nothing_behind() -> None:
-    run = dtlab.launch(broken_off, world_size=2)
+    run = on_ranks(broken_off, world_size=2)
     torch.manual_seed(1)
     whole = mlp()
     inputs, labels = batch(0, 8, False)
@@ -364,8 +365,8 @@ def uneven(wrap: Callable[[nn.Module], Any], by_all: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("by_all", [True, False])
 @pytest.mark.parametrize("cap", [None, TINY])
 def test_uneven_batches_join_as_pytorchs_do(by_all: bool, cap: float | None) -> None:
-    got = dtlab.launch(uneven, lambda m: DataParallel(m, cap), by_all, world_size=3).values
-    wanted = dtlab.launch(uneven, DistributedDataParallel, by_all, world_size=3).values
+    got = on_ranks(uneven, lambda m: DataParallel(m, cap), by_all, world_size=3).values
+    wanted = on_ranks(uneven, DistributedDataParallel, by_all, world_size=3).values
     for one, other in zip(got, wanted, strict=True):
         same([one], [other], rtol=1e-5, atol=1e-6)
 
@@ -386,7 +387,7 @@ def held() -> tuple[int, int]:
 
 @pytest.mark.slow
 def test_gradients_take_their_memory_once() -> None:
-    for needed, taken in dtlab.launch(held, world_size=2).values:
+    for needed, taken in on_ranks(held, world_size=2).values:
         assert needed <= taken <= needed + 100
 
 
@@ -422,7 +423,7 @@ def slow_wire() -> Iterator[dtlab.Cluster]:
 @pytest.mark.slow
 def test_buckets_travel_while_backward_goes_on(slow_wire: dtlab.Cluster) -> None:
     """16 kB take 9 ms on this wire: each fits beside the next layer's 20 ms."""
-    trace = dtlab.launch(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace
+    trace = on_ranks(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace
     for rank in (0, 1):
         passes = [e for e in trace.events if e.rank == rank and e.name == "backward"]
         reduced = [e for e in trace.events if e.rank == rank and e.name == "all_reduce"]
@@ -450,7 +451,7 @@ def wrong_start() -> str:
 
 @pytest.mark.slow
 def test_replicas_that_differ_are_named() -> None:
-    for text in dtlab.launch(wrong_start, world_size=3).values:
+    for text in on_ranks(wrong_start, world_size=3).values:
         assert "differ in 1 of 6 tensors" in text
         assert "2.bias: ranks 1, 2 differ from rank 0, by at most 2" in text
 
@@ -463,7 +464,7 @@ def test_a_state_has_the_names_of_the_module() -> None:
         model.load_state_dict(inner.state_dict())
         return list(model.state_dict()), list(inner.state_dict())
 
-    for mine, its in dtlab.launch(states, world_size=2).values:
+    for mine, its in on_ranks(states, world_size=2).values:
         assert mine == its
 
 
@@ -490,7 +491,7 @@ def sparse() -> None:
     ],
 )
 def test_what_does_not_go_is_said(wrap: Callable[[], object], says: str) -> None:
-    assert all(says in text for text in dtlab.launch(refused, wrap, world_size=2).values)
+    assert all(says in text for text in on_ranks(refused, wrap, world_size=2).values)
 
 
 def in_a_group() -> list[Tensor]:
@@ -509,7 +510,7 @@ def in_a_group() -> list[Tensor]:
 
 @pytest.mark.slow
 def test_averages_within_a_group() -> None:
-    run = dtlab.launch(in_a_group, world_size=4)
+    run = on_ranks(in_a_group, world_size=4)
     torch.manual_seed(1)
     whole = mlp()
     inputs, labels = batch(0, 8, False)

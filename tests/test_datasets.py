@@ -76,6 +76,7 @@ def test_the_split_is_the_same_each_time_and_differs_by_seed() -> None:
             digits(test_fraction=fraction)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_digits_come_fast_and_without_scikit_learn() -> None:
     """Four ranks on two cores that import scikit-learn first lose seconds."""

@@ -186,6 +186,7 @@ def group(tmp_path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield made
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_instructors_points_stay_and_untouched_ones_are_none(group: Defenders) -> None:
@@ -211,6 +212,7 @@ def test_the_instructors_points_stay_and_untouched_ones_are_none(group: Defender
     assert group.grades("ada")["defence"]["needs_manual_grade"]  # somebody should look again
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) -> None:
@@ -227,6 +229,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
     assert "93.6 GB" in answer.source
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_release_asks_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_path(monkeypatch)

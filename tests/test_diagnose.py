@@ -19,7 +19,7 @@ import dtlab
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
 from dtlab.grading import Part, find_part
 from dtlab.grading.checking.mends import Mend
-from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.waits import Wait, judge_waits, waits_of
 from dtlab.grading.practice import practice
 from dtlab.grading.unit01 import choose, programs
@@ -29,6 +29,10 @@ from dtlab.grading.unit01.diagnose_cases import Batches, Blocks, Grid
 from dtlab.grading.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
+from tests.marks import first
+from tests.staying import BENCH
+
+pytestmark = pytest.mark.unit("01")
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "solutions" / "01_ranks_and_collectives" / "level-3.ipynb"
@@ -258,7 +262,7 @@ def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_the_broken_program_earns_nothing(part: Part) -> None:
     broken = getattr(programs, program_of(part))
-    criteria = part.check.run(part.symbol, {"diagnosis": None, "mended": broken})
+    criteria = part.check.run(part.symbol, {"diagnosis": None, "mended": broken}, bench=BENCH)
     assert [one.status for one in criteria] == ["blocked", "lost", "blocked"]
     assert [one.name for one in criteria] == ["diagnosis", "result", "traffic"]
 
@@ -267,7 +271,7 @@ def test_the_broken_program_earns_nothing(part: Part) -> None:
     "answer", [None, 3, "mended", print, {}, {"mended": print}, {"diagnosis": None}, [None, print]]
 )
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
-    criteria = PARTS[0].check.run("mend_1", answer)
+    criteria = PARTS[0].check.run("mend_1", answer, bench=BENCH)
     assert (
         criteria[0].message
     ) == 'mend_1 has to be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
@@ -290,7 +294,7 @@ STRANGE: Sequence[Any] = (
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:
     mend = mend_of(part)
-    seen = observe(mend.scene, getattr(programs, program_of(part)))
+    seen = BENCH.observe(mend.scene, getattr(programs, program_of(part)))
     for diagnosis in STRANGE:
         verdict = mend.judge(seen, diagnosis)
         assert verdict.status == "lost", diagnosis
@@ -305,14 +309,14 @@ def test_what_returns_rubbish_is_lost_and_nothing_worse() -> None:
     )  # fmt: skip
     cases = [Blocks(0, 3), Batches(0, 3, 2), Rows(0, 3), Columns(0, 3)]
     for value in rubbish:
-        seen = observe(Trial(2, cases), lambda *_, value=value: value)
+        seen = BENCH.observe(Trial(2, cases), lambda *_, value=value: value)
         assert len(seen.mistakes) == len(cases), value
 
 
 @pytest.mark.slow
 def test_nothing_done_is_a_mistake_on_more_than_one_rank() -> None:
-    assert observe(Trial(2, [Grid(0, 3, 2)]), lambda *_: None).mistakes
-    assert not observe(Trial(1, [Grid(0, 3, 1)]), lambda *_: None).mistakes
+    assert BENCH.observe(Trial(2, [Grid(0, 3, 2)]), lambda *_: None).mistakes
+    assert not BENCH.observe(Trial(1, [Grid(0, 3, 1)]), lambda *_: None).mistakes
 
 
 # Wrong sums -------------------------------------------------------------------------------------
@@ -320,9 +324,9 @@ def test_nothing_done_is_a_mistake_on_more_than_one_rank() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 4, 6])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3)))
 def test_the_last_row_arrives_everywhere(ranks: int, seed: int) -> None:
-    seen = observe(Trial(ranks, [Rows(seed, 5)]), programs.share_out)
+    seen = BENCH.observe(Trial(ranks, [Rows(seed, 5)]), programs.share_out)
     last = dict.fromkeys(range(1, ranks), ranks - 1)
     assert judge_rows(seen, {"operation": "send", "rows": last}).status == "ok"
 
@@ -330,7 +334,7 @@ def test_the_last_row_arrives_everywhere(ranks: int, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "classes"), [(2, 1), (2, 4), (3, 5), (4, 9)])
 def test_a_slice_is_summed_as_it_lies_in_memory(ranks: int, classes: int) -> None:
-    seen = observe(Trial(ranks, [Columns(1, classes)]), programs.sum_columns)
+    seen = BENCH.observe(Trial(ranks, [Columns(1, classes)]), programs.sum_columns)
     first = {divmod(number, 3) for number in range(2 * classes)}
     verdict = judge_columns(seen, {"bytes": 8 * classes, "summed": first})
     assert verdict.status == "ok", verdict
@@ -392,13 +396,13 @@ def test_a_network_is_named_as_the_text_names_it(cluster: Cluster, asked: str, r
 @pytest.mark.slow
 def test_what_choose_is_told_speaks_of_networks_not_of_who_asks(answer: Any, words: str) -> None:
     one, *_ = choose._trials(0)
-    seen = observe(one, answer)
+    seen = BENCH.observe(one, answer)
     assert seen.mistakes[0].startswith(words)
     for secret in ("Cluster(", "1 rank,"):
         assert secret not in " ".join(seen.mistakes)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first(range(5)))
 def test_networks_are_such_that_the_times_hold(seed: int) -> None:
     cases = [case for trial in choose._trials(seed) for case in trial.cases]
     clusters = [case.cluster for case in cases if isinstance(case, Questions)]
@@ -431,6 +435,7 @@ def test_on_the_wire_the_second_best_is_out_of_reach() -> None:
         assert 0.15 < cluster.slowdown * best < 0.25
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("nbytes", [16_000, 1_000_000])

@@ -129,6 +129,7 @@ def test_a_gradebook_that_cannot_be_read(
     assert "file is not a database" in told.message
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_command_mends_an_old_gradebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -270,6 +270,7 @@ def test_nccl_is_tried_where_there_is_a_gpu_only() -> None:
     assert (found.status, found.value["ranks"]) == ("note", 0)
 
 
+@pytest.mark.proof
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_nccl_on_this_machine() -> None:

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dtlab.training.activation import checkpoint_every, peak_bytes, saved_bytes
 from dtlab.training.transformer_layer import TransformerLayer
+from tests.marks import first
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("04")]
 SEEDS = range(5)
 
 
@@ -53,7 +54,7 @@ def seconds(fn: Callable[[], Any]) -> float:
 # Bytes against operations -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_checkpoint_per_layer_saves_bytes_and_costs_a_forward_but_for_the_last(
     seed: int,
 ) -> None:
@@ -65,7 +66,7 @@ def test_a_checkpoint_per_layer_saves_bytes_and_costs_a_forward_but_for_the_last
     assert operations(model, x) / operations(layers, x) == pytest.approx(1 + 3 / 4 / 3)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_without_dropout_the_last_matrix_is_not_multiplied_again(seed: int) -> None:
     """Nothing after it is saved, so the second run ends there: a third of a wide layer's work."""
     layers, x = layers_of(seed, count=3, dropout=0.0)
@@ -76,7 +77,7 @@ def test_without_dropout_the_last_matrix_is_not_multiplied_again(seed: int) -> N
     assert once_more == plain + 2 * (per_layer - 8 * samples * tokens * width**2)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_fewer_checkpoints_cost_fewer_operations_and_more_memory(seed: int) -> None:
     layers, x = layers_of(seed)
     models = [checkpoint_every(layers, k) for k in (1, 2, 4)]

@@ -33,8 +33,10 @@ from dtlab.training.learning_rate import (
     sqrt_scaled_lr,
 )
 from dtlab.training.models import GPT, MLP, ConvNet, GPTConfig
+from tests.marks import first
+from tests.staying import on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("03")]
 SEEDS = range(5)
 Batch = tuple[Tensor, ...]
 
@@ -75,7 +77,7 @@ def on_two_ranks(work: Callable[..., Any], todo: Sequence[tuple[Any, ...]]) -> d
     def mine() -> dict[Any, Any]:
         return {each: work(*each) for each in todo[dist.get_rank() :: 2]}
 
-    first, second = dtlab.launch(mine, world_size=2, timeout=100).values
+    first, second = on_ranks(mine, world_size=2, timeout=100).values
     return dict(first | second)
 
 
@@ -102,13 +104,13 @@ def trained(way: str, cut: str, seed: int, steps: int = 10) -> Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_only_the_mean_of_means_of_uneven_batches_is_not_the_large_batch(seed: int) -> None:
     def in_pieces() -> dict[tuple[str, str], Tensor]:
         return {(way, cut): trained(way, cut, seed) for way in WAYS for cut in CUTS}
 
-    whole = dtlab.launch(trained, "at once", "even", seed, world_size=1).values[0]
-    found = dtlab.launch(in_pieces, world_size=2).values[0]
+    whole = on_ranks(trained, "at once", "even", seed, world_size=1).values[0]
+    found = on_ranks(in_pieces, world_size=2).values[0]
     gaps = {each: gap(parameters, whole) for each, parameters in found.items()}
     assert gaps.pop(("mean of means", "uneven")) > 1e-2
     assert max(gaps.values()) < 1e-4
@@ -138,14 +140,14 @@ def of_tokens(way: str, seed: int) -> Tensor:
     return flat(model, "grad")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_by_the_mean_of_means_tokens_of_short_sequences_count_more(seed: int) -> None:
-    whole = dtlab.launch(of_tokens, "accumulate", seed, world_size=1).values[0]
+    whole = on_ranks(of_tokens, "accumulate", seed, world_size=1).values[0]
 
     def both() -> list[Tensor]:
         return [of_tokens(way, seed) for way in ("accumulate", "mean of means")]
 
-    exact, naive = (gap(each, whole) for each in dtlab.launch(both, world_size=2).values[0])
+    exact, naive = (gap(each, whole) for each in on_ranks(both, world_size=2).values[0])
     assert exact < 1e-4
     assert naive > 0.1
 
@@ -165,13 +167,13 @@ def of_conv_net(batch_norm: bool, size: int, seed: int) -> Tensor:
     return flat(model, "grad")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_batch_norm_is_not_the_large_batch_and_less_so_with_smaller_ones(seed: int) -> None:
     def gradients(sizes: Sequence[int]) -> dict[tuple[bool, int], Tensor]:
         return {(norm, n): of_conv_net(norm, n, seed) for norm in (True, False) for n in sizes}
 
-    whole = dtlab.launch(gradients, [64], world_size=1).values[0]
-    found = dtlab.launch(gradients, [32, 4], world_size=2).values[0]
+    whole = on_ranks(gradients, [64], world_size=1).values[0]
+    found = on_ranks(gradients, [32, 4], world_size=2).values[0]
     gaps = {each: gap(gradient, whole[each[0], 64]) for each, gradient in found.items()}
     assert gaps[True, 4] > gaps[True, 32] > 0.01
     assert max(gaps[False, 4], gaps[False, 32]) < 1e-4
@@ -193,11 +195,11 @@ def steps_of(way: str, steps: int, seed: int) -> None:
             accumulate(model, small, loss_sum)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3)))
 def test_accumulation_sends_as_much_as_the_large_batch_and_the_plain_loop_more(seed: int) -> None:
     sent = {}
     for way in ("all at once", "plain loop", "accumulate"):
-        begin, end = (dtlab.launch(steps_of, way, n, seed, world_size=2).trace for n in (1, 4))
+        begin, end = (on_ranks(steps_of, way, n, seed, world_size=2).trace for n in (1, 4))
         assert begin is not None
         assert end is not None
         sent[way] = end.bytes_wire(0) - begin.bytes_wire(0)  # type: ignore[operator]
@@ -296,13 +298,13 @@ def noise(batch: int, rate: float, seed: int) -> list[float]:
     return [float(each) for each in (mean / dist.get_world_size()).sqrt()]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_the_square_root_keeps_the_noise_of_an_update_and_linear_the_way(seed: int) -> None:
     def each_rule() -> list[list[float]]:
         settings = (32, 0.05), (512, 0.05), (512, 0.2), (512, 0.8)
         return [noise(batch, rate, seed) for batch, rate in settings]
 
-    base, none, root, linear = dtlab.launch(each_rule, world_size=2).values[0]
+    base, none, root, linear = on_ranks(each_rule, world_size=2).values[0]
     of_update = [each[0] / base[0] for each in (none, root, linear)]
     assert of_update == pytest.approx([1 / 4, 1, 4], rel=0.3)
     assert linear[1] / base[1] == pytest.approx(1, rel=0.4)  # the noise of 512 samples
@@ -333,6 +335,7 @@ def adams_step(epochs: int, seed: int) -> float:
     return lengths[1] / lengths[0]
 
 
+@pytest.mark.proof
 def test_adams_steps_grow_by_themselves_and_more_where_noise_rules() -> None:
     times = on_two_ranks(adams_step, [(epochs, seed) for epochs in (0, 1) for seed in SEEDS])
     for seed in SEEDS:
@@ -394,6 +397,7 @@ def base_runs() -> dict[Any, tuple[list[float], float]]:
     return on_two_ranks(base_run, [(seed,) for seed in SEEDS])
 
 
+@pytest.mark.proof
 def test_the_noise_scale_is_tens_to_hundreds_and_grows(base_runs: Any) -> None:
     for scales, _ in base_runs.values():
         assert scales[0] < scales[1] < scales[3]
@@ -416,6 +420,7 @@ def one_run(rule: str, batch: int, seed: int) -> tuple[float, list[float]]:
     return error_of(steps[-1][0]), losses.tolist()
 
 
+@pytest.mark.proof
 def test_the_sweep_and_where_each_rule_fails(base_runs: Any) -> None:
     settings = [(rule, batch) for batch in (256, 512, 1024) for rule in RATES]
     ended = on_two_ranks(one_run, [(*each, seed) for each in settings for seed in SEEDS])
@@ -444,6 +449,7 @@ def error_at(batch: int, rate: float, seed: int) -> float:
     return error_of(model)
 
 
+@pytest.mark.proof
 def test_above_the_noise_scale_the_best_rate_grows_no_further() -> None:
     rates, sizes = (0.2, 0.4, 0.8), (256, 1024)
     settings = [(batch, rate, seed) for batch in sizes for rate in rates for seed in SEEDS]
@@ -477,6 +483,7 @@ def scheduled(calls: int, seed: int) -> tuple[list[float], float]:
     return [rate for rate, _ in seen], error_of(seen[-1][1])
 
 
+@pytest.mark.proof
 def test_a_scheduler_called_for_every_micro_batch_is_over_early() -> None:
     found = on_two_ranks(scheduled, [(calls, seed) for calls in (1, 4) for seed in SEEDS])
     for seed in SEEDS:

@@ -28,8 +28,9 @@ from dtlab.parallel.local_sgd import LocalSGD
 from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
+from tests.marks import first
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("02")]
 SEEDS = range(5)
 HDR = predict.Link(5e-6, 25e9)
 Wrap = Callable[..., nn.Module]
@@ -66,7 +67,7 @@ def trained(wrap: Wrap, seed: int, steps: int = 50) -> Tensor:
     return torch.stack(history)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_four_ranks_train_as_one_process_does_and_agree_in_every_bit(seed: int) -> None:
     alone = dtlab.launch(trained, lambda model: model, seed, world_size=1).values[0]
     wrap = (NaiveDataParallel, DataParallel, DDP)[seed % 3]
@@ -121,7 +122,7 @@ def ends(step: list[dtlab.Event]) -> tuple[float, float, float]:
     return reduces[0].start, over, reduces[-1].end
 
 
-@pytest.mark.parametrize("repeat", range(3))
+@pytest.mark.parametrize("repeat", first(range(3)))
 def test_ddp_overlaps_from_its_second_step_on(repeat: int) -> None:
     cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=HDR, slowdown=300)
     first, second = steps_of(dtlab.launch(two_steps, DDP, 0.25, cluster=cluster).trace)
@@ -131,7 +132,7 @@ def test_ddp_overlaps_from_its_second_step_on(repeat: int) -> None:
     assert began < over
 
 
-@pytest.mark.parametrize("repeat", range(3))
+@pytest.mark.parametrize("repeat", first(range(3)))
 def test_buckets_hide_what_one_bucket_exposes_as_predicted(repeat: int) -> None:
     cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=HDR, slowdown=400)
     exposed = {}
@@ -150,7 +151,8 @@ def reduced(wrap: Wrap) -> None:
     model(torch.ones(4, 64)).sum().backward()
 
 
-@pytest.mark.parametrize("repeat", range(3))
+@pytest.mark.proof
+@pytest.mark.parametrize("repeat", first(range(3)))
 def test_one_bucket_is_faster_than_an_all_reduce_for_each_parameter(repeat: int) -> None:
     cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=HDR, slowdown=500)
     took = {}
@@ -178,7 +180,7 @@ def five_steps(forward: str, optimizer_from: str, seed: int) -> Tensor:
     return parameters_of(models["raw"])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_it_is_the_raw_forward_that_skips_the_all_reduce(seed: int) -> None:
     for forward, optimizer_from in (("wrapped", "raw"), ("raw", "wrapped")):
         run = dtlab.launch(five_steps, forward, optimizer_from, seed, world_size=2)
@@ -206,7 +208,7 @@ def with_hooks(seed: int) -> Tensor:
     return parameters_of(model)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_hook_that_averages_parameters_leaves_copies_that_differ(seed: int) -> None:
     first, second = dtlab.launch(with_hooks, seed, world_size=2).values
     assert 1e-4 < (first - second).abs().max() < 0.1
@@ -233,7 +235,8 @@ def micro_batches(quiet_in: str, seed: int) -> Tensor:
     return parameters_of(model)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_no_sync_saves_where_it_is_in_its_place(seed: int) -> None:
     runs = {
         quiet_in: dtlab.launch(micro_batches, quiet_in, seed, world_size=2)
@@ -265,7 +268,7 @@ def without_zero_grad(clear: bool, seed: int) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_missing_zero_grad_makes_the_loss_wild_and_no_copies_differ(seed: int) -> None:
     good, bad = (
         dtlab.launch(without_zero_grad, clear, seed, world_size=2).values[0]
@@ -302,7 +305,7 @@ def locally(every: int, seed: int) -> float:
     return drift
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_local_steps_send_less_and_drift_more(seed: int) -> None:
     often, seldom = (dtlab.launch(locally, every, seed, world_size=2) for every in (1, 16))
     assert (often.trace.ops(0)["all_reduce"], seldom.trace.ops(0)["all_reduce"]) == (48, 3)
@@ -321,7 +324,8 @@ def late_step(repeat: int) -> None:
     dist.all_reduce(gradient)
 
 
-@pytest.mark.parametrize("repeat", range(3))
+@pytest.mark.proof
+@pytest.mark.parametrize("repeat", first(range(3)))
 def test_a_straggler_costs_its_delay_and_a_faster_link_hardly_helps(repeat: int) -> None:
     took = []
     for bandwidth in (5e9, 50e9):
@@ -349,7 +353,8 @@ def serve_or_work(consistency: str, bound: int | None) -> Any:
     return None
 
 
-@pytest.mark.parametrize("repeat", range(3))
+@pytest.mark.proof
+@pytest.mark.parametrize("repeat", first(range(3)))
 def test_async_is_faster_with_a_straggler_and_its_gradients_are_late(repeat: int) -> None:
     speed, delay = {}, {}
     for name, bound in (("sync", None), ("bounded", 2), ("async", None)):
@@ -378,6 +383,7 @@ def late_gradients(rate: float, delay: int, seed: int, steps: int = 300) -> floa
     return 100 * float((model(test_images).argmax(1) != test_labels).float().mean())
 
 
+@pytest.mark.proof
 def test_staleness_shrinks_the_usable_rate() -> None:
     settings = [(rate, delay) for rate in (0.05, 0.4) for delay in (0, 15)]
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 
-import dtlab
 from dtlab.training.datasets import Split, batches, digits
 from dtlab.training.models import MLP
 from dtlab.training.precision import DynamicLossScaler, MasterWeights, kept
+from tests.marks import first
+from tests.staying import on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("04")]
 
 SEEDS = range(5)
 
@@ -39,7 +40,7 @@ def on_two_ranks(work: Callable[..., Any], todo: Sequence[tuple[Any, ...]]) -> d
     def mine() -> dict[Any, Any]:
         return {each: work(*each) for each in todo[dist.get_rank() :: 2]}
 
-    first, second = dtlab.launch(mine, world_size=2, timeout=100).values
+    first, second = on_ranks(mine, world_size=2, timeout=100).values
     return dict(first | second)
 
 
@@ -97,7 +98,7 @@ def fp16_runs() -> dict[Any, tuple[float, list[float]]]:
     return on_two_ranks(in_fp16, [(*each, seed) for each in settings for seed in SEEDS])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_tiny_loss_is_lost_in_fp16_and_comes_back_with_scaling(
     fp16_runs: Any, seed: int
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_tiny_loss_is_lost_in_fp16_and_comes_back_with_scaling(
     assert set(scales) == {2.0**16}  # far from overflow
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_too_large_a_scale_overflows_skips_and_settles(fp16_runs: Any, seed: int) -> None:
     error, scales = fp16_runs[1.0, 2.0**24, seed]
     assert scales[:3] == [2.0**24, 2.0**23, 2.0**22]  # each of them a step that was skipped
@@ -120,7 +121,7 @@ def test_too_large_a_scale_overflows_skips_and_settles(fp16_runs: Any, seed: int
     assert error < 35
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_the_gradients_of_a_tiny_loss_are_too_small_for_fp16_and_not_for_bf16(seed: int) -> None:
     model = mlp(seed)
     images, labels = next(drawn(seed, 64, 1))
@@ -165,13 +166,15 @@ def bf16_runs() -> dict[Any, float]:
     return on_two_ranks(in_bf16, todo)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_bf16_stalls_at_small_rates_and_not_with_masters(bf16_runs: Any, seed: int) -> None:
     for name, good in ("AdamW 3e-5", 77), ("SGD 0.01", 35):
         with_masters, without = (bf16_runs[name, masters, seed] for masters in (True, False))
         assert with_masters < good < 80 < without
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_at_a_large_rate_it_learns_either_way(bf16_runs: Any, seed: int) -> None:
     assert max(bf16_runs["AdamW 1e-3", masters, seed] for masters in (True, False)) < 30

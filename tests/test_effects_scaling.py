@@ -22,8 +22,9 @@ import torch
 import dtlab
 from dtlab.predict import Link, choose
 from dtlab.training.models import MLP
+from tests.marks import first
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("00")]
 
 LESSON = Path(__file__).parent.parent / "notebooks" / "00_one_gpu_is_not_enough.ipynb"
 VALUES = ("large", "jobs", "cards")  # what its functions and its runs share
@@ -72,11 +73,13 @@ def test_shares_of_a_batch_train_as_the_whole_of_it_does(ranks: int) -> None:
     assert ((shared[0] - alone).norm() / alone.norm()).item() < (1e-3 if ranks == 3 else 1e-5)
 
 
+@pytest.mark.proof
 def test_a_small_job_gets_slower_with_every_rank() -> None:
     times = {n: median(step(SMALL, n, 12) for _ in RUNS) for n in (1, 8)}
     assert times[8] > 2 * times[1]
 
 
+@pytest.mark.proof
 def test_a_large_job_gets_faster_as_far_as_there_are_cores() -> None:
     if cores() < 2:
         pytest.skip("one core")
@@ -90,6 +93,7 @@ def test_a_large_job_gets_faster_as_far_as_there_are_cores() -> None:
     assert median(step(LARGE, many, 3) / step(LARGE, few, 3) for _ in range(3)) > 0.8
 
 
+@pytest.mark.proof
 def test_ranks_that_all_take_the_whole_machine_are_slower() -> None:
     ranks, threads = 4 * cores(), max(2, cores())
     pairs = [step(LARGE, ranks, 2, threads) / step(LARGE, ranks, 2) for _ in range(3)]
@@ -108,6 +112,7 @@ def emulated(job: str, ranks: int) -> float:
     return min(float(lesson().on_cluster(lesson().cards[job], ranks)[0]) for _ in range(2))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("job", ["heavy", "hasty"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_a_step_on_the_cluster_takes_what_the_formula_says(job: str, ranks: int) -> None:
@@ -127,10 +132,13 @@ def test_bandwidth_is_a_floor_and_latency_a_turn() -> None:
     assert min(heavy) > 2 * 5e6 / 1.25e9
 
 
+@pytest.mark.proof
 def test_the_hasty_job_is_slower_on_eight_cards_than_on_four() -> None:
     assert sum(emulated("hasty", 8) > emulated("hasty", 4) for _ in RUNS) >= 4
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("job", "limit"), [("heavy", "bandwidth"), ("hasty", "latency")])
 def test_what_helps_the_most_is_what_limits(job: str, limit: str) -> None:
     compute, nbytes, link, slow = lesson().cards[job]
@@ -144,6 +152,7 @@ def test_what_helps_the_most_is_what_limits(job: str, limit: str) -> None:
         assert min(times, key=times.__getitem__) == limit
 
 
+@pytest.mark.proof
 def test_a_batch_that_grows_keeps_the_cards_busier() -> None:
     job = lesson().cards["heavy"]
     for _ in range(3):
@@ -152,6 +161,7 @@ def test_a_batch_that_grows_keeps_the_cards_busier() -> None:
         assert alone / grown > 2 * alone / shared / 8
 
 
+@pytest.mark.proof
 def test_fast_links_shorten_the_transfer_and_not_the_waiting() -> None:
     compute, nbytes, link, slow = lesson().cards["heavy"]
     fast = Link(link.latency / 10, 10 * link.bandwidth)
@@ -202,7 +212,7 @@ def test_where_it_dies_goes_by_the_batch(batch: int, line: str) -> None:
     assert lesson().dies_in(lesson().memory_of(sizes, batch), room) == line
 
 
-@pytest.mark.parametrize("seed", RUNS)
+@pytest.mark.parametrize("seed", first(RUNS))
 def test_room_for_three_times_the_parameters_is_not_enough_for_the_first_step(seed: int) -> None:
     wide = (1024, 3072, 3072, 10)
     limit = 3 * dtlab.held_bytes(MLP(*wide))

@@ -27,8 +27,9 @@ from dtlab.parallel.tensor import (
     reduce_from_region,
 )
 from dtlab.training.models import MLP, Block, GPTConfig
+from tests.staying import on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("06")]
 
 BATCH, TOKENS, WIDTH = 8, 64, 64
 ACTIVATIONS = 4 * BATCH * TOKENS * WIDTH  # bytes of [b, s, h]
@@ -46,7 +47,7 @@ def step(sequence_parallel: bool = False) -> None:
 def test_a_layer_sends_8bsh_and_with_sequence_parallelism_a_quarter_more(ranks: int) -> None:
     once = ACTIVATIONS * (ranks - 1) / ranks
     for sequence_parallel, times in ((False, 8), (True, 10)):  # two inputs are gathered again
-        sent = dtlab.launch(step, sequence_parallel, world_size=ranks).trace.bytes_wire()
+        sent = on_ranks(step, sequence_parallel, world_size=ranks).trace.bytes_wire()
         for each in sent:
             assert each == pytest.approx(times * once, rel=0.03)
 
@@ -59,12 +60,13 @@ def steps() -> None:
             block(x).sum().backward()
 
 
+@pytest.mark.proof
 def test_a_slow_link_makes_it_crawl_as_predicted() -> None:
     slow, fast = predict.Link(1e-6, 2e6), predict.Link(1e-6, 1e9)
     took = []
     for link in (slow, fast):
         cluster = dtlab.Cluster(nodes=1, gpus_per_node=2, intra=link)
-        events = dtlab.launch(steps, cluster=cluster).trace.events
+        events = on_ranks(steps, cluster=cluster).trace.events
         took.append([e.end - e.start for e in events if e.name == "step" and e.rank == 0])
     predicted = 4 * predict.ring_all_reduce_seconds(ACTIVATIONS, 2, slow)
     assert predicted * 0.95 < min(took[0])  # a busy machine adds to it
@@ -89,7 +91,7 @@ def halves() -> list[tuple[float, float]]:
 
 
 def test_column_parallel_cuts_the_rows_of_what_linear_stores() -> None:
-    for found in dtlab.launch(halves, world_size=2).values:
+    for found in on_ranks(halves, world_size=2).values:
         for rows, columns in found:
             assert rows < 1e-6 < 0.05 < columns
 
@@ -171,5 +173,5 @@ def right_and_wrong(effect: Callable[[int, bool], float]) -> list[tuple[float, f
 @pytest.mark.parametrize("effect", [trained, hidden, of_a_norm, norms])
 def test_what_goes_wrong_without_it(effect: Callable[[int, bool], float]) -> None:
     """f; the seed that ranks share; the norm for sequence parallelism; the library's clipping."""
-    for right, wrong in dtlab.launch(right_and_wrong, effect, world_size=2, trace=False).values[1]:
+    for right, wrong in on_ranks(right_and_wrong, effect, world_size=2, trace=False).values[1]:
         assert right < 1e-5 < 1e-3 < wrong

@@ -27,8 +27,10 @@ from dtlab.parallel.zero import Zero1, Zero2, Zero3
 from dtlab.predict.memory import model_states
 from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
+from tests.marks import first
+from tests.staying import on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.unit("05")]
 
 SEEDS = range(5)
 CONFIG = GPTConfig(vocab_size=64, context=8, num_layers=4, num_heads=2, width=48)
@@ -81,7 +83,7 @@ def held(stage: int) -> tuple[list[int], list[int]]:
 def test_each_stage_holds_less_and_moments_come_with_the_first_step() -> None:
     most = []
     for stage in range(4):
-        for seen, moments in dtlab.launch(held, stage, world_size=4).values:
+        for seen, moments in on_ranks(held, stage, world_size=4).values:
             assert moments[0] == 0 < moments[1] == moments[2]
             assert seen[2] == pytest.approx(model_states(PSI, stage, 4, "fp32").total, rel=0.02)
         most.append(seen[2])
@@ -99,7 +101,7 @@ def beside_shards() -> tuple[int, int, int]:
 
 
 def test_activations_and_gathered_blocks_do_not_shrink_with_the_ranks() -> None:
-    two, four = (dtlab.launch(beside_shards, world_size=n).values[0] for n in (2, 4))
+    two, four = (on_ranks(beside_shards, world_size=n).values[0] for n in (2, 4))
     assert four[0] == pytest.approx(two[0] / 2, rel=0.02)
     assert four[1:] == pytest.approx(two[1:], rel=0.01)
 
@@ -116,7 +118,7 @@ def gathered_at_most(blocks: Any, prefetch: int) -> int:
 
 def test_without_a_wrap_policy_all_is_gathered_and_prefetch_takes_a_block() -> None:
     everything, usual, frugal = (
-        dtlab.launch(gathered_at_most, blocks, prefetch, world_size=2).values[0]
+        on_ranks(gathered_at_most, blocks, prefetch, world_size=2).values[0]
         for blocks, prefetch in (([], 1), (Block, 1), (Block, 0))
     )
     assert everything >= 4 * PSI > 1.5 * usual > 1.5 * frugal
@@ -166,7 +168,7 @@ def steps(way: str, count: int, microbatches: int, silent: bool) -> None:
 def passes(way: str, microbatches: int = 1, silent: bool = False, ranks: int = 2) -> float:
     """Elements in a step of a rank, over Psi (N-1)/N."""
     few, many = (
-        dtlab.launch(steps, way, count, microbatches, silent, world_size=ranks, timeout=90)
+        on_ranks(steps, way, count, microbatches, silent, world_size=ranks, timeout=90)
         .trace.bytes_wire()
         for count in (1, 3)
     )  # fmt: skip
@@ -205,7 +207,7 @@ def test_gloos_reduce_scatter_sends_twice_what_a_ring_does() -> None:
     sent = []
     for how in (dist.reduce_scatter_single, collectives.ring_reduce_scatter):
         few, many = (
-            dtlab.launch(scatters, how, count, world_size=4).trace.bytes_wire(1)
+            on_ranks(scatters, how, count, world_size=4).trace.bytes_wire(1)
             for count in (1, 3)
         )
         sent.append(many - few)
@@ -222,7 +224,7 @@ def test_16_bits_on_the_wire_are_what_the_policy_says() -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         few, many = (
-            dtlab.launch(narrow, count, dtype, world_size=2).trace.bytes_wire(0)
+            on_ranks(narrow, count, dtype, world_size=2).trace.bytes_wire(0)
             for count in (1, 3)
         )
         found.append((many - few) / 2 / (PSI / 2))
@@ -244,10 +246,11 @@ def on_a_slow_wire(prefetch: int) -> float:
     return median(seconds[2:])
 
 
+@pytest.mark.proof
 def test_prefetch_shortens_a_step_on_the_emulated_wire() -> None:
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 10e6))
     without, with_it = (
-        max(dtlab.launch(on_a_slow_wire, prefetch, world_size=2, cluster=wire).values)
+        max(on_ranks(on_a_slow_wire, prefetch, world_size=2, cluster=wire).values)
         for prefetch in (0, 1)
     )
     assert with_it < 0.95 * without
@@ -282,7 +285,7 @@ def all_stages() -> dict[tuple[int | None, int], list[float]]:
 
 
 def test_every_stage_has_the_losses_of_one_process() -> None:
-    found = dtlab.launch(all_stages, world_size=3, timeout=90).values[0]
+    found = on_ranks(all_stages, world_size=3, timeout=90).values[0]
     for (_, seed), got in found.items():
         assert got == pytest.approx(found[None, seed], rel=1e-4)
 
@@ -314,15 +317,16 @@ def in_three_ways() -> list[tuple[Tensor, Tensor, Tensor]]:
     return [(clipped(seed, True), clipped(seed, False), in_one_process(seed)) for seed in SEEDS]
 
 
+@pytest.mark.proof
 def test_clipping_by_the_local_norm_is_too_long_and_turned() -> None:
-    found = dtlab.launch(in_three_ways, world_size=4, timeout=90).values[0]
+    found = on_ranks(in_three_ways, world_size=4, timeout=90).values[0]
     for locally, by_all, wanted in found:
         assert (by_all - wanted).norm() < 0.01 * wanted.norm()
         assert locally.norm() == pytest.approx(2 * 0.1, rel=0.02)  # sqrt(4) times too long
         assert torch.cosine_similarity(locally, wanted, dim=0) < 0.99
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_step_of_one_length_is_sqrt_n_times_too_long_in_shards(seed: int) -> None:
     gradient = torch.randn(4000, generator=torch.Generator().manual_seed(seed))
     for ranks in (2, 4, 16):

@@ -266,6 +266,8 @@ def test_what_the_platform_would_miss_is_said(
     assert "'=1+1' could be a formula" in caplog.text
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_nbgraders_command_takes_them(course: Path, wrong: bool) -> None:
     command = [sys.executable, "-m", "nbgrader", "export"]

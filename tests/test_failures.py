@@ -168,6 +168,8 @@ def test_a_crash_in_a_functional_collective_may_be_gloos_doing() -> None:
     assert "Run it again" not in str(fails(aborts))
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
 @pytest.mark.parametrize("what", ["torch", "python"])

@@ -765,6 +765,7 @@ def upright(figure: Figure) -> list[tuple[float, float, float]]:
     return [(box.x0, box.y0, box.y1) for box in boxes]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 8, 12, 64, 96, 1024])
 @pytest.mark.parametrize(
@@ -1041,6 +1042,8 @@ def test_pyplot_and_torch_are_not_needed() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("pyplot", ["", "import matplotlib.pyplot as plt\n"])
 def test_a_figure_as_last_expression_is_shown_once(pyplot: str) -> None:

@@ -100,6 +100,7 @@ def test_rows_do_not_lie_on_each_other_and_words_stay_on_the_sheet() -> None:
 # -------------------------------------------------------------------------------- explorers
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_facts_that_move_light_another_way() -> None:
     explorer = explore_decision()

@@ -8,6 +8,7 @@ from dtlab.show import explore_block, parallel_block
 from tests.drawn import boxes, check_layout, texts
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("backward", [False, True])

@@ -19,6 +19,7 @@ from dtlab.parallel.fully_sharded import NaiveZero3, Zero3
 from dtlab.training.accumulation import accumulate
 from dtlab.training.models import GPT, MLP, Block, ConvNet, GPTConfig
 from tests.marks import slow
+from tests.staying import on_ranks
 
 SMALL = GPTConfig(vocab_size=37, context=8, num_layers=3, num_heads=2, width=12)
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
@@ -147,6 +148,7 @@ def test_equals_adam_in_one_process() -> None:
     equal_adam("gpt", 3, ("naive", "default", "stays"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -157,18 +159,19 @@ def test_equals_adam_in_every_way(name: str, ranks: int) -> None:
 
 def equal_adam(name: str, ranks: int, ways: tuple[str, ...]) -> None:
     losses, parameters = in_one_process(name, ranks)
-    run = dtlab.launch(in_ways, name, ways, world_size=ranks, timeout=60)
+    run = on_ranks(in_ways, name, ways, world_size=ranks, timeout=60)
     for seen in run.values:
         for got, state in seen.values():
             assert got == pytest.approx(losses, rel=1e-9)
             same(state, parameters)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_it_in_single_precision(name: str) -> None:
     losses, parameters = in_one_process(name, 3, dtype=torch.float32)
-    run = dtlab.launch(in_ways, name, tuple(WAYS), torch.float32, world_size=3, timeout=60)
+    run = on_ranks(in_ways, name, tuple(WAYS), torch.float32, world_size=3, timeout=60)
     for seen in run.values:
         for got, state in seen.values():
             assert got == pytest.approx(losses, rel=1e-5)
@@ -204,12 +207,12 @@ def beside_pytorch(name: str, mixed: bool) -> list[tuple[State, State]]:
     return pairs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [slow(2), 3, slow(4)])
 @pytest.mark.parametrize("name", ["mlp", slow("conv"), slow("gpt")])
 def test_equals_fully_shard_step_by_step(name: str, ranks: int) -> None:
-    for pairs in dtlab.launch(beside_pytorch, name, False, world_size=ranks).values:
+    for pairs in on_ranks(beside_pytorch, name, False, world_size=ranks).values:
         for got, wanted in pairs:
             same(got, wanted, rtol=1e-5, atol=1e-6)
 
@@ -218,7 +221,7 @@ def test_equals_fully_shard_step_by_step(name: str, ranks: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", slow("gpt")])
 def test_equals_fully_shard_in_mixed_precision(name: str) -> None:
-    for pairs in dtlab.launch(beside_pytorch, name, True, world_size=2).values:
+    for pairs in on_ranks(beside_pytorch, name, True, world_size=2).values:
         for got, wanted in pairs:
             assert all(one.dtype == torch.float32 for one in got.values())
             same(got, wanted, rtol=1e-5, atol=1e-6)  # both round at the same places
@@ -235,7 +238,7 @@ def reduced_in(reduce_dtype: torch.dtype | None) -> dict[str, Any]:
 @pytest.mark.slow
 def test_shards_and_gradients_keep_their_dtype_in_mixed_precision() -> None:
     for reduce_dtype in (None, torch.float32, torch.float16):
-        for seen in dtlab.launch(reduced_in, reduce_dtype, world_size=2).values:
+        for seen in on_ranks(reduced_in, reduce_dtype, world_size=2).values:
             assert seen == {"shards": {torch.float32}, "grads": {torch.float32}}
 
 
@@ -284,7 +287,7 @@ def test_bytes_on_the_wire(
 ) -> None:
     """Of two steps more, so that wrapping does not count; padding is below 0.1 % here."""
     few, many = (
-        dtlab.launch(steps_of, count, micro, no_sync, options, world_size=ranks)
+        on_ranks(steps_of, count, micro, no_sync, options, world_size=ranks)
         for count in (1, 3)
     )
     wanted = 2 * psi * few.values[0] * 4 * (ranks - 1) / ranks
@@ -332,7 +335,7 @@ def calls() -> list[str]:
 @pytest.mark.slow
 def test_the_next_block_is_gathered_while_one_computes() -> None:
     """As drawn at the top of the module: the gather of a block stands before its compute."""
-    for log in dtlab.launch(calls, world_size=2).values:
+    for log in on_ranks(calls, world_size=2).values:
         assert log == [
             "gather root", "gather 0", "compute root", "gather 1", "compute 0",
             "gather 2", "compute 1", "compute 2",
@@ -362,7 +365,7 @@ def test_communication_hides_behind_computation() -> None:
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 10e6))
     seconds = {
         way: max(
-            dtlab.launch(exposed, WAYS[way], world_size=2, cluster=wire, timeout=60).values
+            on_ranks(exposed, WAYS[way], world_size=2, cluster=wire, timeout=60).values
         )
         for way in ("naive", "no prefetch", "default")
     }
@@ -410,7 +413,7 @@ def held_through_a_step(options: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_rank_holds_its_shards_and_two_blocks_at_most() -> None:
     ranks = 4
-    for held in dtlab.launch(held_through_a_step, {}, world_size=ranks).values:
+    for held in on_ranks(held_through_a_step, {}, world_size=ranks).values:
         root = held["whole"] - 3 * held["layer"]
         gathered = max(one for one, _ in held["most"])
         assert 1.0 * (root + 2 * held["layer"]) <= gathered < 1.01 * (root + 2 * held["layer"])
@@ -426,12 +429,12 @@ def test_a_rank_holds_its_shards_and_two_blocks_at_most() -> None:
 
 @pytest.mark.slow
 def test_without_prefetch_it_is_one_block_and_with_no_blocks_it_is_all() -> None:
-    one = dtlab.launch(held_through_a_step, {"prefetch": 0}, world_size=2).values[0]
+    one = on_ranks(held_through_a_step, {"prefetch": 0}, world_size=2).values[0]
     root = one["whole"] - 3 * one["layer"]
     assert max(g for g, _ in one["most"]) < 1.01 * (root + one["layer"])
-    everything = dtlab.launch(held_through_a_step, {"blocks": []}, world_size=2).values[0]
+    everything = on_ranks(held_through_a_step, {"blocks": []}, world_size=2).values[0]
     assert max(g for g, _ in everything["most"]) >= everything["whole"]
-    stays = dtlab.launch(
+    stays = on_ranks(
         held_through_a_step, {"reshard_after_forward": False}, world_size=2
     ).values[0]
     assert stays["between"] >= stays["whole"]
@@ -480,7 +483,7 @@ def test_gradients_of_micro_batches_add_up(way: str) -> None:
     whole = made("mlp")
     sum(loss_of(whole, batch("mlp", step, 12)) / 3 for step in range(3)).backward()
     wanted = {name: one.grad for name, one in whole.named_parameters()}
-    for got, held in dtlab.launch(micro_batches, way, world_size=3).values:
+    for got, held in on_ranks(micro_batches, way, world_size=3).values:
         same(got, wanted)
         assert (held > 0) == (way == "no_sync")  # elsewhere whole gradients are gone at once
 
@@ -498,7 +501,7 @@ def test_clipping_by_the_norm_over_all_ranks(norm_type: float) -> None:
     whole = made("mlp")
     loss_of(whole, batch("mlp", 0, 12)).backward()
     norm = nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm_type)
-    for got, gradients in dtlab.launch(clipped, norm_type, world_size=3).values:
+    for got, gradients in on_ranks(clipped, norm_type, world_size=3).values:
         assert got == pytest.approx(norm.item(), rel=1e-6)
         wanted = {name: one.grad for name, one in whole.named_parameters()}
         same(gradients, wanted, rtol=1e-5, atol=1e-9)
@@ -536,7 +539,7 @@ def test_parameter_groups_by_shape_and_by_name() -> None:
         loss_of(whole, batch("gpt", step, 6)).backward()
         optimizer.step()
     for before in (True, False):
-        for got in dtlab.launch(grouped, before, world_size=2).values:
+        for got in on_ranks(grouped, before, world_size=2).values:
             same(got, dict(whole.named_parameters()))
 
 
@@ -594,7 +597,7 @@ def test_what_a_rank_does_not_use_counts_as_zero_and_what_nobody_uses_is_left_al
             x = torch.full((2, 3), float(rank + 1), dtype=torch.float64)
             (whole(x, (rank + step) % 2 == 1).square().sum() / ranks).backward()
         optimizer.step()
-    for got, stepped in dtlab.launch(branches, ranks, world_size=ranks).values:
+    for got, stepped in on_ranks(branches, ranks, world_size=ranks).values:
         same(got, dict(whole.named_parameters()))
         assert not any("never" in name for name in stepped)
 
@@ -680,7 +683,7 @@ def test_blocks_that_are_shared_tied_or_recomputed(
         blocks = lambda one: isinstance(one, kinds)  # noqa: E731
     torch.manual_seed(4)
     wanted = three_steps(make().double(), False, backwards)
-    for states in dtlab.launch(wrapped, make, blocks, backwards, world_size=2).values:
+    for states in on_ranks(wrapped, make, blocks, backwards, world_size=2).values:
         for got in states:
             same(got, wanted)
 
@@ -699,7 +702,7 @@ def recomputed_traffic(recomputes: bool, steps: int) -> None:
 @pytest.mark.slow
 def test_recomputation_gathers_no_more() -> None:
     runs = {
-        (way, steps): dtlab.launch(recomputed_traffic, way, steps, world_size=2)
+        (way, steps): on_ranks(recomputed_traffic, way, steps, world_size=2)
         for way in (False, True) for steps in (1, 2)
     }  # fmt: skip
     gathers = [
@@ -744,7 +747,7 @@ def fail(*_: Any) -> None:
 @pytest.mark.slow
 def test_a_pass_that_fails_leaves_nothing_behind() -> None:
     _, parameters = in_one_process("mlp", 2, steps=4)
-    for got, _ in dtlab.launch(disturbed, world_size=2).values:
+    for got, _ in on_ranks(disturbed, world_size=2).values:
         same(got, parameters)
 
 
@@ -795,7 +798,7 @@ def optimizers() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_optimizers_that_do_not_work_element_by_element_are_refused() -> None:
-    said = dtlab.launch(optimizers, world_size=2).values[1]
+    said = on_ranks(optimizers, world_size=2).values[1]
     assert {name for name, text in said.items() if text} == {"norm", "LBFGS", "Adafactor"}
     assert "OwnOptimizer does not work element by element" in said["norm"]
 
@@ -835,11 +838,11 @@ def bad_arguments() -> list[str]:
 
 @pytest.mark.slow
 def test_bad_arguments_are_told() -> None:
-    assert "sparse=False" in dtlab.launch(sparse, world_size=1).values[0]
+    assert "sparse=False" in on_ranks(sparse, world_size=1).values[0]
     pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is Block",
               "no submodules of the one", "nobody calls it", "prefetch=-1",
               "before it is wrapped", "has become False"]  # fmt: skip
-    said = dtlab.launch(bad_arguments, world_size=1).values[0]
+    said = on_ranks(bad_arguments, world_size=1).values[0]
     for piece, text in zip(pieces, said, strict=True):
         assert piece in text
 
@@ -863,7 +866,7 @@ def in_subgroups() -> State | None:
 @pytest.mark.slow
 def test_a_subgroup_shares_a_model() -> None:
     _, parameters = in_one_process("mlp", 2, steps=3)
-    first, none, other = dtlab.launch(in_subgroups, world_size=3).values
+    first, none, other = on_ranks(in_subgroups, world_size=3).values
     assert none is None
     same(first, parameters)
     same(other, parameters)

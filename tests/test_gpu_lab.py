@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from dtlab.doctor.smi import LINK_WORDS, link_words
 from dtlab.predict import CARDS, LINKS, Card, Link
-from tests.test_units_run import has_figure, kernel, says_what_it_shows
+from tests.test_units_run import has_figure, kernel, run_in, says_what_it_shows
 
 LAB = Path(__file__).parent.parent / "notebooks" / "gpu_lab.ipynb"
 MINUTES = 90
@@ -181,8 +181,10 @@ def run_of(folder: Path) -> tuple[NotebookNode, dict[str, dict[str, Any]]]:
             one.source = one.source.replace("GROUP = []", 'GROUP = ["Ada", "Grace"]', 1)
         if one.id == "sheet-save":
             one.source = one.source.replace("SAVE = False", "SAVE = True", 1)
-    with kernel(folder, errors=False) as run:
-        run(notebook)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with kernel() as client:
+            run_in(client, notebook)
     record = json.loads((folder / SAVED[0]).read_text())
     assert record["group"] == ["Ada", "Grace"]
     return notebook, record["sheet"]
@@ -201,6 +203,7 @@ def assert_filled(sheet: dict[str, dict[str, Any]]) -> None:
             assert number > 0 or row == "2 latency of a link", row  # a fit may find none
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason="there are GPUs: they are used")

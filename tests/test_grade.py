@@ -200,6 +200,7 @@ def two_levels(kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return group
 
 
+@pytest.mark.proof
 def test_a_part_in_another_notebook_leaves_this_one_alone(two_levels: Class, kept: Kept) -> None:
     group = two_levels
     group.grade()
@@ -280,6 +281,7 @@ def test_what_was_given_by_hand_survives(group: Class) -> None:
 # Stopping ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_what_is_to_be_judged_again_is_so_after_a_stop(group: Class, kept: Kept) -> None:
     for name in ("cyd", "dan"):
         group.hand_in(name)
@@ -342,6 +344,7 @@ def test_a_lock_that_a_dead_process_left_holds_nobody_up(group: Class) -> None:
 # What goes wrong --------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
     two_levels: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +428,7 @@ def test_a_notebook_that_is_a_link_is_not_followed(group: Class) -> None:
     assert "level-1.ipynb is a link, or no file" in outcome.record.notes["level-1"][0]
 
 
+@pytest.mark.proof
 def test_names_of_all_kinds(group: Class) -> None:
     names = ["Grace Hopper", "Ångström 林", "a[b]c*", "n" * 250, "-x", "o'neil\""]
     for name in [*names, "line\nfeed"]:
@@ -556,6 +560,7 @@ def sound(group: Class) -> bool:
         return bool(database.execute("pragma integrity_check").fetchall() == [("ok",)])
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_it_at_once_and_the_same_command_goes_on(slow_group: Class) -> None:
@@ -579,6 +584,7 @@ def booked(group: Class) -> list[str]:
         return [one.student.id for one in book.find_assignment(NAME).submissions]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_what_is_killed_leaves_nothing_and_is_gone_on_with(slow_group: Class) -> None:
     running = Running(slow_group, "--again", "--jobs", "2")
@@ -591,6 +597,7 @@ def test_what_is_killed_leaves_nothing_and_is_gone_on_with(slow_group: Class) ->
     assert "5 as before." in again
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_second_one_is_refused_while_the_first_goes_on(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
@@ -606,6 +613,7 @@ def test_a_second_one_is_refused_while_the_first_goes_on(slow_group: Class) -> N
     assert running.left() == []
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_terminal_of_80_columns(slow_group: Class) -> None:
     """A line for each student, and below the bar what each job does."""
@@ -631,6 +639,7 @@ def test_a_terminal_of_80_columns(slow_group: Class) -> None:
     assert any(line.startswith("Ångström 林 xxx") and "10 of 10" in line for line in lines)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 def test_memory_does_not_grow_with_the_number_of_submissions(
     group: Class, kept: Kept, monkeypatch: pytest.MonkeyPatch
@@ -663,6 +672,7 @@ def plainly(group: Class, student: str) -> None:
     assert done["success"], done
 
 
+@pytest.mark.proof
 def test_nbgrader_autograde_keeps_its_server_and_the_verdicts(
     group: Class, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -692,6 +702,7 @@ def test_nbgrader_autograde_keeps_its_server_and_the_verdicts(
     assert group.record("ada").key == before.key
 
 
+@pytest.mark.proof
 def test_nbgrader_autograde_leaves_no_process(group: Class) -> None:
     mark = {"DTLAB_TEST": group.folder.parent.name + str(time.time_ns())}
     done = subprocess.run(

@@ -132,6 +132,7 @@ def test_a_script_asks_afresh_each_time() -> None:
     assert repr(dtlab.guess("How many?")) == "<How many? no guess yet>"
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_cell_that_runs_again_goes_on_with_the_guess_made_in_it() -> None:
     ask = "import dtlab\nsent = dtlab.guess('How many?', unit='MB')"
@@ -270,6 +271,7 @@ def test_a_form_brings_no_colours_of_its_own() -> None:
     assert button.style.button_color is None
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_in_a_notebook_nothing_waits_for_the_learner() -> None:
     cells = [

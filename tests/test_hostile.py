@@ -53,6 +53,7 @@ def test_the_catalogue_is_large_and_says_what_each_entry_tries() -> None:
 # The eyes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
     wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["handed in"]}
@@ -64,6 +65,7 @@ def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
     assert seconds.endswith("s, and 0.001 are enough")
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_secret_that_was_told_is_noticed(judging: Judging) -> None:
     canaries = judging.canaries
@@ -74,6 +76,7 @@ def test_a_secret_that_was_told_is_noticed(judging: Judging) -> None:
     assert not canaries.told("nothing")
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_process_that_is_left_is_noticed() -> None:
     before = Outside.now()
@@ -87,6 +90,7 @@ def test_a_process_that_is_left_is_noticed() -> None:
     assert not left_behind(before)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_a_file_that_is_left_is_noticed() -> None:
@@ -105,6 +109,7 @@ def test_a_judge_that_is_stuck_is_brought_back() -> None:
 # The catalogue ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", list(entries()))
 def test_it_gets_what_it_earns_and_nothing_else(judging: Judging, entry: Hostile) -> None:

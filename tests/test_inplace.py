@@ -45,6 +45,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_same_script_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))

@@ -114,6 +114,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("zone")
 @pytest.mark.parametrize(
@@ -139,6 +140,7 @@ def test_times_are_compared_wherever_they_were_noted(
         assert late is None or late.due == DUE
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_an_extension_that_nbgrader_knows_of_counts(tmp_path: Path) -> None:
     with Gradebook(f"sqlite:///{tmp_path}/gradebook.db") as book:
@@ -201,6 +203,7 @@ def penalties(group: Class) -> dict[str, float | None]:
         return {one.student.id: one.notebooks[0].late_submission_penalty for one in found}
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_late_work_loses_points_and_each_is_told(
     group: Class, monkeypatch: pytest.MonkeyPatch
@@ -245,6 +248,7 @@ def test_rules_and_points_that_change_afterwards_count_without_judging_again(
     assert kept.tasks == []
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_handed_in_again_is_late_again(group: Class, kept: Kept) -> None:
     group = set_up(group, RULES)

@@ -177,6 +177,7 @@ def test_cpus_are_shared_fairly() -> None:
     assert dtlab.launch(torch.get_num_threads, world_size=1, threads=3).values == [3]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_script_without_a_main_guard(script: Path) -> None:
     done = run_script(
@@ -201,6 +202,7 @@ def test_a_script_without_a_main_guard(script: Path) -> None:
     assert done.stdout == "[0, 1, 2] True\n"
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_script_ends_without_waiting_and_leaves_no_server(script: Path) -> None:
     done = run_script(
@@ -217,6 +219,7 @@ def test_a_script_ends_without_waiting_and_leaves_no_server(script: Path) -> Non
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_launches_in_a_row_pay_for_a_slow_import_only_at_first(script: Path) -> None:
     """The first optimizer of a process imports torch's compiler: seconds, for each rank."""
@@ -238,6 +241,7 @@ def test_launches_in_a_row_pay_for_a_slow_import_only_at_first(script: Path) -> 
     assert done.stdout.strip().endswith("True, True, True]"), done.stderr
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_ranks_begin_with_what_the_notebook_has_imported_of_dtlab(script: Path) -> None:
     """A check's own modules take longer to import than its ranks need to run."""
@@ -270,6 +274,7 @@ def test_the_server_has_one_thread_and_its_name() -> None:
     assert title == ["dtlab-rank 0", "dtlab-rank 1"]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
 def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(script: Path) -> None:
@@ -297,6 +302,7 @@ def test_a_killed_server_is_replaced() -> None:
     assert dtlab.launch(lambda: 1).values == [1, 1]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
     dtlab.launch(lambda: None)
@@ -324,6 +330,7 @@ def test_launches_from_several_threads() -> None:
     assert found == {n: [n * 10, n * 10 + 1] for n in range(4)}
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_two_hundred_launches_in_a_row() -> None:
     import psutil

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-import dtlab
 from dtlab.training.learning_rate import (
     NoiseScale,
     WarmupThenDecay,
@@ -25,6 +24,7 @@ from dtlab.training.learning_rate import (
     sqrt_scaled_lr,
 )
 from dtlab.training.models import MLP
+from tests.staying import on_ranks
 
 # Scaling ------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ def test_ranks_measure_what_one_process_does() -> None:
 
     expected = gradient_noise_scale(gradients, batch=3)
     for shares in [6], [1, 5], [2, 3, 1]:
-        for scale in dtlab.launch(ranks, shares, world_size=len(shares)).values:
+        for scale in on_ranks(ranks, shares, world_size=len(shares)).values:
             assert scale.variance == pytest.approx(expected.variance)
             assert scale.gradient_squared == pytest.approx(expected.gradient_squared)
 
@@ -289,7 +289,7 @@ def test_subgroups_measure_alone() -> None:
         return gradient_noise_scale([gradients[me]], 3, group).variance
 
     expected = gradient_noise_scale([gradients[0], gradients[2]], batch=3).variance
-    values = dtlab.launch(ranks, world_size=3).values
+    values = on_ranks(ranks, world_size=3).values
     assert values == [pytest.approx(expected), None, pytest.approx(expected)]
 
 
@@ -300,7 +300,7 @@ def test_too_few_gradients_are_told_on_every_rank() -> None:
         with pytest.raises(ValueError, match="2 gradients, and 1 ranks without any"):
             gradient_noise_scale(mine, batch=3)
 
-    dtlab.launch(ranks, world_size=2)
+    on_ranks(ranks, world_size=2)
     for few in (0, 1):
         with pytest.raises(ValueError, match=f"{few} gradients.* at least two"):
             gradient_noise_scale(_random_gradients(few), batch=3)

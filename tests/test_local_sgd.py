@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.functional import cross_entropy
 
-import dtlab
 from dtlab.parallel.data import NaiveDataParallel, assert_replicas_equal
 from dtlab.parallel.local_sgd import LocalSGD
 from tests.marks import slow
+from tests.staying import on_ranks
 
 NUM_STEPS = 9
 
@@ -82,6 +82,7 @@ def _alone(n: int, when: str, momentum: float) -> list[list[list[Tensor]]]:
     return history
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def _alone(n: int, when: str, momentum: float) -> list[list[list[Tensor]]]:
 def test_is_what_models_side_by_side_are(
     n: int, steps: int, until: int, momentum: float, when: str
 ) -> None:
-    run = dtlab.launch(_local, steps, momentum, until, world_size=n)
+    run = on_ranks(_local, steps, momentum, until, world_size=n)
     assert [seen for _, seen in run.values] == [when] * n
     for step, expected in enumerate(_alone(n, when, momentum)):
         for rank in range(n):
@@ -109,16 +110,16 @@ def _data_parallel() -> list[list[Tensor]]:
 
 @pytest.mark.slow
 def test_each_step_with_plain_sgd_is_data_parallelism() -> None:
-    ours = dtlab.launch(_local, 1, world_size=3)
-    theirs = dtlab.launch(_data_parallel, world_size=3)
+    ours = on_ranks(_local, 1, world_size=3)
+    theirs = on_ranks(_data_parallel, world_size=3)
     for (after, _), expected in zip(ours.values, theirs.values, strict=True):
         torch.testing.assert_close(after, expected)
 
 
 @pytest.mark.slow
 def test_with_momentum_it_is_not_the_same_as_data_parallelism_every_four_steps() -> None:
-    ours = dtlab.launch(_local, 4, world_size=2).values[0][0]
-    theirs = dtlab.launch(_data_parallel, world_size=2).values[0]
+    ours = on_ranks(_local, 4, world_size=2).values[0][0]
+    theirs = on_ranks(_data_parallel, world_size=2).values[0]
     assert not torch.allclose(ours[-1][0], theirs[-1][0])
 
 
@@ -137,8 +138,8 @@ def _torchs(steps: int) -> list[list[Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [2, 4])
 def test_is_pytorchs_periodic_model_averager(steps: int) -> None:
-    ours = dtlab.launch(_local, steps, 0.9, world_size=3)
-    theirs = dtlab.launch(_torchs, steps, world_size=3)
+    ours = on_ranks(_local, steps, 0.9, world_size=3)
+    theirs = on_ranks(_torchs, steps, world_size=3)
     for (after, _), expected in zip(ours.values, theirs.values, strict=True):
         torch.testing.assert_close(after, expected)
 
@@ -152,7 +153,7 @@ def _only_averages(steps: int) -> None:
 @pytest.mark.slow
 def test_sends_a_kth_of_the_bytes() -> None:
     def sent(steps: int) -> tuple[int, int]:
-        run = dtlab.launch(_only_averages, steps, world_size=2)
+        run = on_ranks(_only_averages, steps, world_size=2)
         assert run.trace is not None
         wire = run.trace.bytes_wire(0)
         assert wire is not None
@@ -187,7 +188,7 @@ def _mixed() -> None:
 
 @pytest.mark.slow
 def test_dtypes_tied_and_frozen_parameters() -> None:
-    dtlab.launch(_mixed, world_size=3)
+    on_ranks(_mixed, world_size=3)
 
 
 def _in_subgroup() -> float:
@@ -202,7 +203,7 @@ def _in_subgroup() -> float:
 
 @pytest.mark.slow
 def test_subgroups_average_among_themselves() -> None:
-    assert dtlab.launch(_in_subgroup, world_size=4).values == [0.5, 0.5, 2.5, 2.5]
+    assert on_ranks(_in_subgroup, world_size=4).values == [0.5, 0.5, 2.5, 2.5]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-import dtlab
 from dtlab.parallel.data import DataParallel
 from dtlab.training import loss_scaling
 from dtlab.training.accumulation import accumulate
 from dtlab.training.loss_scaling import DynamicLossScaler, StaticLossScaler
 from dtlab.training.overflow import has_overflowed
+from tests.staying import on_ranks
 
 Scaler = Any  # ours or PyTorch's: they are used alike
 INF, NAN = math.inf, math.nan
@@ -408,7 +408,7 @@ def test_in_data_parallelism_one_ranks_overflow_is_everyones(n: int) -> None:
 
     alone = trained(layer(), of_torch(**constants), list(range(n)))
     assert alone[1] == [1024, 512, 512, 256, 256, 512]
-    for both in dtlab.launch(ranks, world_size=n).values:
+    for both in on_ranks(ranks, world_size=n).values:
         for parameters, scales in both:
             torch.testing.assert_close(parameters, alone[0])
             assert scales == alone[1]
@@ -419,7 +419,7 @@ def test_data_parallelism_needs_no_message_of_the_scaler() -> None:
     def ranks(scaler: Scaler) -> None:
         trained(DataParallel(layer()), scaler, [dist.get_rank()])
 
-    ops = [dtlab.launch(ranks, one, world_size=2).trace.ops(0) for one in
+    ops = [on_ranks(ranks, one, world_size=2).trace.ops(0) for one in
            (DynamicLossScaler(), of_torch())]  # fmt: skip
     assert ops[0] == ops[1]
 
@@ -448,10 +448,10 @@ def test_shards_skip_together_with_a_group_and_part_without() -> None:
         shard = Shard(DynamicLossScaler(8.0, group=group))
         return [shard.step(INF if dist.get_rank() == bad else 1.0) for bad in (9, 1, 9, 0)]
 
-    together = dtlab.launch(ranks, True, world_size=3)
+    together = on_ranks(ranks, True, world_size=3)
     assert together.values == [[(0.5, 8), (0.5, 4), (0, 4), (0, 2)]] * 3
     assert together.trace.ops(0)["all_reduce"] == 4
-    apart = dtlab.launch(ranks, False, world_size=3)
+    apart = on_ranks(ranks, False, world_size=3)
     assert apart.values == [
         [(0.5, 8), (0, 8), (-0.5, 8), (-0.5, 4)],
         [(0.5, 8), (0.5, 4), (0, 4), (-0.5, 4)],
@@ -484,6 +484,6 @@ def test_a_rank_without_gradients_and_one_with_fp16_ones() -> None:
             shard.scaler.unscale_(shard.optimizer)
         return scale, str(caught.value)
 
-    _, one, two = dtlab.launch(ranks, world_size=3).values
+    _, one, two = on_ranks(ranks, world_size=3).values
     assert one == two
     assert one[0] == 4

@@ -69,6 +69,7 @@ def test_cells_and_lines_in_ipython() -> None:
     assert "ranks 0 to 2 raised NameError: name 'x' is not defined" in lost
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_an_error_has_the_cell_and_line_that_the_learner_sees() -> None:
     error, unreadable, long, usage = said(
@@ -84,6 +85,7 @@ def test_an_error_has_the_cell_and_line_that_the_learner_sees() -> None:
     assert "UsageError: %ranks: argument what: invalid choice: 'fly'" in usage
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_notebook_shows_figures_by_rank() -> None:
     cells = [

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-import dtlab
 from dtlab.parallel.data import DataParallel
 from dtlab.training import master_weights
 from dtlab.training.held import held_bytes
@@ -24,6 +23,7 @@ from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.loss_scaling import DynamicLossScaler
 from dtlab.training.master_weights import MasterWeights, naive_master_step
 from dtlab.training.models import GPT, MLP, GPTConfig
+from tests.staying import on_ranks
 
 BF16, FP16 = torch.bfloat16, torch.float16
 EXACT = {"rtol": 0, "atol": 0}
@@ -387,7 +387,7 @@ def test_replicas_stay_equal_and_near_one_process(n: int) -> None:
         model(batch).float().square().mean().backward()
         alone.step()
         alone.zero_grad()
-    first, *others = dtlab.launch(ranks, world_size=n).values
+    first, *others = on_ranks(ranks, world_size=n).values
     for each in others:
         torch.testing.assert_close(each, first, **EXACT)
     expected = [each.detach() for each in alone.masters]

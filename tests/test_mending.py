@@ -485,6 +485,7 @@ def trees(draw: st.DrawFn) -> Tree:
     return notebook
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(notebook=trees())
@@ -517,6 +518,7 @@ def files(draw: st.DrawFn) -> tuple[str, bytes]:
     return level, notebook
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(submitted=files() | st.tuples(st.sampled_from([*RELEASED]), st.binary()))

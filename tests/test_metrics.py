@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-import dtlab
 from dtlab.training.datasets import batches, digits
 from dtlab.training.metrics import Mean
 from dtlab.training.models import MLP
+from tests.staying import on_ranks
 
 VALUES = torch.arange(10, dtype=torch.float64) ** 2
 SHARES = {1: [10], 2: [9, 1], 3: [2, 0, 8], 4: [1, 4, 2, 3]}
@@ -27,7 +27,7 @@ def test_uneven_ranks_have_the_mean_of_one_process(n: int) -> None:
         everywhere = mean.over_ranks()
         return everywhere.value, everywhere.count, mean.value
 
-    run = dtlab.launch(ranks, world_size=n)
+    run = on_ranks(ranks, world_size=n)
     for value, count, local in run.values:
         assert (value, count) == (VALUES.mean().item(), 10)
         if n > 1 and not math.isnan(local):
@@ -43,7 +43,7 @@ def test_the_mean_of_means_is_wrong() -> None:
         return mean_of_means.item(), Mean(mine.sum().item(), len(mine)).over_ranks().value
 
     truth = VALUES.mean().item()  # 28.5; the mean of 204 / 9 and 81 is nearly twice as much
-    for mean_of_means, value in dtlab.launch(ranks, world_size=2).values:
+    for mean_of_means, value in on_ranks(ranks, world_size=2).values:
         assert value == truth
         assert mean_of_means == pytest.approx((204 / 9 + 81) / 2)
         assert mean_of_means > 1.5 * truth
@@ -67,7 +67,7 @@ def test_evaluation_over_shards_that_do_not_divide() -> None:
         return loss.over_ranks().value, accuracy.over_ranks().total, accuracy.over_ranks().count
 
     expected = (pytest.approx(truth[0], rel=1e-12), truth[1], 359)
-    assert dtlab.launch(ranks, world_size=3).values == [expected] * 3
+    assert on_ranks(ranks, world_size=3).values == [expected] * 3
 
 
 def test_subgroups_have_their_own_mean() -> None:
@@ -75,7 +75,7 @@ def test_subgroups_have_their_own_mean() -> None:
         group, me = dist.new_group([0, 2]), dist.get_rank()
         return Mean(me, 1).over_ranks(group).value if me != 1 else None
 
-    assert dtlab.launch(ranks, world_size=3).values == [1, None, 1]
+    assert on_ranks(ranks, world_size=3).values == [1, None, 1]
 
 
 def test_without_ranks_it_is_the_mean_itself() -> None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import ast
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dtlab
 from dtlab.grading import Criterion, Part, known_parts
-from tests.mutants import __main__ as command
+from dtlab.grading.checking.bench import HERE, Bench
+from tests import proof as command
 from tests.mutants.catalogue import MUTATORS, Mutator
 from tests.mutants.engine import Mutant, mutants
-from tests.mutants.proof import Place, Proof, fate_of, losses_of, proof_of
+from tests.mutants.proof import Place, Proof, fate_of, proof_of
 from tests.mutants.sources import Solution, solution_of
-from tests.wrong_answers import Answers, answers_of
+from tests.proof import fingerprint
+from tests.wrong_answers import Answers
 
 ROOT = Path(__file__).parent.parent
 CHECKED = [part for part in known_parts() if not part.by_hand]
@@ -148,14 +149,15 @@ def test_the_solution_of_a_part_is_found_with_what_it_needs(part: Part) -> None:
     assert "dtlab.launch" not in solution.prelude
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     "part", [part for part in CHECKED if part.level > 1], ids=lambda part: part.name
 )
 def test_a_mutant_of_a_solution_is_known_by_its_change(part: Part) -> None:
-    changes = [mutant.change for mutant in proof_of(part).mutants]
+    proof = proof_of(part)
+    changes = [mutant.change for mutant in proof.mutants]
     assert len(set(changes)) == len(changes)
-    assert set(equivalent_of(part)) <= set(changes)
+    assert {*proof.equivalent} <= {*changes}
 
 
 # The proof of a toy part ------------------------------------------------------------------------
@@ -176,7 +178,12 @@ class ToyCheck:
         self.cases = cases
 
     def run(
-        self, symbol: str, answer: Any, seed: int = 0, learner: str | None = None
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
     ) -> list[Criterion]:
         """Whether the sums are right."""
         try:
@@ -266,71 +273,151 @@ def test_an_answer_that_is_judged_otherwise_is_a_trouble() -> None:
 # The command ------------------------------------------------------------------------------------
 
 
-def run_command(
-    proof: Proof, monkeypatch: pytest.MonkeyPatch, *words: str, stop_after: int | None = None
-) -> int:
-    """`make mutants` on a toy part, judged in this process; Ctrl-C after so many results."""
+@dataclass
+class Command:
+    """`make proof` of a toy unit, judged in this process."""
 
-    def in_this_process(
-        calls: Mapping[tuple[int, Place], Any], workers: int
-    ) -> Iterator[tuple[tuple[int, Place], list[str]]]:
-        for count, key in enumerate(calls):
-            if count == stop_after:
-                raise KeyboardInterrupt
-            yield key, result_of(proof, key[1])
+    proof: Proof
+    monkeypatch: pytest.MonkeyPatch
+    folder: Path
+    judged: list[Place] = field(default_factory=list)
 
-    monkeypatch.setattr(command, "known_parts", lambda: [proof.part])
-    monkeypatch.setattr(command, "proof_of", lambda _: proof)
-    monkeypatch.setattr(command, "in_workers", in_this_process)
-    return command.main(["00", *words])
+    def run(self, *words: str, stop_after: int | None = None, files: str = "as they are") -> int:
+        """The exit status; Ctrl-C comes after so many results."""
+        self.judged.clear()
+        fresh = replace(self.proof, results={})
+
+        def in_this_process(
+            calls: Mapping[tuple[str, Place], Any], workers: int
+        ) -> Iterator[tuple[tuple[str, Place], list[str]]]:
+            for key in calls:
+                if len(self.judged) == stop_after:
+                    raise KeyboardInterrupt
+                self.judged.append(key[1])
+                yield key, result_of(fresh, key[1])
+
+        self.monkeypatch.setattr(command, "known_parts", lambda: [fresh.part])
+        self.monkeypatch.setattr(command, "proof_of", lambda _: fresh)
+        self.monkeypatch.setattr(command, "in_workers", in_this_process)
+        self.monkeypatch.setattr(command, "fingerprint", lambda _: files)
+        self.monkeypatch.setattr(command, "FOLDER", self.folder)
+        return command.main([self.proof.part.name, *words])
 
 
-def test_the_command_prints_a_proof(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def good(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """The proof of a check that lets nothing pass."""
+    return Command(toy(THREE_NUMBERS, NO_NUMBERS), monkeypatch, tmp_path)
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_prints_a_proof(good: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert good.run() == 0
+    words, count = printed(capsys), len(good.proof.mutants)
+    assert "killed sum 7 plus for minus found += one -> found -= one" in words
+    assert "sum_of_two sum yes" in words
+    assert f"all 2 2 {count} {count - 2} 2 0 100.0 %" in words
+    assert "found += one -> found = found + one numbers have no place of their own" in words
+
+
+def test_the_command_fails_where_a_mutant_survives_and_repeats_only_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    proof = toy(THREE_NUMBERS, NO_NUMBERS)
-    assert run_command(proof, monkeypatch) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    count = len(proof.mutants)
-    assert "killed sum 7 plus for minus found += one -> found -= one" in printed
-    assert "sum_of_two sum yes" in printed
-    assert f"all 2 2 {count} {count - 2} 2 0 100.0 %" in printed
-    assert "found += one -> found = found + one numbers have no place of their own" in printed
+    bad = Command(toy(([5], 5)), monkeypatch, tmp_path)
+    assert bad.run() == 1
+    assert "00/total: survived: line 6, first round only" in printed(capsys)
+    assert bad.run() == 1
+    survived = [fate for fate in judged(toy(([5], 5))).fates if fate.trouble]
+    wrong_answers = ["sum_of_two"]  # this check takes nothing from it
+    assert len(bad.judged) == len(survived) + len(wrong_answers)
 
 
-def test_the_command_fails_where_a_mutant_survives(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupted_command_continues_where_it_was(
+    good: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(toy(([5], 5)), monkeypatch) == 1
-    assert "00/total: survived: line 6, first round only" in capsys.readouterr().out
+    assert good.run(stop_after=6) == 130
+    words = printed(capsys)
+    assert "all 2 2 3 2 1 0 100.0 %" in words
+    assert "continues from here" in words
+    assert good.run() == 0
+    assert len(good.judged) == len(good.proof.calls) - 6
+    assert f"all 2 2 {len(good.proof.mutants)}" in printed(capsys)
+    assert good.run() == 0
+    assert not good.judged
 
 
-def test_an_interrupted_command_prints_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_proof_begins_anew_once_files_have_changed(
+    good: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(toy(THREE_NUMBERS, NO_NUMBERS), monkeypatch, stop_after=6) == 130
-    printed = capsys.readouterr().out
-    assert "all 2 2 3 2 1 0 100.0 %" in " ".join(printed.split())
-    assert "Interrupted" in printed
+    good.run()
+    assert good.run("--keep", files="changed") == 0
+    assert not good.judged
+    assert good.run(files="changed") == 0
+    assert len(good.judged) == len(good.proof.calls)
+    assert "files have changed" in printed(capsys)
 
 
 def test_the_known_answers_alone_can_be_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    good: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(toy(THREE_NUMBERS, NO_NUMBERS), monkeypatch, "--answers") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "sum_of_two sum yes" in printed
-    assert "all 2 2 0 0 0 0" in printed
+    assert good.run("--only", "answers") == 0
+    assert "all 2 2 0 0 0 0" in printed(capsys)
 
 
 def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["99"]) == 2
-    assert "no part begins with '99'" in capsys.readouterr().err
+    for unknown in ("99", "01/nothing"):
+        assert command.main([unknown]) == 2
+        assert f"{unknown!r} is no unit and no part. Units: 00, 01" in capsys.readouterr().err
 
 
-def test_the_command_lists_the_mutators(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(MUTATORS)
+def test_tests_that_passed_are_not_repeated(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makeconftest("""
+        from tests.journal import Journal, left_out, passed_before, pytest_addoption
+        def pytest_configure(config):
+            passed_before.cache_clear()
+            if config.getoption("--journal"):
+                config.pluginmanager.register(Journal(config.getoption("--journal")))
+        def pytest_collection_modifyitems(items):
+            items[:] = [item for item in items if not left_out(item)]
+    """)
+    pytester.makepyfile(test_unit05_x="""
+        import pathlib
+        def test_passes(): pass
+        def test_fails_once():
+            seen = pathlib.Path("seen")
+            first = not seen.exists()
+            seen.touch()
+            assert not first
+    """)
+    pytester.makepyfile(test_other="def test_of_no_unit(): pass")
+    pytester.syspathinsert(ROOT)
+    words = ("--unit=05", f"--journal={tmp_path / 'journal'}")
+    pytester.runpytest(*words).assert_outcomes(passed=1, failed=1)
+    pytester.runpytest(*words).assert_outcomes(passed=1)
+    assert pytester.runpytest(*words).ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    pytester.runpytest("--unit=none").assert_outcomes(passed=1)
+
+
+def test_a_fingerprint_changes_with_the_files_of_its_unit_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    files = {
+        "dtlab/launch.py": {"04", "05", "none"},
+        "dtlab/units/unit05/gather.py": {"05", "none"},
+        "tests/test_unit04_fit.py": {"04", "05", "none"},
+        "tests/wrong_answers/05_zero/gather.py": {"05", "none"},
+        "solutions/04_precision/level-1.ipynb": {"04", "none"},
+        "notebooks/05_zero.ipynb": {"05", "none"},
+    }
+    for name, units in files.items():
+        before = {unit: fingerprint(unit) for unit in ("04", "05", "none")}
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        assert {unit for unit in before if fingerprint(unit) != before[unit]} == units, name
 
 
 def python(*words: str) -> subprocess.CompletedProcess[str]:
@@ -364,44 +451,6 @@ def test_workers_give_back_what_they_have_done_and_drop_the_rest_when_stopped(
 
 @pytest.mark.slow
 def test_a_part_whose_answers_are_values_is_proved_from_the_command_line() -> None:
-    run = python("-m", "tests.mutants", "01/step", "--workers", "1")
+    run = python("-m", "tests.proof", "01/step", "--workers", "1")
     assert run.returncode == 0, run.stderr
     assert "stepped_with_the_sum" in run.stdout
-
-
-# Real parts -------------------------------------------------------------------------------------
-
-SAMPLE = 8
-
-
-def sampled(unit: str) -> list[tuple[Part, Mutant]]:
-    """A few mutants of each part of Level II, the same ones in every run."""
-    draw = random.Random(unit)
-    parts = [part for part in known_parts() if part.unit == unit and part.level == 2]
-    parts = [part for part in parts if proof_of(part).mutants]  # values have none
-    each = -(-SAMPLE // len(parts))
-    return [
-        (part, mutant)
-        for part in parts
-        for mutant in draw.sample(
-            [one for one in proof_of(part).mutants if one.change not in equivalent_of(part)], each
-        )
-    ]
-
-
-def equivalent_of(part: Part) -> Mapping[str, str]:
-    """The listed equivalent mutants of a part."""
-    answers = answers_of(part)
-    return answers.equivalent if answers is not None else {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", sorted({part.unit for part in known_parts() if part.level == 2}))
-def test_a_sample_of_mutants_is_killed(unit: str) -> None:
-    dtlab.launch(int)
-    survivors = [
-        (part.name, mutant.mutator, mutant.change)
-        for part, mutant in sampled(unit)
-        if not losses_of(part.name, mutant.source)
-    ]
-    assert not survivors

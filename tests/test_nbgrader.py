@@ -116,6 +116,7 @@ def most(level: int) -> float:
     return sum(part.points for part in known_parts() if (part.unit, part.level) == ("01", level))
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_the_gradebook_has_what_each_student_earned(course: Course) -> None:
     ring = find_part("01/ring_all_reduce").points
@@ -150,6 +151,7 @@ def test_feedback_shows_the_report(course: Course) -> None:
     assert "You pass the whole tensor on in every round" in page.read_text()
 
 
+@pytest.mark.proof
 def test_the_settings_find_alembic_without_an_activated_environment(tmp_path: Path) -> None:
     code = (
         "import shutil; from traitlets.config import PyFileConfigLoader as Load;"

@@ -84,6 +84,7 @@ def test_a_correct_program_raises_no_alarm(name: str) -> None:
     assert alarm(PROGRAMS[name]) is None
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_nor_while_the_cores_are_busy() -> None:
     with busy_cores():

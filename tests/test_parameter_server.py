@@ -21,6 +21,7 @@ from dtlab.parallel.data import NaiveDataParallel
 from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker, ServerReport
 from dtlab.parallel.parameter_shards import balanced
 from tests.marks import slow
+from tests.staying import on_ranks
 
 ROOT = Path(__file__).parent.parent
 NUM_STEPS = 6
@@ -116,7 +117,7 @@ def _alone(optimizer: str, num_workers: int) -> list[dict[str, Tensor]]:
 def test_sync_is_one_process_on_the_whole_batch(
     servers: int, workers: int, optimizer: str
 ) -> None:
-    run = dtlab.launch(_train, servers, optimizer, "sync", world_size=servers + workers)
+    run = on_ranks(_train, servers, optimizer, "sync", world_size=servers + workers)
     expected = _alone(optimizer, workers)
     for history in run.values[servers:]:
         for ours, alone in zip(history, expected, strict=True):
@@ -165,8 +166,8 @@ def _equal_shares() -> Result:
 @pytest.mark.slow
 def test_sync_is_data_parallelism_bit_by_bit() -> None:
     """Two gradients have only one sum, whoever adds them."""
-    ours = dtlab.launch(_equal_shares, world_size=3).values[1:]
-    theirs = dtlab.launch(_data_parallel, world_size=2).values
+    ours = on_ranks(_equal_shares, world_size=3).values[1:]
+    theirs = on_ranks(_data_parallel, world_size=2).values
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
@@ -202,7 +203,7 @@ def _count(steps: list[int], pause: float, *consistency: Any) -> Any:
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_bounded_holds_the_fast_back(bound: int) -> None:
     num_workers, steps = 3, 12
-    run = dtlab.launch(_count, [steps] * num_workers, 0.02, "bounded", bound, world_size=4)
+    run = on_ranks(_count, [steps] * num_workers, 0.02, "bounded", bound, world_size=4)
     (report, parameters), *workers = run.values
     assert report.updates == num_workers * steps
     assert parameters["seen"].tolist() == [steps] * num_workers
@@ -216,7 +217,7 @@ def test_bounded_holds_the_fast_back(bound: int) -> None:
 
 @pytest.mark.slow
 def test_async_waits_for_nobody() -> None:
-    run = dtlab.launch(_count, [3, 30, 30], 0.2, "async", world_size=4)
+    run = on_ranks(_count, [3, 30, 30], 0.2, "async", world_size=4)
     (report, parameters), slow, *_ = run.values
     assert parameters["seen"].tolist() == [3, 30, 30]
     assert report.updates == 63
@@ -227,7 +228,7 @@ def test_async_waits_for_nobody() -> None:
 
 @pytest.mark.slow
 def test_sync_waits_for_the_slow_but_not_for_who_has_left() -> None:
-    run = dtlab.launch(_count, [2, 5, 8], 0.02, "sync", world_size=4)
+    run = on_ranks(_count, [2, 5, 8], 0.02, "sync", world_size=4)
     report, parameters = run.values[0]
     assert report.updates == 8
     assert report.lost == []
@@ -256,7 +257,7 @@ def _logged(num_steps: int) -> Any:
 @pytest.mark.slow
 def test_async_updates_are_whole() -> None:
     """All gradients together make the last state; each pull saw a state between two updates."""
-    (_, final), *logs = dtlab.launch(_logged, 10, world_size=3).values
+    (_, final), *logs = on_ranks(_logged, 10, world_size=3).values
     start, rate = _values(_Model()), 0.1
     gradients = [gradient for log in logs for _, gradient in log]
     for name, last in final.items():
@@ -290,7 +291,7 @@ def _pull_while_others_push(size: int) -> Any:
 @pytest.mark.slow
 def test_async_pulls_are_whole_while_others_push() -> None:
     """8 MB that are sent while the next update is made; each update adds 1 to all of it."""
-    (_, kept), *torn = dtlab.launch(_pull_while_others_push, 2_000_000, world_size=4).values
+    (_, kept), *torn = on_ranks(_pull_while_others_push, 2_000_000, world_size=4).values
     assert torn == [0, 0, 0]
     assert kept["weight"].unique().tolist() == [36]
 
@@ -353,7 +354,7 @@ def _recommend_alone() -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 2])
 def test_tables_train_as_in_one_process_and_only_their_rows_travel(servers: int) -> None:
-    run = dtlab.launch(_recommend, servers, world_size=servers + 2)
+    run = on_ranks(_recommend, servers, world_size=servers + 2)
     kept = {name: p for _, parameters in run.values[:servers] for name, p in parameters.items()}
     torch.testing.assert_close(kept, _recommend_alone())
     batches = [_visits(step, index) for step in range(NUM_STEPS) for index in range(2)]
@@ -397,7 +398,7 @@ def _mixed_dtypes() -> Any:
 
 @pytest.mark.slow
 def test_keys_of_several_dtypes_share_a_message() -> None:
-    (report, kept), *workers = dtlab.launch(_mixed_dtypes, world_size=4).values
+    (report, kept), *workers = on_ranks(_mixed_dtypes, world_size=4).values
     assert {name: (p.dtype, p.flatten().tolist()) for name, p in kept.items()} == {
         "16 bits": (torch.bfloat16, [0.0] * 3),
         "32 bits": (torch.float32, [0.0] * 5),
@@ -434,7 +435,7 @@ def _push_in_many_shapes(dtype: torch.dtype) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_gradients_arrive_from_wherever_they_lie(dtype: torch.dtype) -> None:
-    _, kept = dtlab.launch(_push_in_many_shapes, dtype, world_size=3).values[0]
+    _, kept = on_ranks(_push_in_many_shapes, dtype, world_size=3).values[0]
     for name, values in kept.items():
         pushed = _gradient(name, values)
         assert values.equal(-pushed if pushed is not None else torch.zeros(values.shape)), name
@@ -454,7 +455,7 @@ def _moved() -> Any:
 
 @pytest.mark.slow
 def test_a_module_may_move_after_its_worker_was_made() -> None:
-    (_, kept), moved = dtlab.launch(_moved, world_size=2).values
+    (_, kept), moved = on_ranks(_moved, world_size=2).values
     assert moved["weight"].dtype == torch.float64
     torch.testing.assert_close(moved, {n: each.double() for n, each in kept.items()})
 
@@ -473,7 +474,7 @@ def _in_subgroup() -> Any:
 
 @pytest.mark.slow
 def test_each_group_has_its_own_server() -> None:
-    assert dtlab.launch(_in_subgroup, world_size=4).values == [0, 1, 0, 1]
+    assert on_ranks(_in_subgroup, world_size=4).values == [0, 1, 0, 1]
 
 
 # Who dies ------------------------------------------------------------------------------
@@ -490,6 +491,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return cases
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["sync", "bounded", "async"])
 @pytest.mark.parametrize("how", ["killed", "killed in a push", "killed in a pull", "raises"])
@@ -546,7 +548,7 @@ def _wrong_use() -> None:
 
 @pytest.mark.slow
 def test_says_what_does_not_fit() -> None:
-    dtlab.launch(_wrong_use, world_size=2)
+    on_ranks(_wrong_use, world_size=2)
 
 
 def _another_model() -> None:
@@ -559,7 +561,7 @@ def _another_model() -> None:
 @pytest.mark.slow
 def test_tells_a_worker_with_another_model() -> None:
     with pytest.raises(dtlab.RankError, match="rank 1 has other parameters than this server"):
-        dtlab.launch(_another_model, world_size=2)
+        on_ranks(_another_model, world_size=2)
 
 
 def _optimizer_refuses() -> None:
@@ -576,11 +578,12 @@ def _optimizer_refuses() -> None:
 @pytest.mark.slow
 def test_what_an_optimizer_raises_ends_the_server() -> None:
     with pytest.raises(dtlab.RankError, match="rank 0 raised RuntimeError: Adam does not support"):
-        dtlab.launch(_optimizer_refuses, world_size=3)
+        on_ranks(_optimizer_refuses, world_size=3)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_slow_worker_is_no_deadlock() -> None:
     """Everybody else waits for longer than the watcher takes to call that a standstill."""
-    run = dtlab.launch(_count, [2, 2], 1.5, "sync", world_size=3)
+    run = on_ranks(_count, [2, 2], 1.5, "sync", world_size=3)
     assert run.values[0][0].updates == 2

@@ -23,6 +23,7 @@ def server() -> Iterator[Server]:
     server.stop()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("cell", "limit"), [("import time; time.sleep(2)", 20.0), ("while 1: 1", 2.0)]
 )

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-import dtlab
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from dtlab.parallel.pipeline import PipelineStage, measure_costs, run_schedule
 from dtlab.parallel.split_backward import Halves, NaiveHalves
@@ -38,6 +37,7 @@ from dtlab.schedules import (
 from dtlab.schedules.actions import needs
 from dtlab.training.models import Block, GPTConfig
 from tests.benchmarks.pipeline import bubbles
+from tests.staying import on_ranks
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
 STEPS = 2
@@ -145,7 +145,7 @@ def alone(count: int, samples: int, steps: int) -> list[Any]:
 def compare(schedules: Sequence[Schedule], samples: Sequence[int], steps: int = STEPS) -> None:
     """Gradients of all parameters and losses, step by step, as in one process; and the peaks."""
     ranks = len(schedules[0])
-    run = dtlab.launch(piped, schedules, samples, steps, world_size=ranks, trace=False, timeout=60)
+    run = on_ranks(piped, schedules, samples, steps, world_size=ranks, trace=False, timeout=60)
     for number, (schedule, size) in enumerate(zip(schedules, samples, strict=True)):
         wanted = alone(num_stages(schedule), size, steps)
         for step in range(steps):
@@ -201,6 +201,7 @@ def some_order(seed: int, ranks: int) -> Schedule:
 ORDERS = 45
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(
@@ -243,7 +244,7 @@ def posted(schedules: Sequence[Schedule]) -> list[dict[int, list[str]]]:
 def test_both_ends_post_in_the_same_order() -> None:
     """So that messages also meet where a backend knows no tags, and takes each in its turn."""
     schedules = [*six(3, 4).values(), *(some_order(seed, 3) for seed in range(14))]
-    values = dtlab.launch(posted, schedules, world_size=3, trace=False, timeout=60).values
+    values = on_ranks(posted, schedules, world_size=3, trace=False, timeout=60).values
     for number in range(len(schedules)):
         for rank in range(3):
             for peer, own in values[rank][number].items():
@@ -289,7 +290,7 @@ def both(texts: Sequence[list[list[str]]]) -> list[Any]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_as_pytorch_with_the_same_schedule(ranks: int) -> None:
     schedules = list(six(ranks, 6).values())
-    for value in dtlab.launch(both, schedules, world_size=ranks, trace=False, timeout=90).values:
+    for value in on_ranks(both, schedules, world_size=ranks, trace=False, timeout=90).values:
         for ours, theirs, losses, peers in value:
             torch.testing.assert_close(ours, theirs, **EXACT)
             if losses is not None:
@@ -373,7 +374,7 @@ def test_tied_embeddings_uneven_micro_batches_and_several_tensors(ranks: int) ->
         interleaved(ranks, 3, 2),
         *([one_f_one_b(ranks, 3), zb_h1(ranks, 3)] if ranks > 1 else []),
     ]
-    run = dtlab.launch(tied_on_ranks, schedules, 2, world_size=ranks, trace=False, timeout=60)
+    run = on_ranks(tied_on_ranks, schedules, 2, world_size=ranks, trace=False, timeout=60)
     for number, schedule in enumerate(schedules):
         count = num_stages(schedule)
         made = language_model(count)
@@ -426,7 +427,7 @@ def replicated(text: Schedule, wrap: str, steps: int) -> Any:
     "schedule", [zb_h2(2, 4), interleaved(2, 4, 2)], ids=["zb_h2", "interleaved"]
 )
 def test_replicas_average_once_in_a_step(schedule: Schedule, wrap: str) -> None:
-    run = dtlab.launch(replicated, schedule, wrap, 2, world_size=4, timeout=60)
+    run = on_ranks(replicated, schedule, wrap, 2, world_size=4, timeout=60)
     wanted = alone(num_stages(schedule), 12, 2)
     for step in range(2):
         for pipeline in (run.values[:2], run.values[2:]):
@@ -487,13 +488,14 @@ def most_alive(text: Schedule) -> tuple[int, int]:
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "interleaved"])
 def test_activations_are_freed_when_the_schedule_says_so(name: str) -> None:
     schedule = six(2, 8)[name]
-    values = dtlab.launch(most_alive, schedule, world_size=2, trace=False).values
+    values = on_ranks(most_alive, schedule, world_size=2, trace=False).values
     assert values == [(most, 0) for most in peak_in_flight(schedule)]
 
 
 # ------------------------------------------------------------------ bubbles
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_measured_bubbles_are_near_those_simulated() -> None:
     """The benchmark's goal is 5 points on a machine with nothing else to do; here a guard."""
@@ -608,6 +610,7 @@ def misused(case: str) -> str:
     return ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -621,7 +624,7 @@ def misused(case: str) -> str:
     ],
 )
 def test_misuse_is_told(case: str, words: str) -> None:
-    found = dtlab.launch(misused, case, world_size=2, trace=False).values
+    found = on_ranks(misused, case, world_size=2, trace=False).values
     assert words in "".join(found)
     assert issubclass(ScheduleError, ValueError)
 

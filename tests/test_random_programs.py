@@ -171,6 +171,7 @@ def test_the_programs_are_of_all_kinds() -> None:
         assert kinds[kind] >= 100, kinds
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_oracle_is_right_about_programs_small_enough_to_try_every_interleaving() -> None:
     tried: Counter[frozenset[Verdict]] = Counter()
@@ -220,6 +221,7 @@ def fits(said: str, possible: frozenset[Verdict]) -> bool:
     return said in right
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(REPRODUCIBLE, max_examples=60, phases=[Phase.generate])

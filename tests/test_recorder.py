@@ -215,6 +215,7 @@ def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: st
                      "reduce_scatter": 10, "send": 16, "recv": 17}  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kernels"), [("mode", 7), ("profiler", 7), ("gradient", 4)])
 def test_what_somebody_else_wants_to_see_goes_through_the_dispatcher(
@@ -329,6 +330,8 @@ def test_ddp_is_recorded_and_its_operations_end() -> None:
     assert {e.extra["line"] - line for e in reductions} == {6}
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [300, -300])
 def test_ddp_does_not_deadlock(steps: int) -> None:

@@ -198,6 +198,7 @@ def test_a_notebook_that_is_killed_holds_nothing(driver: Path, others: list[Othe
         assert cards_of(got) == ["0", "1", "2", "3"]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_many_small_wishes_do_not_outrun_a_large_one(driver: Path, others: list[Other]) -> None:
     others.append(Other(1))

@@ -144,6 +144,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("source", ENDS)
 def test_a_room_that_ends_says_how(source: str, room: Room) -> None:
     begun = time.monotonic()
@@ -152,6 +153,8 @@ def test_a_room_that_ends_says_how(source: str, room: Room) -> None:
     assert time.monotonic() - begun < 8
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "source",
     [
@@ -171,6 +174,7 @@ def test_a_cell_that_does_not_end_is_given_up_at_its_limit(source: str, room: Ro
     assert 1.9 < time.monotonic() - begun < 4
 
 
+@pytest.mark.proof
 def test_pickling_that_does_not_end_is_given_up(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +191,7 @@ def test_an_answer_that_is_too_long_is_none(room: Room) -> None:
         room.take("long")
 
 
+@pytest.mark.proof
 def test_want_of_memory_is_said_to_be_that(room: Room) -> None:
     source = "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 2**28))\n"
     with pytest.raises(RoomGone, match=r"for want of memory: there are 3\.2 GB for all of it"):
@@ -243,6 +248,8 @@ kept = [shared_memory.SharedMemory(create=True, size=2**20) for _ in range(20)]
 }
 
 
+@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_nothing_stays_of_a_room(what: str, server: Server) -> None:
     before = leftovers()
@@ -277,6 +284,7 @@ def is_ours(group: Path) -> bool:
         return True
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("which", ["server", "warden"])
 def test_nothing_stays_when_one_of_ours_is_killed(which: str) -> None:
     own = Server("IPython.core.interactiveshell")

@@ -318,6 +318,7 @@ def bytes_for(submitted: bytes) -> int:
     return peak
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "output",
@@ -367,12 +368,14 @@ def with_first(cell: bytes) -> bytes:
     return data(work()).replace(b'"cells": [', b'"cells": [' + cell + b",", 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*MANY, *LARGE])
 def test_a_hostile_file_takes_little_time(kind: str) -> None:
     assert seconds_for(with_first((MANY | LARGE)[kind]())) < 60  # a guard: it takes up to five
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_hostile_file_takes_little_memory(kind: str) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import dtlab
 from dtlab.grading import Part, find_part
 from dtlab.grading.checking.bench import HERE
-from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
@@ -40,7 +40,11 @@ from dtlab.grading.unit02.scripts_symptoms import SYMPTOMS
 from dtlab.grading.unit02.scripts_training import not_as_one_process_on_shards
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
+from tests.marks import first
+from tests.staying import BENCH
 from tests.wrong_answers import answers_of
+
+pytestmark = pytest.mark.unit("02")
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "solutions" / "02_data_parallelism" / "level-3.ipynb"
@@ -131,12 +135,12 @@ def test_every_part_has_five_points_and_all_take_73_minutes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first(range(3)))
 @each_part
 def test_a_script_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None) -> None:
     mend = mend_of(part)
     cases = [replace(case, seed=100 * seed) for case in mend.scene.cases]  # type: ignore[type-var]
-    seen = observe(Trial(mend.scene.world_size, cases), mend.broken)
+    seen = BENCH.observe(Trial(mend.scene.world_size, cases), mend.broken)
     scene = Scene(seen, mend.optimizer)
     measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
     assert measured == [said_of(part)["symptom"]]
@@ -148,8 +152,9 @@ def train_on_rank(seed: int) -> list[float]:
     return scripts.train_7(MLP(64, 32, 10, seed=seed), data, 12)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", first(range(5)))
 def test_gradients_that_pile_up_undo_what_was_learnt(seed: int, warm: None) -> None:
     run = dtlab.launch(train_on_rank, seed, world_size=4, backend="gloo", trace=False)
     losses = torch.tensor(run.values).mean(0)
@@ -162,12 +167,13 @@ def test_no_two_scripts_have_the_same_symptom() -> None:
     assert len(SYMPTOMS) > len(named), "the last one should not be told by the others"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @each_part
 def test_the_broken_script_earns_nothing(part: Part, warm: None) -> None:
     diagnosis = {"symptom": None, "line": None}
     answer = {"diagnosis": diagnosis, "mended": mend_of(part).broken}
-    criteria = part.check.run(part.symbol, answer)
+    criteria = part.check.run(part.symbol, answer, bench=BENCH)
     assert [one.status for one in criteria] == ["blocked", "blocked", "lost", "blocked"]
     assert [one.name for one in criteria][:2] == ["symptom", "line"]
 
@@ -179,7 +185,7 @@ def nothing(*_: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "drift", [], {"symptom": object()}, {"symptom": 7}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
-    criteria = PARTS[0].check.run("script_1", {"diagnosis": said, "mended": nothing})
+    criteria = PARTS[0].check.run("script_1", {"diagnosis": said, "mended": nothing}, bench=BENCH)
     assert criteria[0].status == "lost"
     assert criteria[1].status == "blocked"
     assert criteria[0].message
@@ -188,15 +194,16 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
-    criteria = PARTS[0].check.run("script_1", answer)
+    criteria = PARTS[0].check.run("script_1", answer, bench=BENCH)
     assert criteria[0].message.startswith("script_1 has to be a dict")
     assert [one.status for one in criteria] == ["lost", "blocked", "blocked", "blocked"]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @each_part
 def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> None:
-    criteria = mend_of(part).check.run("mended", nothing)
+    criteria = mend_of(part).check.run("mended", nothing, bench=BENCH)
     assert [one.status for one in criteria] == ["lost", "blocked"], criteria
 
 

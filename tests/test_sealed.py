@@ -155,6 +155,7 @@ def _peak_memory(*, forget: bool = False) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("said", SAID)
 def test_whatever_a_rank_says_is_an_answer_within_the_limit(said: str, sealed: Sealed) -> None:
     before = _peak_memory(forget=True)
@@ -179,6 +180,8 @@ def _letters(*letters: bytes) -> Callable[[int], Any]:
     return say
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "fn", [_letters(b"F"), _letters(b"FX"), _letters(b"D"), _letters(b"RRRR", b"\xff" * 10_000),
            _letters(*[b"FRXI"] * 20_000)],
@@ -224,6 +227,8 @@ def _write_on_the_board(kind: str) -> Callable[[int], Any]:
     return write
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["noise", "any", "sends", "takers"])
 def test_nonsense_on_the_board_costs_only_its_writer(kind: str, sealed: Sealed) -> None:
     begun = time.monotonic()
@@ -272,6 +277,7 @@ def _send_in(file: str) -> Callable[[int], None]:
     return send
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_fail_in, _hang_in, _wait_in, _send_in])
 def test_tracebacks_quote_no_file_of_the_graders(
     fn: Callable[[str], Callable[[int], None]], secret: Path, sealed: Sealed

@@ -362,6 +362,7 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
     goes_on(own)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) -> None:
     own.cell("kept = dist.get_rank()")
@@ -371,6 +372,7 @@ def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) 
     goes_on(own)
 
 
+@pytest.mark.proof
 def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
     ranks = [psutil.Process(pid) for pid in own.pull("os.getpid()")]
 
@@ -565,6 +567,8 @@ def test_a_memory_limit_holds_in_each_cell(warm: None) -> None:
             session.cell("small = torch.ones(10)")
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_notebook_takes_its_ranks_along(how: signal.Signals, script: Path) -> None:
@@ -595,6 +599,7 @@ def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_session_of_a_thread_that_is_busy_says_so(own: dtlab.Session) -> None:
     thread = threading.Thread(target=own.cell, args=("time.sleep(1.5)",))

@@ -157,6 +157,7 @@ def test_the_course_is_where_we_are_or_what_is_named(
         course_folder(None)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_formgrader_finds_the_course(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `load_jupyter_server_extension` does in a JupyterLab started in the course folder."""

@@ -118,6 +118,7 @@ def check_two_nodes(output: str) -> None:
 # Where all is well ----------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_one_process_launches_two_ranks(tmp_path: Path) -> None:
     (ended,) = run(tmp_path, [sys.executable, str(SCRIPT)])
@@ -129,6 +130,7 @@ def test_one_process_launches_two_ranks(tmp_path: Path) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_torchrun_on_one_node(tmp_path: Path) -> None:
     (ended,) = run(tmp_path, [*ONE_NODE, str(SCRIPT)])
@@ -138,6 +140,7 @@ def test_torchrun_on_one_node(tmp_path: Path) -> None:
     assert ended.stdout.endswith("All is well.\n")
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_two_torchruns_are_two_nodes(tmp_path: Path, port: int) -> None:
     first, second = run(tmp_path, *([*on_node(node, port), str(SCRIPT)] for node in (0, 1)))
@@ -182,6 +185,7 @@ def broken(script: Path) -> Path:
     return script
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "sentence"),
@@ -204,6 +208,7 @@ def test_what_is_off_is_said_and_the_status_is_1(
     assert bool(timed(ended.stdout)) == (not defect.startswith("other"))
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_who_waits_too_long_says_where(tmp_path: Path, broken: Path) -> None:
     (ended,) = run(tmp_path, [*ONE_NODE, str(broken), "stuck", str(SCRIPT), "--limit", "3"])
@@ -274,6 +279,7 @@ def with_slurm(folder: Path, srun: str) -> dict[str, str]:
     return {**SLURM, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_slurm_job_starts_a_torchrun_on_each_node(tmp_path: Path, port: int) -> None:
     variables = with_slurm(tmp_path, SRUN)

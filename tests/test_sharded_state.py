@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import dtlab
 from dtlab.parallel.fully_sharded import Zero3
 from dtlab.training.models import MLP
 from tests.marks import slow
+from tests.staying import on_ranks
 from tests.test_fully_sharded import MODELS, batch, loss_of, made, same, share, train
 
 State = dict[str, Tensor]
@@ -48,15 +48,16 @@ def loaded(name: str, states: Any, blocks: Any) -> State:
     return model.full_state_dict()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "read"), [(3, 2), slow(2, 4), slow(1, 3), slow(4, 1)])
 @pytest.mark.parametrize("name", ["gpt", slow("frozen")])
 def test_saved_by_some_ranks_and_loaded_by_others(name: str, saved: int, read: int) -> None:
-    runs = dtlab.launch(trained_and_saved, name, world_size=saved).values
+    runs = on_ranks(trained_and_saved, name, world_size=saved).values
     shards, whole, wanted = [one[0] for one in runs], runs[0][1], runs[0][2]
     for states in (shards[::-1], whole):
         for blocks in (None, []):
-            for got in dtlab.launch(loaded, name, states, blocks, world_size=read).values:
+            for got in on_ranks(loaded, name, states, blocks, world_size=read).values:
                 same(got, wanted)
 
 
@@ -72,10 +73,10 @@ def test_a_whole_state_is_that_of_the_unwrapped_module() -> None:
         model.load_state_dict(state)
         return model.full_state_dict()
 
-    state = dtlab.launch(both, world_size=2).values[0]
+    state = on_ranks(both, world_size=2).values[0]
     plain = made("conv")
     plain.load_state_dict(state)  # strict: the same names and shapes
-    again = dtlab.launch(from_plain, plain.state_dict(), world_size=3).values
+    again = on_ranks(from_plain, plain.state_dict(), world_size=3).values
     for got in again:
         same(got, state)
 
@@ -100,7 +101,7 @@ def refusals_of_loading() -> list[str]:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    shapes, lacks, none, unknown, strangers = dtlab.launch(
+    shapes, lacks, none, unknown, strangers = on_ranks(
         refusals_of_loading, world_size=1
     ).values[0]
     assert "layers.0.weight is (33, 7) here" in shapes or "(3, 7)" in shapes

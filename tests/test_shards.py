@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import dtlab
 from dtlab import collectives
 from dtlab.messages import AVG
 from dtlab.parallel import shards
@@ -25,6 +24,7 @@ from dtlab.parallel.shards import (
     in_packs,
 )
 from tests.marks import slow
+from tests.staying import on_ranks
 
 # What lies where -----------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def round_trip(choice: str) -> list[tuple[Tensor, Tensor, list[Tensor]]]:
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("choice", CHOICES)
 def test_shards_are_sums_and_are_gathered(choice: str, ranks: int) -> None:
-    run = dtlab.launch(round_trip, choice, world_size=ranks)
+    run = on_ranks(round_trip, choice, world_size=ranks)
     total = sum(range(1, ranks + 1))
     for rank, results in enumerate(run.values):
         for (shard, gathered, whole), shapes in zip(
@@ -152,8 +152,8 @@ def sums(op: Any, dtype: torch.dtype, theirs: bool) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("op", [dist.ReduceOp.SUM, slow(AVG)])
 def test_an_exchange_is_a_reduce_scatter(op: Any) -> None:
-    got = dtlab.launch(sums, op, torch.float32, False, world_size=3).values
-    wanted = dtlab.launch(sums, dist.ReduceOp.SUM, torch.float32, True, world_size=3).values
+    got = on_ranks(sums, op, torch.float32, False, world_size=3).values
+    wanted = on_ranks(sums, dist.ReduceOp.SUM, torch.float32, True, world_size=3).values
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other / 3 if op == AVG else other)
 
@@ -161,7 +161,7 @@ def test_an_exchange_is_a_reduce_scatter(op: Any) -> None:
 @pytest.mark.slow
 def test_sixteen_bits_are_rounded_once() -> None:
     ranks = 4
-    got = dtlab.launch(sums, dist.ReduceOp.SUM, torch.bfloat16, False, world_size=ranks).values
+    got = on_ranks(sums, dist.ReduceOp.SUM, torch.bfloat16, False, world_size=ranks).values
     inputs = [torch.randn(ranks * 5, generator=torch.Generator().manual_seed(rank)).bfloat16()
               for rank in range(ranks)]  # fmt: skip
     exact = torch.stack(inputs).double().sum(0).bfloat16()
@@ -182,7 +182,7 @@ def moved(choice: str, what: str) -> None:
 @pytest.mark.parametrize("what", ["gather", slow("reduce_scatter")])
 def test_no_more_bytes_than_a_rings(choice: str, what: str) -> None:
     """(N-1)/N S from each rank, as the operating system counted them."""
-    sent = dtlab.launch(moved, choice, what, world_size=4).trace.bytes_wire()
+    sent = on_ranks(moved, choice, what, world_size=4).trace.bytes_wire()
     assert all(one == pytest.approx(3 * 50_000 * 4, rel=0.01) for one in sent)
 
 
@@ -209,7 +209,7 @@ def test_clips_by_the_norm_of_the_whole(norm_type: float, max_norm: float) -> No
     whole = nn.Parameter(torch.zeros(6))
     whole.grad = torch.arange(6.0)
     norm = nn.utils.clip_grad_norm_([whole], max_norm, norm_type)
-    run = dtlab.launch(clipped, norm_type, max_norm, world_size=3)
+    run = on_ranks(clipped, norm_type, max_norm, world_size=3)
     torch.testing.assert_close(torch.cat([g for _, own in run.values for g in own]), whole.grad)
     for total, _ in run.values:
         torch.testing.assert_close(total, norm)

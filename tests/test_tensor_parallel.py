@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dtlab
 from dtlab.parallel import regions, sequence
 from dtlab.parallel.data import DataParallel, assert_replicas_equal
 from dtlab.parallel.mesh import make_mesh
@@ -48,6 +47,7 @@ from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
 from dtlab.training.transformer_layer import TransformerLayer
 from tests.marks import slow
+from tests.staying import on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SINGLE = {"rtol": 1e-4, "atol": 1e-5}
@@ -113,7 +113,7 @@ def test_the_table_says_what_is_sent(module: Any) -> None:
     for name, (forward, backward) in table.items():
         wanted = Counter({forward: 1}) + Counter({backward: 2})
         del wanted["nothing"]
-        got = dtlab.launch(forward_once_backward_twice, module, name, world_size=2).trace.ops(0)
+        got = on_ranks(forward_once_backward_twice, module, name, world_size=2).trace.ops(0)
         got["reduce_scatter"] += got.pop("all_to_all", 0)  # as gloo does it
         assert +got == wanted, name
 
@@ -152,7 +152,7 @@ def pairs() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, slow(4)])
 def test_each_function_and_its_gradient(ranks: int) -> None:
-    dtlab.launch(pairs, world_size=ranks)
+    on_ranks(pairs, world_size=ranks)
 
 
 # Linear layers -------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def linears(outputs: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, slow(4)])
 @pytest.mark.parametrize("outputs", [slow(12), 7])
 def test_linear_layers_equal_the_dense_ones(outputs: int, ranks: int) -> None:
-    dtlab.launch(linears, outputs, world_size=ranks)
+    on_ranks(linears, outputs, world_size=ranks)
 
 
 # The block -----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def blocks(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("ranks", [1, slow(2), 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.float32)])
 def test_a_block_equals_the_dense_one(ranks: int, dtype: torch.dtype) -> None:
-    dtlab.launch(blocks, dtype, world_size=ranks)
+    on_ranks(blocks, dtype, world_size=ranks)
 
 
 def one_block(sequence_parallel: bool, backward: bool) -> None:
@@ -255,15 +255,15 @@ def one_block(sequence_parallel: bool, backward: bool) -> None:
 
 
 def test_two_all_reduces_forward_and_two_backward() -> None:
-    forward = dtlab.launch(one_block, False, False, world_size=2).trace.ops(0)
-    both = dtlab.launch(one_block, False, True, world_size=2).trace.ops(0)
+    forward = on_ranks(one_block, False, False, world_size=2).trace.ops(0)
+    both = on_ranks(one_block, False, True, world_size=2).trace.ops(0)
     assert forward == {"all_reduce": 2}
     assert both == {"all_reduce": 4}
 
 
 def test_sequence_parallelism_gathers_and_scatters_as_in_the_paper() -> None:
-    forward = dtlab.launch(one_block, True, False, world_size=2).trace.ops(0)
-    both = dtlab.launch(one_block, True, True, world_size=2).trace.ops(0)
+    forward = on_ranks(one_block, True, False, world_size=2).trace.ops(0)
+    both = on_ranks(one_block, True, True, world_size=2).trace.ops(0)
     assert forward == {"all_gather": 2, "all_to_all": 2}  # an all-to-all scatters, on gloo
     backward = both - forward
     # Two conjugates of each, two inputs that are gathered once more, and the norms' gradients.
@@ -305,7 +305,7 @@ def several_block_forms() -> None:
 
 @pytest.mark.parametrize("ranks", [slow(1), 2, slow(3), slow(4)])
 def test_grouped_heads_uneven_features_and_the_dense_start(ranks: int) -> None:
-    dtlab.launch(several_block_forms, world_size=ranks)
+    on_ranks(several_block_forms, world_size=ranks)
 
 
 # Vocabulary ----------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def vocabularies(size: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, slow(3), 4])
 @pytest.mark.parametrize("size", [slow(12), 29])
 def test_vocabulary(size: int, ranks: int) -> None:
-    dtlab.launch(vocabularies, size, world_size=ranks)
+    on_ranks(vocabularies, size, world_size=ranks)
 
 
 # A whole model -------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def training(
 )
 def test_training_equals_the_dense_models(data: int, tensor: int, sequence_parallel: bool) -> None:
     losses, norms, state = dense_training()
-    run = dtlab.launch(training, data, sequence_parallel, world_size=data * tensor)
+    run = on_ranks(training, data, sequence_parallel, world_size=data * tensor)
     for _, own_norms, own_state in run.values:
         same(own_norms, norms, rtol=1e-5, atol=1e-7)  # as torch gives it: in single precision
         assert own_norms[0] > MAX_NORM
@@ -472,7 +472,7 @@ def state_round_trip(state: dict[str, Tensor]) -> dict[str, Any]:
 
 def test_a_dense_state_is_loaded_and_saved() -> None:
     state = dense_training()[2]
-    for got in dtlab.launch(state_round_trip, state, world_size=2).values:
+    for got in on_ranks(state_round_trip, state, world_size=2).values:
         same(got, dict(state), rtol=0, atol=0)
 
 
@@ -495,7 +495,7 @@ def clipping() -> None:
 
 
 def test_clipping_by_the_true_norm() -> None:
-    dtlab.launch(clipping, world_size=3)
+    on_ranks(clipping, world_size=3)
 
 
 # Dropout -------------------------------------------------------------------------------------
@@ -526,7 +526,7 @@ def dropped(sequence_parallel: bool, fused: bool) -> tuple[list[Tensor], Tensor,
     [(False, True), (True, False), slow(False, False), slow(True, True)],
 )
 def test_dropout_is_alike_where_all_have_the_same(sequence_parallel: bool, fused: bool) -> None:
-    first, second = dtlab.launch(dropped, sequence_parallel, fused, world_size=2).values
+    first, second = on_ranks(dropped, sequence_parallel, fused, world_size=2).values
     for mine, others in zip(first[0], second[0], strict=True):
         assert torch.equal(mine, others) is not sequence_parallel
         assert 0.3 < mine.float().mean() < 0.7
@@ -559,7 +559,7 @@ def beside() -> None:
 
 
 def test_autocast_checkpoints_and_gradients_that_add_up() -> None:
-    dtlab.launch(beside, world_size=2)
+    on_ranks(beside, world_size=2)
 
 
 def pytorchs() -> None:
@@ -589,7 +589,7 @@ def pytorchs() -> None:
 
 @pytest.mark.slow
 def test_equals_parallelize_module() -> None:
-    dtlab.launch(pytorchs, world_size=2)
+    on_ranks(pytorchs, world_size=2)
 
 
 def activations(sequence_parallel: bool) -> int:
@@ -603,9 +603,9 @@ def activations(sequence_parallel: bool) -> int:
 def test_sequence_parallelism_shares_what_norms_and_dropout_keep() -> None:
     unit = 4 * 2 * TOKENS * WIDTH  # bytes of [b, s, h]
     scores = 4 * 2 * HEADS * TOKENS**2
-    alone = dtlab.launch(activations, True, world_size=1).values[0]
-    tensor = dtlab.launch(activations, False, world_size=4).values[0]
-    both = dtlab.launch(activations, True, world_size=4).values[0]
+    alone = on_ranks(activations, True, world_size=1).values[0]
+    tensor = on_ranks(activations, False, world_size=4).values[0]
+    both = on_ranks(activations, True, world_size=4).values[0]
     # Tensors of [b, s, h]: 4 of the norms and 2 masks are whole; 12 and three matrices shared.
     slack = 8 * 2 * TOKENS * 4  # mean and deviation of the norms
     assert alone == pytest.approx(18 * unit + 3 * scores, abs=slack + 1500)
@@ -663,7 +663,7 @@ def test_bad_input_is_refused_before_anything_hangs() -> None:
         "of 7 elements, not 4", "id 7 is outside of a vocabulary of 7",
         "need a target of shape (1, 2)", "id 9 is outside of a vocabulary of 9", "not 'all'",
     ]  # fmt: skip
-    for said in dtlab.launch(refused, world_size=3).values:
+    for said in on_ranks(refused, world_size=3).values:
         for piece, text in zip(pieces, said, strict=True):
             assert piece in text
 
@@ -678,4 +678,4 @@ def outside() -> str:
 
 
 def test_a_rank_outside_of_the_group_is_told() -> None:
-    assert "ColumnParallelLinear: this rank" in dtlab.launch(outside, world_size=2).values[1]
+    assert "ColumnParallelLinear: this rank" in on_ranks(outside, world_size=2).values[1]

@@ -74,6 +74,7 @@ def test_levers_say_how_far_a_job_would_come() -> None:
     assert seconds == pytest.approx(without.duration + 3 * 0.03 / 8, rel=0.01)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_recorded_run_is_capped_by_its_wire() -> None:
     """A busy machine may give another cause, or none: then the run is not asked about."""

@@ -92,6 +92,8 @@ def test_models_are_drawn_alike_each_time() -> None:
     assert all("peaks" not in model for model in one.values())
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_cheapest_plan_is_the_one_of_the_topic(seed: int) -> None:

@@ -16,6 +16,7 @@ from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.unit02.all_reduces import buckets_of
 from dtlab.trace import Event, Trace
+from tests.staying import on_ranks
 from tests.wrong_answers import answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
@@ -78,7 +79,7 @@ def test_ddp_makes_as_many_all_reduces_as_the_answers_say(learner: str) -> None:
     given, right = drawn("all_reduces", learner)
     kib = [size * 1024 // SCALE for size in given["layers"]]
     cap = given["bucket_cap_mb"] / SCALE
-    trace = dtlab.launch(steps_under_ddp, kib, cap, given["micro"], world_size=2).trace
+    trace = on_ranks(steps_under_ddp, kib, cap, given["micro"], world_size=2).trace
     assert trace is not None
     first, *later = within(trace, "step")
     assert len(first) == right["first_step"]
@@ -93,7 +94,7 @@ def test_ddp_makes_as_many_all_reduces_as_the_answers_say(learner: str) -> None:
 def test_ddps_own_limits_are_as_the_answers_say() -> None:
     given, right = drawn("all_reduces", "ada")
     kib = [size * 1024 for size in given["layers"]]
-    trace = dtlab.launch(steps_under_ddp, kib, None, 2, world_size=2).trace
+    trace = on_ranks(steps_under_ddp, kib, None, 2, world_size=2).trace
     assert trace is not None
     assert len(within(trace, "step")[2]) == right["default"]
 
@@ -131,7 +132,7 @@ def one_script(first: int, last: int, channels: int) -> None:
 @pytest.mark.slow
 def test_a_step_under_ddp_leaves_the_events_of_the_answers_in_their_order() -> None:
     first, last, channels = 32 * 100, 32 * 150, 32
-    trace = dtlab.launch(one_script, first, last, channels, world_size=2).trace
+    trace = on_ranks(one_script, first, last, channels, world_size=2).trace
     assert trace is not None
     own = [event for event in trace.events if event.rank == 0]
     made = next(event for event in own if event.name == "constructor")
@@ -204,7 +205,7 @@ def test_ddp_averages_uneven_batches_as_the_answers_say(learner: str) -> None:
     factors = [3 * size / sum(sizes) for size in sizes]
     assert factors[2] == right["factor"]
     for chosen, wanted in (([1.0] * 3, right["ddp"]), (factors, right["true"])):
-        run = dtlab.launch(gradient_under_ddp, sizes, gradients, chosen, world_size=3)
+        run = on_ranks(gradient_under_ddp, sizes, gradients, chosen, world_size=3)
         assert run.values == pytest.approx([wanted] * 3)
 
 

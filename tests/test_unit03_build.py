@@ -269,6 +269,7 @@ def keeps_what_has_no_graph(model: nn.Module) -> None:
         assert len(kept) == 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "samples", "is_one"),

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 import dtlab
 from dtlab.grading import Part, find_part
-from dtlab.grading.checking.trials import Observation, Trial, observe
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.lines import judge_line, numbered
@@ -46,7 +46,9 @@ from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP
+from tests.marks import first
 from tests.mutants.sources import solution_of
+from tests.staying import BENCH
 from tests.wrong_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
@@ -158,11 +160,11 @@ def test_all_parts_have_40_points_and_take_75_minutes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first(range(2)))
 @each_run
 def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None) -> None:
     mend, said = mend_of(part), said_of(part)
-    seen = observe(Trial(2, [replace(scene_of(part), seed=seed)]), mend.broken)
+    seen = BENCH.observe(Trial(2, [replace(scene_of(part), seed=seed)]), mend.broken)
     scene = Scene(seen, mend.optimizer)
     measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
     assert measured == [said["symptom"]]
@@ -175,7 +177,7 @@ def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None)
 @pytest.mark.slow
 @each_run
 def test_a_mended_run_shows_no_symptom(part: Part, warm: None) -> None:
-    scene = Scene(observe(mend_of(part).scene, mended(part)), mend_of(part).optimizer)
+    scene = Scene(BENCH.observe(mend_of(part).scene, mended(part)), mend_of(part).optimizer)
     assert not [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
 
 
@@ -216,6 +218,7 @@ def errors(script: Callable[..., Any], case: OnDigits, seeds: Sequence[int]) -> 
     return found
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @each_run
 def test_a_broken_run_learns_less_in_every_seed(part: Part, warm: None) -> None:
@@ -233,13 +236,13 @@ def test_a_broken_run_learns_less_in_every_seed(part: Part, warm: None) -> None:
 # Answers ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @each_run
 def test_the_broken_run_earns_nothing(part: Part, warm: None) -> None:
     diagnosis = {"symptom": None, "number": None, "line": None}
     criteria = part.check.run(
-        part.symbol, {"diagnosis": diagnosis, "mended": mend_of(part).broken}
-    )
+        part.symbol, {"diagnosis": diagnosis, "mended": mend_of(part).broken}, bench=BENCH)
     assert [one.status for one in criteria] == ["blocked"] * 3 + ["lost", "blocked"]
     assert [one.name for one in criteria][:3] == ["symptom", "number", "line"]
 
@@ -248,17 +251,18 @@ def nothing(*_: Any) -> None:
     """Stands for a script that does nothing."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @each_run
 def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> None:
-    criteria = mend_of(part).check.run("mended", nothing)
+    criteria = mend_of(part).check.run("mended", nothing, bench=BENCH)
     assert [one.status for one in criteria] == ["lost", "blocked"], criteria
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "rate gone", [], {"symptom": object()}, {"symptom": 7}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
-    criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "mended": None})
+    criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "mended": None}, bench=BENCH)
     assert [one.status for one in criteria[:3]] == ["lost", "blocked", "blocked"]
     assert criteria[0].message
 
@@ -266,7 +270,7 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
-    criteria = RUNS[0].check.run("run_1", answer)
+    criteria = RUNS[0].check.run("run_1", answer, bench=BENCH)
     assert criteria[0].message.startswith("run_1 has to be a dict")
     assert [one.status for one in criteria] == ["lost"] + ["blocked"] * 4
 
@@ -530,6 +534,7 @@ def medians(plans: Mapping[str, dict[str, Any]], seeds: Sequence[int]) -> dict[s
     }
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_target_tells_the_rules_apart(warm: None) -> None:
     known = answers_of(REACH)

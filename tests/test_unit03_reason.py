@@ -25,6 +25,7 @@ from dtlab.training.learning_rate import (
     noise_scale_from_norms,
     sqrt_scaled_lr,
 )
+from tests.staying import on_ranks
 from tests.wrong_answers import answers_of
 
 SYMBOLS = ["effective_batch", "micro_gradients", "scaled_rate", "noise_scale"]
@@ -82,7 +83,7 @@ def test_an_epoch_on_real_ranks_is_as_the_answers_say(skip: bool) -> None:
     right = answers_of(find_part("03/effective_batch")).right[0](  # type: ignore[union-attr]
         {"a": c, "b": c, "c": c, "samples": 2 * 2 * (5 * 3 + 2), "wanted": 24}
     )
-    run = dtlab.launch(an_epoch, 68, 2, 2, 3, skip, world_size=4)
+    run = on_ranks(an_epoch, 68, 2, 2, 3, skip, world_size=4)
     first_steps = [steps[0] for steps in run.values]
     seen = {sample for samples in first_steps for sample in samples}
     assert len(seen) == right["tensor_parallel"] == 12  # not 24: two ranks see the same
@@ -187,7 +188,7 @@ def on_two_ranks(tokens: Any, gradients: Any, factor: float) -> tuple[float, flo
 @pytest.mark.parametrize("learner", LEARNERS[:2])
 def test_ddp_leaves_what_the_answers_say(learner: str) -> None:
     given, right = drawn("micro_gradients", learner)
-    run = dtlab.launch(
+    run = on_ranks(
         on_two_ranks, given["tokens"], given["token_gradients"], right["factor"], world_size=2
     )
     wanted = right["mean_of_means"], right["true"], right["true"]

@@ -18,9 +18,10 @@ from dtlab.grading.unit04.scaled_backward import SCALED_BACKWARD
 from dtlab.grading.unit04.scaling import Backwards
 from dtlab.grading.unit04.steps import Recorded, Scaling, _recorded
 from dtlab.grading.unit04.update_scale import next_scale
-from tests.marks import slow
+from tests.marks import first
+from tests.staying import BENCH
 
-SEEDS = [0, *(slow(seed) for seed in range(1, 4))]
+SEEDS = range(4)
 
 
 def cases_of(part: Any, seed: int) -> list[Any]:
@@ -35,7 +36,7 @@ def recorded(case: Scaling, scaler: Any) -> Recorded:
     return case.opened(_recorded(scaler, **given) | {"form": "", "finished": []})
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_the_judge_of_the_scaler_agrees_with_pytorchs(seed: int) -> None:
     for case in cases_of(LOSS_SCALER, seed):
         scaler = torch.amp.GradScaler(
@@ -48,7 +49,7 @@ def test_the_judge_of_the_scaler_agrees_with_pytorchs(seed: int) -> None:
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_each_topic_has_in_it_what_it_is_about(seed: int) -> None:
     cases = cases_of(LOSS_SCALER, seed)
     skipped = {case.topic: case.right.steps[-1][0] < len(case.kinds[0]) for case in cases}
@@ -74,7 +75,7 @@ def test_the_rule_of_the_scale_is_pytorchs() -> None:
         assert next_scale(scale, good, bad, interval) == tuple(one.item() for one in theirs)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_the_masters_of_the_judge_are_those_of_torchs_sgd(seed: int) -> None:
     for case in cases_of(MASTER_STEP, seed):
         assert isinstance(case, Mastered)
@@ -90,7 +91,7 @@ def test_the_masters_of_the_judge_are_those_of_torchs_sgd(seed: int) -> None:
                 torch.testing.assert_close(master.detach().double(), want, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", first(SEEDS))
 def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int) -> None:
     def backward(loss: Any, optimizer: Any, scale: float) -> None:
         (loss * scale).backward()
@@ -111,13 +112,12 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
     import dtlab.grading.unit04.nan_run_script as scripts
-    from dtlab.grading.checking.trials import observe
     from dtlab.grading.checking.warm import warm_up
     from dtlab.grading.scripts.reference import Optimizer
     from dtlab.grading.scripts.symptoms import Scene
 
     warm_up()
-    seen = Scene(observe(scene(), scripts.train), Optimizer(0.1))
+    seen = Scene(BENCH.observe(scene(), scripts.train), Optimizer(0.1))
     assert isinstance(seen.case, OnDigits)
     losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
     begins = int(losses.isfinite().sum())

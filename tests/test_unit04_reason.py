@@ -16,11 +16,11 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.unit04.reason import PARTS
 from dtlab.predict.formats import BinaryFormat
+from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of
 
 SYMBOLS = [part.symbol for part in PARTS]
@@ -194,7 +194,7 @@ def step_under_autocast(enabled: bool) -> dict[str, set[torch.dtype]]:
 
 @pytest.mark.slow
 def test_autocast_halves_what_the_answers_say() -> None:
-    run = dtlab.launch(
+    run = on_ranks(
         lambda: [step_under_autocast(enabled) for enabled in (False, True)], world_size=2
     )
     plain, cast = run.values[0]

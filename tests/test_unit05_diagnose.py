@@ -10,12 +10,12 @@ import nbformat
 import pytest
 
 from dtlab.grading import find_part
-from dtlab.grading.checking.trials import observe
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.grading.unit05.diagnose import PARTS
 from dtlab.grading.unit05.runs_cases import ShardedRun
 from dtlab.grading.unit05.runs_symptoms import SYMPTOMS
+from tests.staying import BENCH
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "05_zero_and_fsdp" / "level-3.ipynb"
 SHOWS = {"giant_gather": "giant gather", "policies": "rounded gradients", "leak": "grows"}
@@ -72,7 +72,7 @@ def test_other_seeds_try_other_models(part: Any) -> None:
 @pytest.mark.slow
 @part_by_name
 def test_a_broken_program_shows_its_symptom_and_no_other(part: Any, warm: None) -> None:
-    one = observe(part.check.scene, part.check.broken)
+    one = BENCH.observe(part.check.scene, part.check.broken)
     assert one.error is None, one.trouble
     scene = Scene(one, part.check.optimizer)
     found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}

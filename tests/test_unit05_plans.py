@@ -142,6 +142,7 @@ def test_each_learner_meets_three_stages_and_a_near_miss(seed: int) -> None:
         assert 0 < min(one.total for one in better) - model.card <= 10**8
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", LEFT_OUT)
 def test_who_leaves_a_piece_out_finds_what_does_not_fit(piece: str) -> None:

@@ -18,6 +18,7 @@ import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
 from dtlab.predict import POLICIES, model_states
+from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
@@ -126,7 +127,7 @@ def in_step(run: dtlab.Run) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("freed", [True, False])
 def test_fully_shard_gathers_and_reduces_as_often_as_the_answers_say(freed: bool) -> None:
-    run = dtlab.launch(train_sharded, freed, world_size=RANKS)
+    run = on_ranks(train_sharded, freed, world_size=RANKS)
     assert run.trace is not None
     found = run.trace.ops(0)
     given = {"layers": LAYERS, "count": COUNT, "block": 1, "ranks": RANKS, "names": range(7)}
@@ -138,7 +139,7 @@ def test_fully_shard_gathers_and_reduces_as_often_as_the_answers_say(freed: bool
 @pytest.mark.slow
 def test_ddp_reduces_once_and_its_zero_optimizer_broadcasts() -> None:
     plain, zero = (
-        in_step(dtlab.launch(train_by_ddp, how, world_size=RANKS)) for how in (False, True)
+        in_step(on_ranks(train_by_ddp, how, world_size=RANKS)) for how in (False, True)
     )
     assert plain["all_reduce"] == zero["all_reduce"] == 1
     assert plain["broadcast"] == 0

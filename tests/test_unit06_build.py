@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.unit06.build import PARTS
 from dtlab.grading.unit06.column import COLUMN, Column
@@ -20,6 +19,7 @@ from dtlab.grading.unit06.passes import PRODUCT, Pass, difference
 from dtlab.grading.unit06.products import mark_products
 from dtlab.grading.unit06.row import ROW, Row
 from dtlab.training.models import Attention, GPTConfig
+from tests.staying import on_ranks
 
 
 def cases(part: Any, seed: int = 0) -> list[Any]:
@@ -173,7 +173,7 @@ def products_of_backward() -> tuple[int, int]:
 
 
 def test_products_of_a_backward_in_python_are_marked_and_none_behind_it() -> None:
-    run = dtlab.launch(products_of_backward, world_size=1)
+    run = on_ranks(products_of_backward, world_size=1)
     assert run.values == [(True, 12)]
     assert run.trace is not None
     assert [event.name for event in run.trace.events] == [PRODUCT, PRODUCT]

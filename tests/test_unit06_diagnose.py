@@ -10,12 +10,12 @@ import nbformat
 import pytest
 
 from dtlab.grading import find_part
-from dtlab.grading.checking.trials import observe
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.grading.unit06.diagnose import PARTS
 from dtlab.grading.unit06.runs_cases import SharedRun, cut_dim
 from dtlab.grading.unit06.runs_symptoms import SYMPTOMS
+from tests.staying import BENCH
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "06_tensor_parallelism" / "level-3.ipynb"
 SHOWS = {"gather_between": "gathers", "many_biases": "wrong start", "drift": "drift"}
@@ -80,7 +80,7 @@ def test_other_seeds_try_other_models(part: Any) -> None:
 @pytest.mark.slow
 @part_by_name
 def test_a_broken_program_shows_its_symptom_and_no_other(part: Any, warm: None) -> None:
-    one = observe(part.check.scene, part.check.broken)
+    one = BENCH.observe(part.check.scene, part.check.broken)
     assert one.error is None, one.trouble
     scene = Scene(one, part.check.optimizer)
     found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}
@@ -95,7 +95,7 @@ def test_on_one_rank_nothing_is_wrong_with_a_program(part: Any, warm: None) -> N
     from dtlab.grading.checking.trials import Trial
 
     (case,) = part.check.scene.cases
-    one = observe(Trial(1, [case], limit=15), part.check.broken)
+    one = BENCH.observe(Trial(1, [case], limit=15), part.check.broken)
     assert one.results[0][0]["losses"] == pytest.approx(case.one_process[0], rel=1e-5)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading.checking.trials import Trial, observe
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.unit06.plans_models import (
     attention_left_whole,
     draw_models,
@@ -17,6 +17,7 @@ from dtlab.grading.unit06.plans_models import (
 )
 from dtlab.grading.unit06.plans_rules import KINDS, PAIRS, Block, Cost, Model, Plan
 from dtlab.grading.unit06.plans_steps import Carried, spent, steps_of
+from tests.staying import BENCH
 
 SEEDS = range(30)
 UNEVEN = Model(3, False, 50, 24, 4, (Block(2, 30), Block(4, 13)), 16)  # nothing divides
@@ -31,7 +32,8 @@ def models(seed: int) -> list[Model]:
 def measured(model: Model, plan: Plan) -> Any:
     from dtlab.grading.unit06.plans_engine import measure
 
-    one = observe(Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=15), measure)
+    trial = Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=15)
+    one = BENCH.observe(trial, measure)
     assert one.error is None, one.trouble
     assert one.trace is not None
     return spent(one.trace, one.results[0])
@@ -112,6 +114,7 @@ def test_learners_leave_other_layers_whole_and_some_models_have_several_plans() 
 # To the byte ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_plan_fits_to_the_byte_and_not_with_one_more() -> None:
     model = models(0)[0]

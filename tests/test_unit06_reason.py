@@ -25,6 +25,7 @@ import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.unit06.reason import PARTS
+from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
@@ -110,7 +111,7 @@ def shapes_of_pytorch() -> dict[str, tuple[int, ...]]:
 @pytest.mark.slow
 def test_shapes_are_those_of_pytorchs_tensor_parallel_api() -> None:
     right = known("shapes").right[0](SMALL)
-    for shapes in dtlab.launch(shapes_of_pytorch, world_size=RANKS).values:
+    for shapes in on_ranks(shapes_of_pytorch, world_size=RANKS).values:
         assert list(shapes["first.weight"]) == right["first"]
         assert list(shapes["second.weight"]) == right["second"]
         assert list(shapes["queries_keys_values.weight"]) == right["queries_keys_values"]
@@ -245,7 +246,7 @@ def test_ranks_hold_what_the_answers_say() -> None:
     given = {"tensors": names, "layers": 1, "count": 1, "squares": [1], "common": 1}
     right, dense = known("holds").right[0](given), block(0, 1)
     for by_tokens in (False, True):
-        ranks = dtlab.launch(on_rank, by_tokens, world_size=RANKS).values
+        ranks = on_ranks(on_rank, by_tokens, world_size=RANKS).values
         kinds = {name: kind_of([one[name] for one in ranks], dense[name]) for name in names}
         assert "neither" not in kinds.values()
         found = {kind: {n for n in names if kinds[n] == kind} for kind in kinds.values()}
@@ -258,7 +259,7 @@ def test_ranks_hold_what_the_answers_say() -> None:
 
 @pytest.mark.slow
 def test_the_norm_of_shards_and_whole_gradients_is_that_of_one_process() -> None:
-    ranks, dense = dtlab.launch(on_rank, False, world_size=RANKS).values, block(0, 1)
+    ranks, dense = on_ranks(on_rank, False, world_size=RANKS).values, block(0, 1)
     whole = [one["norm_grad"].square().sum() for one in (dense, ranks[0])]
     given = {
         "tensors": dict.fromkeys(block(0, 1), "A"), "layers": 1, "count": 1,
@@ -294,7 +295,7 @@ def calls(run: dtlab.Run) -> list[Counter[str]]:
 def test_pytorch_makes_as_many_calls_as_the_answers_say() -> None:
     given = {"tensors": dict.fromkeys(block(0, 1), "A"), "layers": 1, "count": 1,
              "squares": [1], "common": 1}  # fmt: skip
-    forward, backward = calls(dtlab.launch(train, False, world_size=RANKS))
+    forward, backward = calls(on_ranks(train, False, world_size=RANKS))
     found = [each["all_reduce"] for each in (forward, backward)]
     assert found == known("holds").right[0](given)["calls"] == [2, 2]
 
@@ -302,7 +303,7 @@ def test_pytorch_makes_as_many_calls_as_the_answers_say() -> None:
 @pytest.mark.slow
 def test_with_sequence_parallelism_pytorch_goes_round_as_often_as_the_answers_say() -> None:
     """It keeps what it has gathered: the first of the two answers."""
-    forward, backward = calls(dtlab.launch(train, True, world_size=RANKS))
+    forward, backward = calls(on_ranks(train, True, world_size=RANKS))
     assert forward["all_gather"] == forward["reduce_scatter"] == 2
     _, right = drawn("volume", LEARNERS[0])
     one_pass = right["layer"] / 8  # an all-reduce is two of them

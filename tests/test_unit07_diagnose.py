@@ -10,7 +10,6 @@ import nbformat
 import pytest
 
 from dtlab.grading import find_part
-from dtlab.grading.checking.trials import observe
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.symptoms import Scene
@@ -29,6 +28,7 @@ from dtlab.grading.unit07.slow_layers import Layers, draw_layers, events_of, fil
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
 from dtlab.trace import Trace
+from tests.staying import BENCH
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
 STORIES = ("ZB-H1", "2 chunks", "ZB-H2")
@@ -160,7 +160,7 @@ def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
 
 @pytest.mark.slow
 def test_the_broken_program_shows_its_symptom_and_no_other(warm: None) -> None:
-    one = observe(CHECK.scene, CHECK.broken)
+    one = BENCH.observe(CHECK.scene, CHECK.broken)
     assert one.error is None, one.trouble
     scene = Scene(one, CHECK.optimizer)
     found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}
@@ -218,6 +218,7 @@ def test_the_ceiling_is_where_more_microbatches_lead() -> None:
     assert one.fewest(one.even) == 7
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_cut_by_cost_is_faster_on_an_emulated_cluster(warm: None) -> None:
     """The sign, over and over: by far less than what is simulated, for a busy machine's sake."""

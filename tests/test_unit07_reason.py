@@ -264,6 +264,7 @@ def cannot_run(grid: Orders) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.proof
 def test_grid_a_can_run_and_grid_b_cannot_in_one_cell() -> None:
     for given, right in (drawn("timeline", learner) for learner in EVERYBODY):
         assert cannot_run(given["grid_a"]) == []

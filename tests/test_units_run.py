@@ -1,4 +1,9 @@
-"""What a unit's notebooks do when they run: lessons in time, solutions all points, blanks none."""
+"""What a unit's notebooks do when they run: lessons in time, solutions all points, blanks none.
+
+`make test` runs all notebooks in one kernel, lessons with few repetitions (DTLAB_QUICK), all
+ranks staying. `make proof` runs each as a learner does: in full, in a kernel of its own, on
+fresh ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from tests.leftovers import STAYING
+from tests.marks import proof
 from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
 
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
@@ -24,27 +31,75 @@ level = pytest.mark.parametrize(
     [f"{name}/{one}.ipynb" for name in UNITS for one in files_of(name) if one in LEVELS],
     ids=lambda name: f"{name[:2]}-{Path(name).stem}",
 )  # fmt: skip
+alone_or_not = pytest.mark.parametrize("run", ["shared", proof("alone")], indirect=True)
+
+Run = Callable[..., NotebookNode]
+
+# What runs before each notebook in a kernel that serves many.
+BEGIN = """
+%reset -f
+import os, sys
+os.chdir({folder!r})
+sys.path.append({root!r})
+from tests.staying import serve_this_process
+serve_this_process()
+del os, sys, serve_this_process
+"""
 
 
 @contextmanager
-def kernel(folder: Path, *, errors: bool) -> Iterator[Callable[[NotebookNode], NotebookNode]]:
-    """A kernel that runs notebooks, one after the other; with or without `errors` in cells."""
-    client = NotebookClient(
-        nbformat.v4.new_notebook(),
-        timeout=180,
-        allow_errors=errors,
-        resources={"metadata": {"path": str(folder)}},
-    )
-
-    def run(notebook: NotebookNode) -> NotebookNode:
-        client.nb = notebook
-        client.reset_execution_trackers()
-        for index, cell in enumerate(notebook.cells):
-            client.execute_cell(cell, index)
-        return notebook
-
+def kernel() -> Iterator[NotebookClient]:
+    """A kernel, which belongs to no test in particular."""
+    client = NotebookClient(nbformat.v4.new_notebook(), timeout=180)
     with client.setup_kernel():
-        yield run
+        yield client
+
+
+def run_in(client: NotebookClient, notebook: NotebookNode, errors: bool = False) -> NotebookNode:
+    """Runs the cells; with `errors`, also those after one that fails."""
+    client.nb, client.allow_errors = notebook, errors
+    client.reset_execution_trackers()
+    for index, cell in enumerate(notebook.cells):
+        client.execute_cell(cell, index)
+    return notebook
+
+
+@pytest.fixture(scope="module")
+def shared_kernel() -> Iterator[NotebookClient]:
+    """One kernel for many notebooks, in which lessons repeat little."""
+    before = set(STAYING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DTLAB_QUICK", "1")
+        with kernel() as client:
+            STAYING.add(client.km.provisioner.pid)
+            yield client
+    STAYING.intersection_update(before)
+
+
+@pytest.fixture
+def run(
+    request: pytest.FixtureRequest, tmp_path: Path, shared_kernel: NotebookClient
+) -> Iterator[Run]:
+    """Runs a notebook, in the shared kernel or in one of its own."""
+    if request.param == "shared":
+        client = shared_kernel
+        code = BEGIN.format(folder=str(tmp_path), root=str(ROOT))
+        begin = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+        def run_shared(notebook: NotebookNode, errors: bool = False) -> NotebookNode:
+            run_in(client, begin)
+            return run_in(client, notebook, errors)
+
+        yield run_shared
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with kernel() as client:
+
+            def run_alone(notebook: NotebookNode, errors: bool = False) -> NotebookNode:
+                return run_in(client, notebook, errors)
+
+            yield run_alone
 
 
 # Lessons ---------------------------------------------------------------------------------------
@@ -61,15 +116,12 @@ def says_what_it_shows(output: NotebookNode) -> bool:
 
 
 @lesson
+@alone_or_not
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(
-    unit: str, tmp_path: Path
-) -> None:
-    notebook = read(ROOT / "notebooks" / f"{unit}.ipynb")
+def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(unit: str, run: Run) -> None:
     started = time.monotonic()
-    with kernel(tmp_path, errors=False) as run:
-        run(notebook)
+    notebook = run(read(ROOT / "notebooks" / f"{unit}.ipynb"))
     assert time.monotonic() - started < 3 * LESSON_GOAL.get(unit[:2], 60)
     outputs = [(cell.id, one) for cell in notebook.cells for one in cell.get("outputs", [])]
     figures = [(name, output) for name, output in outputs if has_figure(output)]
@@ -111,20 +163,30 @@ def copies(path: Path, *learners: str) -> Iterator[NotebookNode]:
 
 
 @level
+@alone_or_not
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_solution_earns_everything_whoever_hands_it_in(name: str, tmp_path: Path) -> None:
-    learners = LEARNERS if name.endswith("level-1.ipynb") else LEARNERS[:1]  # others run ranks
-    with kernel(tmp_path, errors=False) as run:
-        for notebook in copies(ROOT / "solutions" / name, *learners):
-            assert earned(run(notebook)) == points_of(name)
+def test_the_solution_earns_everything_whoever_hands_it_in(
+    name: str, run: Run, request: pytest.FixtureRequest
+) -> None:
+    alone = "alone" in request.node.name
+    learners = LEARNERS if name.endswith("level-1.ipynb") and alone else LEARNERS[:1]
+    opened = list(copies(ROOT / "solutions" / name, *learners))
+    for notebook in opened if alone else opened[-1:]:
+        assert earned(run(notebook)) == points_of(name)
 
 
 @level
+@alone_or_not
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_untouched_exercise_earns_nothing(name: str, tmp_path: Path) -> None:
+def test_the_untouched_exercise_earns_nothing(
+    name: str, run: Run, request: pytest.FixtureRequest
+) -> None:
     opened = list(copies(ROOT / "exercises" / name, LEARNERS[0]))
-    with kernel(tmp_path, errors=True) as run:  # without an id, ranks would only run once more
-        for notebook in opened if name.endswith("level-1.ipynb") else opened[-1:]:
-            assert earned(run(notebook)) == dict.fromkeys(points_of(name), 0)
+    if "shared" in request.node.name:
+        for notebook in opened:  # without the cells in which a learner only looks
+            notebook.cells = [c for c in notebook.cells if not c.id.endswith(("-run", "-try"))]
+    # Without an id, ranks would only run once more.
+    for notebook in opened if name.endswith("level-1.ipynb") else opened[-1:]:
+        assert earned(run(notebook, errors=True)) == dict.fromkeys(points_of(name), 0)

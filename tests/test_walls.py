@@ -194,6 +194,7 @@ def _ordinary_things(rank: int) -> list[str]:
     return done
 
 
+@pytest.mark.proof
 def test_ordinary_things_go_on_behind_walls(sealed: Sealed) -> None:
     expected = ["subprocess", "asyncio", "files", "thread", "multiprocessing", "names", "torch"]
     assert sealed(_ordinary_things).values == [[*expected, "groups"]] * 2
@@ -278,6 +279,7 @@ def _make_and_leave_groups(rank: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ranks", [2, 4, 6])
 @pytest.mark.parametrize(
     "fn", [_ring(250), _ring(250_000), _ring(2_500_000), _small_messages, _make_and_leave_groups]
@@ -463,6 +465,8 @@ ENDLESS = [
 ]  # fmt: skip
 
 
+@pytest.mark.proof
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", ENDLESS)
 def test_what_does_not_end_is_ended_at_its_limit(
     fn: Callable[[int], None], sealed: Sealed
@@ -510,6 +514,7 @@ def _take_memory_in_many(rank: int) -> None:
     time.sleep(1000)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_take_memory, _take_shared_memory, _take_memory_in_many])
 def test_memory_has_an_end(fn: Callable[[int], None], sealed: Sealed) -> None:
     before, least = psutil.virtual_memory().available, [2**62]

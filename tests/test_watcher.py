@@ -85,7 +85,6 @@ def deadlock(fn: Function, world_size: int = 2, guard: float = GUARD) -> dtlab.D
     with pytest.raises(dtlab.DeadlockError) as caught:
         dtlab.launch(fn, world_size=world_size)
     assert time.monotonic() - begun < guard
-    assert dtlab.launch(dist.get_rank).values == [0, 1]  # and the next launch works
     return caught.value
 
 
@@ -139,6 +138,7 @@ def receives_first(world_size: int, size: int, wait: bool) -> Function:
     return ring
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("wait", [False, True], ids=["recv", "irecv"])
 @pytest.mark.parametrize(
     ("world_size", "size"), [(2, 1), (3, 1), (5, 1), (2, LARGE), (3, LARGE), (2, 0)]
@@ -155,6 +155,7 @@ def test_ranks_that_all_receive_first(world_size: int, size: int, wait: bool) ->
     assert "Post the send first (isend), then receive" in flat(error)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("world_size", "size"), [(2, 1), (3, 1), (5, 100), (2, LARGE), (3, LARGE)]
 )
@@ -171,6 +172,11 @@ def test_ranks_that_all_send_first(world_size: int, size: int) -> None:
     assert error.mismatch is None
     assert "Every rank sends before it receives" in flat(error)
     assert "isend" in flat(error)
+
+
+def test_the_next_launch_works() -> None:
+    deadlock(lambda: dist.recv(torch.ones(1), src=1 - me()))
+    assert dtlab.launch(dist.get_rank).values == [0, 1]
 
 
 def test_the_error_has_what_the_ranks_had_printed() -> None:
@@ -800,6 +806,7 @@ def _in_large_send() -> None:
 WAITS = [_in_recv, _in_irecv, _in_all_reduce, _in_large_send]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_rank_that_raises_while_others_wait(wait: Function) -> None:
     def raises() -> None:
@@ -867,6 +874,7 @@ ENDS: list[tuple[Function, str, str]] = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize(
     ("end", "kind", "headline"), ENDS, ids=["sys.exit", "os._exit", "SIGKILL", "SIGSEGV"]
@@ -910,6 +918,7 @@ def _and_prints() -> None:
         print("." * 100)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("busy", "pieces"),
     [
@@ -947,6 +956,7 @@ def test_who_waits_for_a_rank_that_is_busy(
     assert dtlab.launch(dist.get_rank).values == [0, 1]
 
 
+@pytest.mark.proof
 def test_a_thread_that_waits_in_vain_and_a_main_thread_that_joins_it() -> None:
     def joins() -> None:
         box = torch.ones(1)
@@ -1011,6 +1021,7 @@ def test_a_message_that_nobody_receives(capsys: pytest.CaptureFixture[str]) -> N
 # ---------------------------------------------------------------------------- more threads
 
 
+@pytest.mark.proof
 def test_ranks_that_wait_in_vain_beside_an_idle_thread() -> None:
     def waits() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -1036,6 +1047,7 @@ def test_ranks_all_of_whose_threads_wait_in_vain() -> None:
 # ---------------------------------------------------------------------------- cost
 
 
+@pytest.mark.proof
 def test_memory_stays_the_same_over_many_steps() -> None:
     """2,500 steps of each kind of operation; an hour's steps leave as little behind."""
 

@@ -151,6 +151,7 @@ def test_an_algorithm_is_hidden_and_shown_by_its_box() -> None:
     assert "At 1.00 MB: tree 300 µs." in explorer.figure.alt_text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "typed", "value", "shown"),
@@ -178,6 +179,7 @@ def test_a_dial_takes_any_value_that_is_typed(
     assert (dial.slider.label, dial.slider.value) == nearest
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "typed", "words"),
@@ -226,6 +228,7 @@ def test_every_control_has_a_name_that_reaches_the_page() -> None:
     assert (dial.value, dial.slider.value) == (2, 2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_moved_slider_redraws_soon(name: str) -> None:
@@ -246,6 +249,7 @@ def test_readers_without_widgets_get_the_figure() -> None:
     assert f'alt="{html.escape(ring(3, 0).alt_text)}"' in data["text/html"]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_without_a_front_end_the_figure_is_shown_and_the_notebook_goes_on() -> None:
     cells = ["from dtlab.show import step_ring, explore_crossover\nstep_ring(4)",

@@ -107,6 +107,7 @@ def _built_in() -> Times:
     return timed(programs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_built_in_collectives_take_the_time_of_their_closed_form(n: int) -> None:
@@ -151,6 +152,7 @@ def _ours() -> Times:
     })  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_our_collectives_take_the_time_of_their_closed_form(n: int) -> None:
@@ -165,6 +167,7 @@ def test_our_collectives_take_the_time_of_their_closed_form(n: int) -> None:
     compare(expected, _ours, 1.1 if n < 8 else 1.25, cluster=Cluster(1, n, LINK))
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize("per_node", [2, 4])
 def test_our_collectives_over_two_nodes(per_node: int) -> None:
@@ -289,6 +292,7 @@ def _messages() -> Times:
     })  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_messages_share_ports_and_nothing_else() -> None:
     a, whole = LINK.latency, ONE - LINK.latency
@@ -417,6 +421,7 @@ def _gradient() -> torch.Tensor:
     return weight.grad
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_ddp_overlaps_with_backward() -> None:
     bandwidth = 32 * 32 * 4 / 0.025  # an all-reduce on two ranks takes 25 ms, and 4 of latency
@@ -539,6 +544,7 @@ def _slow_backward() -> None:
     sent.wait()
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_no_alarm_while_the_links_are_busy() -> None:
     assert dtlab.launch(_slow_backward, cluster=Cluster(1, 2, Link(0, 2e3))).seconds > 1

@@ -21,6 +21,7 @@ from dtlab.parallel.data import DataParallel, assert_replicas_equal
 from dtlab.parallel.zero import Zero1, Zero2
 from dtlab.training.accumulation import accumulate
 from tests.marks import slow
+from tests.staying import on_ranks
 from tests.test_data_parallel import MODELS, Branches, Recomputing, batch, share_of
 
 STEPS, LOCAL_BATCH = 10, 6
@@ -116,17 +117,18 @@ CLOSE = {"rtol": 1e-3, "atol": 3e-5}
 
 
 @pytest.mark.slow
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), 3, slow(4)])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", ["mlp", slow("tied"), slow("frozen"), slow("mixed"), "few"])
 def test_equals_one_process_on_the_whole_batch(name: str, stage: int, ranks: int) -> None:
-    run = dtlab.launch(ours, name, in_stage(stage), world_size=ranks)
+    run = on_ranks(ours, name, in_stage(stage), world_size=ranks)
     wanted = alone(name, ranks)
     for values in run.values:
         same(values, wanted, **CLOSE)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_also_with_rings_and_in_large_buckets(stage: int) -> None:
@@ -134,7 +136,7 @@ def test_also_with_rings_and_in_large_buckets(stage: int) -> None:
             "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip
     wanted = alone("mlp", 3)
     for more in (ring, {"bucket_cap_mb": None}):
-        for values in dtlab.launch(ours, "mlp", in_stage(stage, **more), world_size=3).values:
+        for values in on_ranks(ours, "mlp", in_stage(stage, **more), world_size=3).values:
             same(values, wanted, **CLOSE)
 
 
@@ -158,10 +160,11 @@ def pytorchs(params: Any, cls: Any, arguments: dict[str, Any]) -> Any:
     return ZeroRedundancyOptimizer(params, cls, **arguments)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "tied"])
 def test_equals_pytorchs_own(name: str) -> None:
-    wanted = dtlab.launch(beside, DistributedDataParallel, pytorchs, name, world_size=3).values[0]
+    wanted = on_ranks(beside, DistributedDataParallel, pytorchs, name, world_size=3).values[0]
     cases: list[tuple[Any, Wrap]] = [
         (nn.Identity, in_stage(1)), (nn.Identity, in_stage(2)),
         (DistributedDataParallel, in_stage(1, reduces=False)),
@@ -169,7 +172,7 @@ def test_equals_pytorchs_own(name: str) -> None:
     ]  # fmt: skip
     for wrapper, wrap in cases:
         keep = (lambda module: module) if wrapper is nn.Identity else wrapper
-        for values in dtlab.launch(beside, keep, wrap, name, world_size=3).values:
+        for values in on_ranks(beside, keep, wrap, name, world_size=3).values:
             same(values, wanted, **CLOSE)
 
 
@@ -203,7 +206,7 @@ def branches(wrap: Wrap, whole: bool, ranks: int) -> Params:
 def test_what_no_rank_uses_is_not_stepped(stage: int, cap: float | None) -> None:
     wanted = branches(plain, True, 3)
     wrap = in_stage(stage, bucket_cap_mb=cap)
-    for values in dtlab.launch(branches, wrap, False, 3, world_size=3).values:
+    for values in on_ranks(branches, wrap, False, 3, world_size=3).values:
         same({"": values}, {"": wanted}, rtol=1e-4, atol=1e-5)
 
 
@@ -229,7 +232,7 @@ def test_a_rank_without_a_gradient_counts_as_zero(stage: int) -> None:
         optimizer.zero_grad()
         (share * cross_entropy(model(inputs), labels)).backward()
         optimizer.step()
-    for values in dtlab.launch(without_a_gradient, stage, world_size=3).values:
+    for values in on_ranks(without_a_gradient, stage, world_size=3).values:
         same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-5)
 
 
@@ -267,7 +270,7 @@ def scheduled(wrap: Wrap, share: bool, ranks: int, norm: float) -> tuple[Params,
 @pytest.mark.parametrize("stage", STAGES)
 def test_schedules_groups_and_clipping(stage: int, norm: float) -> None:
     wanted, norms = scheduled(plain, False, 3, norm)
-    for values, seen in dtlab.launch(
+    for values, seen in on_ranks(
         scheduled, in_stage(stage), True, 3, norm, world_size=3
     ).values:
         same({"": values}, {"": wanted}, rtol=1e-4, atol=1e-5)
@@ -289,7 +292,7 @@ def test_clips_gradients_that_are_averaged_already() -> None:
     inputs, labels = batch(0, 12, False)
     cross_entropy(model(inputs), labels).backward()
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
-    assert dtlab.launch(clips_beside, 1, world_size=2).values == pytest.approx([norm, norm])
+    assert on_ranks(clips_beside, 1, world_size=2).values == pytest.approx([norm, norm])
 
 
 MICROBATCHES = 3
@@ -319,7 +322,7 @@ def test_microbatches_add_up(stage: int, how: str) -> None:
         inputs, labels = batch(step, 12, False)
         (cross_entropy(model(inputs), labels) / 3).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
-    run = dtlab.launch(accumulated, stage, how, world_size=3)
+    run = on_ranks(accumulated, stage, how, world_size=3)
     for values, _ in run.values:
         same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
     buckets = 3
@@ -371,7 +374,7 @@ def test_checkpointed_layers_count_once(stage: int, reentrant: bool) -> None:
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-    for values in dtlab.launch(recomputed, stage, reentrant, world_size=2).values:
+    for values in on_ranks(recomputed, stage, reentrant, world_size=2).values:
         same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-5)
 
 
@@ -401,7 +404,7 @@ def test_a_pass_that_was_broken_off_leaves_nothing_behind(stage: int) -> None:
     inputs, labels = batch(0, 8, False)
     cross_entropy(model(inputs), labels).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
-    for values in dtlab.launch(broken_off, stage, world_size=2).values:
+    for values in on_ranks(broken_off, stage, world_size=2).values:
         same({"": values}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
 
 
@@ -428,7 +431,7 @@ def with_closure(stage: int) -> tuple[float, bool, bool]:
 def test_a_closure_is_run_and_a_step_uses_gradients_up(stage: int) -> None:
     inputs, labels = batch(0, 4, False)
     loss = float(cross_entropy(made("mlp")(inputs), labels).detach())
-    for got, moved, rests in dtlab.launch(with_closure, stage, world_size=2).values:
+    for got, moved, rests in on_ranks(with_closure, stage, world_size=2).values:
         assert got == pytest.approx(loss)
         assert moved and rests
 
@@ -455,7 +458,7 @@ def test_shares_within_a_group(stage: int) -> None:
     inputs, labels = batch(0, 8, False)
     cross_entropy(model(inputs), labels).backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
-    values = dtlab.launch(in_a_group, stage, world_size=4).values
+    values = on_ranks(in_a_group, stage, world_size=4).values
     for rank in (1, 3):
         same({"": values[rank]}, {"": [*model.parameters()]}, rtol=1e-4, atol=1e-6)
 
@@ -497,7 +500,7 @@ def rounded(ranks: int, share: bool) -> Params:
 def test_master_weights_are_stepped_and_rounded() -> None:
     """Bit by bit: gradients are divided in bfloat16, and rounded once more after their sum."""
     wanted = rounded(2, share=False)
-    for values in dtlab.launch(rounded, 2, True, world_size=2).values:
+    for values in on_ranks(rounded, 2, True, world_size=2).values:
         assert all(map(torch.equal, values, wanted))
 
 
@@ -515,7 +518,7 @@ def taken_over() -> tuple[bool, bool]:
 
 @pytest.mark.slow
 def test_parameters_that_are_loaded_become_the_masters() -> None:
-    assert dtlab.launch(taken_over, world_size=2).values == [(True, True)] * 2
+    assert on_ranks(taken_over, world_size=2).values == [(True, True)] * 2
 
 
 # What it costs -------------------------------------------------------------------------------
@@ -543,7 +546,7 @@ def steps(wrap: Wrap, count: int, microbatches: int, data_parallel: Any = None) 
 def sent(ranks: int, *arguments: Any) -> float:
     """Elements in one step of a rank, over Psi (N-1)/N, as the operating system counted bytes."""
     few, many = (
-        dtlab.launch(steps, arguments[0], count, *arguments[1:], world_size=ranks).trace
+        on_ranks(steps, arguments[0], count, *arguments[1:], world_size=ranks).trace
         for count in (2, 6)
     )
     each = [(b - a) / 4 for a, b in zip(few.bytes_wire(), many.bytes_wire(), strict=True)]
@@ -555,6 +558,7 @@ RING = {"all_gather": collectives.ring_all_gather,
         "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(2), slow(3), 4])
 @pytest.mark.parametrize("stage", STAGES)
@@ -611,7 +615,7 @@ def test_holds_what_the_formula_says(stage: int, ranks: int, master: bool) -> No
         "optimizer": k * PSI / ranks,
     }
     wanted["everything"] = sum(wanted.values())
-    for values in dtlab.launch(held, stage, master, world_size=ranks).values:
+    for values in on_ranks(held, stage, master, world_size=ranks).values:
         assert values == pytest.approx(wanted, rel=0.02)
 
 
@@ -646,7 +650,7 @@ def slow_backward() -> None:
 def test_buckets_travel_while_backward_goes_on() -> None:
     """From the second step on also with groups, of which the first is full last."""
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
-    trace = dtlab.launch(slow_backward, world_size=2, cluster=wire).trace
+    trace = on_ranks(slow_backward, world_size=2, cluster=wire).trace
     for rank in (0, 1):
         passes = [e for e in trace.events if e.rank == rank and e.name == "backward"]
         reduced = [e for e in trace.events if e.rank == rank and e.name == "all_to_all"]
@@ -684,8 +688,8 @@ def half_way(
 def test_saved_by_three_ranks_and_loaded_by_two(stage: int, key: str, name: str) -> None:
     """And by one process: a whole state has the form that the optimizer itself has."""
     arguments = (key, name)
-    saved = dtlab.launch(half_way, stage, 3, *arguments, None, (0, 4), world_size=3).values[2]
-    loaded = dtlab.launch(half_way, stage, 2, *arguments, saved, (4, 8), world_size=2).values[1]
+    saved = on_ranks(half_way, stage, 3, *arguments, None, (0, 4), world_size=3).values[2]
+    loaded = on_ranks(half_way, stage, 2, *arguments, saved, (4, 8), world_size=2).values[1]
     params, cls, options = OPTIMIZERS[key]
     model = made(name)
     model.load_state_dict(saved["model"])
@@ -754,7 +758,7 @@ def _stored(thing: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [slow(1), 2])
 def test_a_shard_is_saved_and_loaded_with_its_master_weights(stage: int) -> None:
-    for shard, whole, text in dtlab.launch(of_one_shard, stage, world_size=3).values:
+    for shard, whole, text in on_ranks(of_one_shard, stage, world_size=3).values:
         assert shard and whole
         assert "this is not the state of this shard" in text
 
@@ -829,7 +833,7 @@ def all_tried() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_optimizers_that_work_element_by_element() -> None:
-    for name, text in dtlab.launch(all_tried, world_size=1).values[0].items():
+    for name, text in on_ranks(all_tried, world_size=1).values[0].items():
         if name.startswith("right"):
             assert text == "", name
         else:
@@ -920,6 +924,6 @@ def all_refused() -> dict[str, str]:
 
 @pytest.mark.slow
 def test_what_does_not_go_is_said() -> None:
-    for values in dtlab.launch(all_refused, world_size=2).values:
+    for values in on_ranks(all_refused, world_size=2).values:
         for says, text in values.items():
             assert text.startswith(says)

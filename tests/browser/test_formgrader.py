@@ -18,7 +18,7 @@ from dtlab.grading.classroom.command import grade
 from dtlab.grading.settings import course_directory
 from tests.browser.lab import IN_A_BROWSER, chromium, running_in
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 NAME, PART = "week-1", "averages"
 
 

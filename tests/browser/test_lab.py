@@ -17,6 +17,9 @@ from tests.browser.lab import IN_A_BROWSER, ROOT, Notebook, chromium, running_la
 
 pytestmark = IN_A_BROWSER
 LESSON = "notebooks/01_ranks_and_collectives.ipynb"
+LESSONS = sorted(
+    str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
+)
 EXERCISE = "exercises/01_ranks_and_collectives/level-2.ipynb"
 
 WHOLE_TENSOR_RING = """
@@ -87,6 +90,7 @@ def test_a_newcomer_is_asked_nothing(lab: str) -> None:
         opened.shut_down()
 
 
+@pytest.mark.proof
 def test_the_terminal_knows_the_command(lab: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
     with chromium() as browser:
@@ -100,10 +104,28 @@ def test_the_terminal_knows_the_command(lab: str, tmp_path: Path) -> None:
     assert "Next: 00/scenarios" in told.read_text()
 
 
+def look_at_figures(notebook: Notebook, at_least: int) -> None:
+    """Each figure has its text, for those who cannot see it."""
+    figures = notebook.panel.locator(".jp-OutputArea-output img")
+    assert figures.count() >= at_least
+    for number in range(figures.count()):
+        assert len(figures.nth(number).get_attribute("alt") or "") > 30
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("notebook", LESSONS, indirect=True)
+def test_a_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
+    notebook.begin_all()
+    notebook.end_all(timeout=300)
+    assert notebook.unexecuted() == 0
+    assert notebook.errors() == []
+    look_at_figures(notebook, at_least=1)
+
+
+@pytest.mark.proof
 @pytest.mark.parametrize("notebook", [LESSON], indirect=True)
-def test_the_lesson_runs_from_top_to_bottom_beside_another_notebook(
-    notebook: Notebook, lab: str
-) -> None:
+def test_a_lesson_runs_beside_another_notebook(notebook: Notebook, lab: str) -> None:
     browser = notebook.page.context.browser
     assert browser is not None
     exercise = Notebook(browser.new_page(), lab, EXERCISE)
@@ -117,10 +139,7 @@ def test_the_lesson_runs_from_top_to_bottom_beside_another_notebook(
     notebook.end_all()
     assert notebook.unexecuted() == 0
     assert notebook.errors() == []
-    figures = notebook.panel.locator(".jp-OutputArea-output img")
-    assert figures.count() >= 3
-    for number in range(figures.count()):
-        assert len(figures.nth(number).get_attribute("alt") or "") > 30
+    look_at_figures(notebook, at_least=3)
 
 
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
@@ -139,6 +158,7 @@ def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
     assert "10 of 10" in check.locator(".jp-OutputArea").inner_text()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
 def test_a_killed_kernel_takes_everything_with_it(notebook: Notebook) -> None:
     cell = notebook.cell("import dtlab")
@@ -168,6 +188,7 @@ def test_a_killed_kernel_takes_everything_with_it(notebook: Notebook) -> None:
     expect(cell.locator(".jp-OutputArea")).to_contain_text("again [7, 7]", timeout=30_000)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
 def test_an_interrupted_cell_leaves_the_kernel_usable(notebook: Notebook) -> None:
     cell = notebook.cell("import dtlab")
@@ -183,6 +204,7 @@ def test_an_interrupted_cell_leaves_the_kernel_usable(notebook: Notebook) -> Non
     assert "still [7, 7]" in cell.locator(".jp-OutputArea").inner_text()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("notebook", [LESSON], indirect=True)
 def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
     page = notebook.page
@@ -207,6 +229,7 @@ def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
     assert notebook.errors() == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
 def test_validate_says_what_is_missing_and_passes_then(notebook: Notebook) -> None:
     notebook.page.get_by_text("Validate", exact=True).first.click()

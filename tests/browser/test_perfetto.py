@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from playwright.sync_api import Page, expect
@@ -19,7 +20,7 @@ import dtlab
 from dtlab.collectives import ring_all_reduce
 from tests.browser.lab import IN_A_BROWSER, chromium
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 WORLD_SIZE = 3
 # Perfetto answers a key by what it drew last: a frame for the text, one for what hears the key.
 DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 
 from tests.browser.lab import IN_A_BROWSER, Notebook, chromium, running_lab
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 
 CELLS = [
     "%load_ext dtlab",

@@ -13,14 +13,16 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from dtlab.grading import Criterion, Part, find_part
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.trials import Observation, observe
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.questions.answers import Questions
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of
+from tests.staying import BENCH
 from tests.wrong_answers import Answer, Answers, answers_of
 
 __all__ = ["Fate", "Place", "Proof", "fate_of", "in_workers", "losses_of", "proof_of"]
 
+SEEDS = (1, 2)  # for right answers; wrong ones and mutants have 0
 ENOUGH, A_LINE = 30, 2  # mutants of a part of Level II; for a line, where it is a small blank
 
 Key = TypeVar("Key")
@@ -84,6 +86,21 @@ class Proof:
             | solution
             | {Place("mutant", number): call for number, call in mutants}
         )
+
+    def name_of(self, place: Place) -> str:
+        """What a place is called where its number may change: a mutant by its change."""
+        if place.kind == "mutant":
+            return self.mutants[int(place.which)].change
+        return f"{place.which}"
+
+    def is_settled(self, place: Place) -> bool:
+        """Whether it has been judged and nothing is wrong with it."""
+        if place not in self.results:
+            return False
+        found = self.results[place]
+        if place.kind == "mutant":
+            return not fate_of(self.mutants[int(place.which)], found, self.equivalent).trouble
+        return not found
 
     @property
     def known(self) -> list[Answer]:
@@ -154,30 +171,35 @@ def losses_of(name: str, source: str) -> list[str]:
     if isinstance(part.check, Check) and callable(answer):
         criteria = _judged_to_first_mistake(part.check, answer)
     else:
-        criteria = part.check.run(part.symbol, answer)
+        criteria = part.check.run(part.symbol, answer, bench=BENCH)
     lost = [one.name for one in criteria if one.status == "lost"]
     return lost or [f"{one.name} (blocked)" for one in criteria if one.status == "blocked"]
 
 
 def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:
     """As `Check.run`, but a wrong trial is the last one: a mutant needs no second loss."""
-    check.prepare()
     seen: list[Observation] = []
     for trial in check.trials(0):
-        seen.append(observe(trial, answer))
+        seen.append(BENCH.observe(trial, answer))
         if seen[-1].mistakes:
             break
     else:
-        seen += [observe(trial, own) for trial, own in check.then(seen)]
+        seen += [BENCH.observe(trial, own) for trial, own in check.then(seen)]
     return check.settle(seen)
 
 
 def objections_to(name: str, answer_name: str) -> list[str]:
-    """What is off with the report on one of the known answers to a part."""
+    """What is off with the report on one of the known answers to a part, on fresh ranks.
+
+    A right answer is judged with other seeds than a wrong one, as by a grader.
+    """
     answers = answers_of(find_part(name))
     assert answers is not None
     known = {one.__name__: one for one in (*answers.wrong, *answers.right)}
-    return answers.objections(known[answer_name], answers.check(known[answer_name]))
+    answer = known[answer_name]
+    seeds = (0,) if answer in answers.wrong else SEEDS
+    reports = (answers.check(answer, seed) for seed in seeds)
+    return [off for report in reports for off in answers.objections(answer, report)]
 
 
 @cache

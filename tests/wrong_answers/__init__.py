@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from dtlab.grading import Part, Report, known_parts
+from dtlab.grading.checking.bench import HERE, Bench
 from dtlab.grading.checking.mends import Mend
 from dtlab.grading.questions.answers import Questions
 
@@ -40,13 +41,28 @@ class Answers:
     right: Sequence[Answer]
     equivalent: Mapping[str, str]
 
-    def check(self, answer: Answer, seed: int = 0) -> Report:
+    def check(self, answer: Answer, seed: int = 0, bench: Bench = HERE) -> Report:
         """The report on one of the answers; another `seed` is another learner too."""
         learner, check = f"seed{seed}", self.part.check
         if isinstance(check, Questions):
-            return report_on(self.part, answer(check.given(self.part.symbol, learner)), 0, learner)
+            values = answer(check.given(self.part.symbol, learner))
+            return report_on(self.part, values, 0, learner, bench)
         handed_in = answer() if isinstance(check, Mend) else answer
-        return report_on(self.part, handed_in, seed, learner)
+        return report_on(self.part, handed_in, seed, learner, bench)
+
+    @property
+    def sample(self) -> Sequence[Answer]:
+        """For each criterion the first wrong answer that loses it alone, and one right answer.
+
+        All of them where the answers are values, which take no time.
+        """
+        if isinstance(self.part.check, Questions):
+            return [*self.wrong, *self.right]
+        alone: dict[str, Answer] = {}
+        for answer, losses in self.wrong.items():
+            if len(losses) == 1:
+                alone.setdefault(next(iter(losses)), answer)
+        return [*alone.values(), *self.right[:1]]
 
     def objections(self, answer: Answer, report: Report) -> list[str]:
         """How the report differs from what the file says of this answer; empty if it does not."""
@@ -57,6 +73,7 @@ class Answers:
             *(f"{name} should be lost and is not" for name in expected if name not in said),
             *(f"{name} is lost: {said[name]}" for name in said if name not in expected),
             *(f"{name}: {expected[name]!r} is not in {said[name]!r}" for name in unsaid),
+            *(["right, but not all points"] if not expected | said and not report.passed else []),
         ]
 
     @property
@@ -65,9 +82,11 @@ class Answers:
         return {one.name for one in report_on(self.part, None).criteria}
 
 
-def report_on(part: Part, answer: Any, seed: int = 0, learner: str | None = None) -> Report:
+def report_on(
+    part: Part, answer: Any, seed: int = 0, learner: str | None = None, bench: Bench = HERE
+) -> Report:
     """What `dtlab.check` reports, without a line in the progress of whoever runs the tests."""
-    return Report(part.symbol, tuple(part.check.run(part.symbol, answer, seed, learner)))
+    return Report(part.symbol, tuple(part.check.run(part.symbol, answer, seed, learner, bench)))
 
 
 def answers_of(part: Part) -> Answers | None:

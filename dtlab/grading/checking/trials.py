@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch import Run
     from dtlab.trace import Trace
 
-__all__ = ["Case", "Observation", "Trial", "observe", "observed", "run_cases"]
+__all__ = ["Case", "Observation", "Trial", "observe", "observed", "run_cases", "run_here"]
 
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
@@ -192,7 +192,7 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
     def attempt() -> Run:
         with redirect_stdout(StringIO()):
             return launch(
-                _run_here,
+                run_here,
                 fn,
                 trial.calls,
                 given,
@@ -239,7 +239,7 @@ def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given
     return encode(results)
 
 
-def _run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
+def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
     """Runs on every rank of a learner's own machine, where there is nothing to hide."""
     import torch.distributed as dist
 

@@ -88,7 +88,7 @@ class Session:
         self._last: launch.Run | None = None
         self._cells = 0
         self.seconds = 0.0  # that it took to open
-        self._renewed = False  # whether ranks have had another process group
+        self.renewed = False  # whether ranks have had another process group
         self._open()
 
     # ------------------------------------------------------------------ what it is
@@ -263,11 +263,11 @@ class Session:
         try:
             self._last, _ = launch.run_of(line.collected, spec, output, begun)
         except RankError as error:
-            if self._renewed and explain.is_about_a_lost_peer(error):
+            if self.renewed and explain.is_about_a_lost_peer(error):
                 error.args = (f"{error}\n{OLD_GROUP}",)
             raise
         finally:
-            self._renewed = self._renewed or outcome.rejoined
+            self.renewed = self.renewed or outcome.rejoined
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:

@@ -1,0 +1,89 @@
+"""Which tests `make proof` runs, and the journal of their results.
+
+    --unit 05        tests of one unit; `none`: of no unit
+    --journal FILE   append each result to FILE, and leave out what has passed according to it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtlab.grading import Part
+from tests.wrong_answers import Answers
+
+__all__ = ["Journal", "left_out", "passed_before", "pytest_addoption", "unit_of"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options with which `make proof` calls pytest."""
+    group = parser.getgroup("dtlab")
+    group.addoption("--unit", help="run the tests of this unit only (05), or of no unit (none)")
+    group.addoption(
+        "--journal", type=Path, help="write results here, and skip tests that passed before"
+    )
+
+
+def left_out(item: pytest.Item) -> bool:
+    """Whether `--unit` or `--journal` leaves a test out."""
+    unit, journal = item.config.getoption("--unit"), item.config.getoption("--journal")
+    other = unit is not None and (unit_of(item) or "none") != unit
+    return other or (journal is not None and item.nodeid in passed_before(journal))
+
+
+def unit_of(item: pytest.Item) -> str | None:
+    """The unit that a test is about, or None.
+
+    It is named by the mark `unit("05")`, by the file (test_unit05_gather.py), or by a parameter:
+    a part, its known answers, or the name of a unit or of one of its notebooks.
+    """
+    mark = item.get_closest_marker("unit")
+    if mark is not None:
+        return str(mark.args[0])
+    named = re.match(r"test_unit(\d\d)_", item.path.name)
+    if named:
+        return named[1]
+    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((unit for unit in map(_unit_of_value, params) if unit), None)
+
+
+def _unit_of_value(value: Any) -> str | None:
+    if isinstance(value, Answers):
+        return value.part.unit
+    if isinstance(value, Part):
+        return value.unit
+    if isinstance(value, (str, Path)):
+        found = re.search(r"(?:^|/)(\d\d)_\w+", str(value))
+        return found[1] if found else None
+    return None
+
+
+@cache
+def passed_before(journal: Path) -> set[str]:
+    """Ids of the tests that passed, as the journal has them; a later result counts more."""
+    results: dict[str, bool] = {}
+    if journal.exists():
+        for line in journal.read_text().splitlines():
+            entry = json.loads(line)
+            if "test" in entry:
+                results[entry["test"]] = entry["passed"]
+    return {name for name, passed in results.items() if passed}
+
+
+class Journal:
+    """Appends each result to a file as it comes, so that an interrupted run can continue."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has passed once its call has, or was skipped; an error anywhere is a failure."""
+        if report.failed or report.when == "call" or report.skipped:
+            entry = {"test": report.nodeid, "passed": not report.failed}
+            with self.path.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
