@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark most cases of large products as `proof`; apply `--unit` and `--journal`."""
     leave_the_rest_to_the_proof(items)
     items[:] = [item for item in items if not left_out(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end: modules and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 # What tests share -------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ an emulated cluster are launched all the same: a session of each would be used o
 
 `make proof` judges every known answer on fresh ranks, as learners do.
 
-Ranks that hung, died, or left a collective half done are closed, so that no other test runs where
-they did. After each turn the process groups that it made are destroyed.
+Ranks that hung, died, left a collective half done or a thread behind are closed, so that no other
+test runs where they did. After each turn the process groups that it made are destroyed.
 """
 
 from __future__ import annotations
@@ -61,12 +61,16 @@ class StayingBench:
         """As `dtlab.launch`: the same arguments, the same result, the same errors."""
         session = self._opened(world_size)
         try:
-            return session.run(_turn, fn, args, timeout=timeout)
+            run = session.run(_turn, fn, args, timeout=timeout)
         except RanksError as error:
             plain = isinstance(error, RankError) and session.is_open and not session.renewed
             if not plain:
                 self._close(world_size)
             raise
+        if any(threads for _, threads in run.values):
+            self._close(world_size)
+        run.values = [value for value, _ in run.values]
+        return run
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         """What is seen when `fn` goes through a trial; as `trials.observe` on fresh ranks.
@@ -147,10 +151,14 @@ def _pids() -> tuple[int, int]:
     return os.getpid(), os.getppid()
 
 
-def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Runs on a rank: a call that begins in the state in which a fresh rank begins."""
+def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
+    """Runs on a rank: a call that begins in the state in which a fresh rank begins.
+
+    Returns the value, and how many threads the call has left behind.
+    """
     import gc
     import random
+    import threading
 
     import numpy as np
     import torch
@@ -162,8 +170,9 @@ def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
+    threads = threading.active_count()
     try:
-        return fn(*args)
+        return fn(*args), threading.active_count() - threads
     finally:
         world: Any = dist.distributed_c10d._world
         for group in [each for each in world.pg_map if each is not dist.group.WORLD]:

@@ -200,6 +200,7 @@ def test_links_that_are_emulated_are_found(monkeypatch: pytest.MonkeyPatch) -> N
 # On real ranks --------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_of_them_are_measured_and_right(ranks: int, warm: None) -> None:

@@ -258,6 +258,7 @@ def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
 # The parts --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_the_broken_program_earns_nothing(part: Part) -> None:

@@ -94,6 +94,7 @@ def rows(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.proof
 def test_canvas(course: Path) -> None:
     assert table(course, Canvas, section="Monday") == [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "week-3", "week-4"],

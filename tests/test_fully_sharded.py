@@ -359,6 +359,7 @@ def exposed(wrap: Callable[[nn.Module], Any]) -> float:
     return min(seconds)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_communication_hides_behind_computation() -> None:
     """A block's 200 KB take 10 ms: 12 gathers and reductions, which the naive way waits for."""

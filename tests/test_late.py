@@ -114,7 +114,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.usefixtures("zone")
 @pytest.mark.parametrize(
@@ -219,6 +219,7 @@ def test_late_work_loses_points_and_each_is_told(
     assert "ada" not in told
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_without_rules_nothing_is_taken_off_and_each_is_told(group: Class) -> None:
     told = "\n".join(summary(group.grade().values(), "verdicts", None))
@@ -227,6 +228,7 @@ def test_without_rules_nothing_is_taken_off_and_each_is_told(group: Class) -> No
     assert told.count("; nothing is taken off") == 2
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_rules_and_points_that_change_afterwards_count_without_judging_again(
     group: Class, kept: Kept
@@ -260,6 +262,7 @@ def test_handed_in_again_is_late_again(group: Class, kept: Kept) -> None:
     assert penalties(group)["ada"] == 0.6
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_nbgrader_autograde_takes_off_the_same(group: Class) -> None:
     group = set_up(group, RULES)
@@ -273,6 +276,7 @@ def test_nbgrader_autograde_takes_off_the_same(group: Class) -> None:
     assert penalties(group) == {"cyd": 1.2}
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
@@ -288,6 +292,7 @@ def test_a_rule_of_nbgraders_own_stays(group: Class, chosen: str) -> None:
     assert penalties(group)["cyd"] == 6
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_settings_that_make_no_sense_stop_it_before_it_begins(
     group: Class, kept: Kept, capsys: pytest.CaptureFixture[str]

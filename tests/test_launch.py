@@ -294,6 +294,7 @@ def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(scrip
     assert done.stdout == "True\n", done.stderr
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_killed_server_is_replaced() -> None:
     dtlab.launch(lambda: None)

@@ -27,7 +27,7 @@ BLANK = "ring_all_reduce"
 CHECK = "ring_all_reduce-check"
 STUDENTS = ("solution", "untouched", "whole_tensor", "copycat")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 class Course:

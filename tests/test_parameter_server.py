@@ -491,7 +491,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return cases
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["sync", "bounded", "async"])
 @pytest.mark.parametrize("how", ["killed", "killed in a push", "killed in a pull", "raises"])

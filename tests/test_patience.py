@@ -42,6 +42,7 @@ def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: floa
     assert judged.cell_seconds < 5
 
 
+@pytest.mark.proof
 def test_a_short_cell_asks_nobody_to_wait(server: Server) -> None:
     heard: list[bool] = []
     notebook = new_notebook(cells=[new_code_cell("print(1)")])

@@ -106,6 +106,7 @@ def test_a_course_is_made_with_one_assignment(new: Path) -> None:
     )
 
 
+@pytest.mark.proof
 def test_learners_get_no_solution_and_the_form_of_an_answer(folder: Path) -> None:
     release(folder, parts="01/step", name="week-4")
     ring = cells(folder / "release/week-3/level-2.ipynb")

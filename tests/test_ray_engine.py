@@ -159,6 +159,7 @@ class TestWithRay:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_without_ray_it_says_what_to_install(
     group: Class, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -215,7 +215,7 @@ def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: st
                      "reduce_scatter": 10, "send": 16, "recv": 17}  # fmt: skip
 
 
-@pytest.mark.sample(1)
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kernels"), [("mode", 7), ("profiler", 7), ("gradient", 4)])
 def test_what_somebody_else_wants_to_see_goes_through_the_dispatcher(

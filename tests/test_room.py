@@ -249,7 +249,6 @@ kept = [shared_memory.SharedMemory(create=True, size=2**20) for _ in range(20)]
 
 
 @pytest.mark.sample(1)
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_nothing_stays_of_a_room(what: str, server: Server) -> None:
     before = leftovers()

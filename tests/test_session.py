@@ -422,6 +422,7 @@ def test_a_time_limit_says_where_ranks_are(shared: dtlab.Session) -> None:
     goes_on(shared)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
     stubborn = (

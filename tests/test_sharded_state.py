@@ -48,7 +48,7 @@ def loaded(name: str, states: Any, blocks: Any) -> State:
     return model.full_state_dict()
 
 
-@pytest.mark.covering(1)
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("saved", "read"), [(3, 2), slow(2, 4), slow(1, 3), slow(4, 1)])
 @pytest.mark.parametrize("name", ["gpt", slow("frozen")])

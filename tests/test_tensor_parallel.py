@@ -240,6 +240,7 @@ def blocks(dtype: torch.dtype) -> None:
             assert block.recompute == getattr(dense, "recompute", "none"), name
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ranks", [1, slow(2), 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.float32)])
 def test_a_block_equals_the_dense_one(ranks: int, dtype: torch.dtype) -> None:

@@ -103,6 +103,7 @@ def test_between_begins_with_h1_and_ends_with_h2(ranks: int) -> None:
         assert peak_in_flight(between(ranks, 12, held)) == [held] * ranks
 
 
+@pytest.mark.proof
 def test_other_seeds_ask_about_other_settings() -> None:
     (budget, _, slow) = (part.check for part in PARTS)
     for check in (budget, slow):

@@ -351,6 +351,7 @@ def _by_the_store(rank: int) -> None:
     assert len(store.get("mail")) == BYTES
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_of_a_moment, _of_many_moments, _by_a_child, _by_the_store])
 def test_what_goes_past_the_counters_shows(fn: Callable[[int], None], sealed: Sealed) -> None:
     trace = sealed(fn).trace

@@ -138,7 +138,7 @@ def receives_first(world_size: int, size: int, wait: bool) -> Function:
     return ring
 
 
-@pytest.mark.covering(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wait", [False, True], ids=["recv", "irecv"])
 @pytest.mark.parametrize(
     ("world_size", "size"), [(2, 1), (3, 1), (5, 1), (2, LARGE), (3, LARGE), (2, 0)]
@@ -874,7 +874,7 @@ ENDS: list[tuple[Function, str, str]] = [
 ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize(
     ("end", "kind", "headline"), ENDS, ids=["sys.exit", "os._exit", "SIGKILL", "SIGSEGV"]
@@ -918,7 +918,7 @@ def _and_prints() -> None:
         print("." * 100)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("busy", "pieces"),
     [

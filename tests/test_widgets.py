@@ -65,6 +65,7 @@ def move(control: Any) -> None:
         control.value = not control.value
 
 
+@pytest.mark.sample(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_control_that_moves_changes_the_picture_and_its_words(name: str) -> None:
@@ -136,6 +137,7 @@ def test_the_explorer_can_be_about_two_algorithms() -> None:
     assert "tree" not in explorer.controls
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_an_algorithm_is_hidden_and_shown_by_its_box() -> None:
     explorer = explore_crossover()
@@ -228,7 +230,7 @@ def test_every_control_has_a_name_that_reaches_the_page() -> None:
     assert (dial.value, dial.slider.value) == (2, 2)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_moved_slider_redraws_soon(name: str) -> None:

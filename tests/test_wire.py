@@ -107,7 +107,7 @@ def _built_in() -> Times:
     return timed(programs)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_built_in_collectives_take_the_time_of_their_closed_form(n: int) -> None:
@@ -126,6 +126,7 @@ def _barrier() -> Times:
     return timed({"barrier": dist.barrier, "monitored_barrier": dist.monitored_barrier})
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_barriers_and_what_runs_over_two_nodes() -> None:
     cluster = Cluster(2, 2, Link(1e-3, 1e6), Link(50e-3, 1e6))
@@ -152,7 +153,7 @@ def _ours() -> Times:
     })  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_our_collectives_take_the_time_of_their_closed_form(n: int) -> None:
@@ -456,6 +457,7 @@ def _fsdp() -> torch.Tensor:
     return model[0].weight.grad.full_tensor()
 
 
+@pytest.mark.proof
 @pytest.mark.slow  # importing FSDP2 takes a second
 def test_functional_collectives_and_fsdp2(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -512,6 +514,7 @@ def test_the_trace_says_what_was_emulated() -> None:
     assert any(_off(run.trace) < 0.2 for run in launches)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_without_trace_and_watcher_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_UNWATCHED", "1")
@@ -560,6 +563,7 @@ def _where() -> tuple[str | None, ...]:
     return tuple(os.environ.get(name) for name in names)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_ranks_know_their_seat() -> None:
     fast = Link(1e-6, 1e9)
