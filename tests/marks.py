@@ -1,4 +1,4 @@
-"""Marks for one of several parameters, which `make check` or `make test` leave out."""
+"""Marks of tests that some commands leave out, and of tests that may be tried again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-__all__ = ["first", "proof", "slow"]
+__all__ = ["first", "proof", "retried", "slow"]
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 proof = partial(pytest.param, marks=pytest.mark.proof)
+
+# For the few tests that compare measured times or wait for a page: on a busy machine they may
+# need a second try.
+retried = pytest.mark.flaky(reruns=2)
 
 
 def first(values: Iterable[Any], count: int = 1) -> list[Any]:

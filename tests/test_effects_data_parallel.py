@@ -28,9 +28,9 @@ from dtlab.parallel.local_sgd import LocalSGD
 from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
-from tests.marks import first
+from tests.marks import first, retried
 
-pytestmark = [pytest.mark.slow, pytest.mark.unit("02")]
+pytestmark = [pytest.mark.slow, pytest.mark.unit("02"), retried]
 SEEDS = range(5)
 HDR = predict.Link(5e-6, 25e9)
 Wrap = Callable[..., nn.Module]
@@ -132,6 +132,7 @@ def test_ddp_overlaps_from_its_second_step_on(repeat: int) -> None:
     assert began < over
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("repeat", first(range(3)))
 def test_buckets_hide_what_one_bucket_exposes_as_predicted(repeat: int) -> None:
     cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=HDR, slowdown=400)

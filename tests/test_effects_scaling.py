@@ -22,9 +22,9 @@ import torch
 import dtlab
 from dtlab.predict import Link, choose
 from dtlab.training.models import MLP
-from tests.marks import first
+from tests.marks import first, retried
 
-pytestmark = [pytest.mark.slow, pytest.mark.unit("00")]
+pytestmark = [pytest.mark.slow, pytest.mark.unit("00"), retried]
 
 LESSON = Path(__file__).parent.parent / "notebooks" / "00_one_gpu_is_not_enough.ipynb"
 VALUES = ("large", "jobs", "cards")  # what its functions and its runs share

@@ -27,7 +27,7 @@ from dtlab.parallel.zero import Zero1, Zero2, Zero3
 from dtlab.predict.memory import model_states
 from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
-from tests.marks import first
+from tests.marks import first, retried
 from tests.staying import on_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.unit("05")]
@@ -246,6 +246,7 @@ def on_a_slow_wire(prefetch: int) -> float:
     return median(seconds[2:])
 
 
+@retried
 @pytest.mark.proof
 def test_prefetch_shortens_a_step_on_the_emulated_wire() -> None:
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 10e6))

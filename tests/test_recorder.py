@@ -27,6 +27,7 @@ import dtlab
 from dtlab import errors
 from dtlab.ranks.recorder import Recorder
 from dtlab.trace import Trace
+from tests.marks import retried
 
 
 @pytest.fixture(autouse=True)
@@ -487,6 +488,7 @@ def _late() -> None:
         dist.recv(torch.ones(1), 1)
 
 
+@retried
 @pytest.mark.slow
 def test_a_late_sender_makes_the_receiver_idle() -> None:
     trace = traced(_late)
@@ -517,6 +519,7 @@ def _clocks() -> list[float]:
     return [min(offsets)[1]] if offsets else []
 
 
+@retried
 @pytest.mark.slow
 def test_clocks_of_ranks_agree_to_a_fifth_of_a_millisecond() -> None:
     run = dtlab.launch(_clocks, world_size=2)

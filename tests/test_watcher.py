@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
+from tests.marks import retried
 
 pytestmark = [
     pytest.mark.slow,  # a minute in all; `make check` has test_matching.py
@@ -749,6 +750,7 @@ def a_hook_that_waits_alone() -> None:
         layer(torch.ones(2, 4)).sum().backward()
 
 
+@retried
 @pytest.mark.parametrize(
     "name",
     [

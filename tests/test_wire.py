@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dtlab
 from dtlab import Cluster, Link, collectives, predict
+from tests.marks import retried
 
 SIZE = 48_000  # bytes: 12,000 floats, which 2, 3, 4 and 8 divide
 FLOATS = SIZE // 4
@@ -107,6 +108,7 @@ def _built_in() -> Times:
     return timed(programs)
 
 
+@retried
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
@@ -153,6 +155,7 @@ def _ours() -> Times:
     })  # fmt: skip
 
 
+@retried
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 8])

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.marks import retried
+
 ROOT = Path(__file__).parent.parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -26,6 +28,7 @@ FLAGS = [
 
 # What all tests here are marked with.
 IN_A_BROWSER = [
+    retried,
     pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.timeout(300),
