@@ -55,4 +55,4 @@ def test_the_rest_is_marked_as_proof(pytester: pytest.Pytester) -> None:
         def test_of_four(a): pass
     """)
     pytester.syspathinsert(Path(__file__).parent.parent)
-    pytester.runpytest("-m", "not proof").assert_outcomes(passed=8, deselected=5)
+    pytester.runpytest("-m", "not proof", "-p", "no:rerunfailures").assert_outcomes(passed=8, deselected=5)

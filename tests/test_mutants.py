@@ -394,11 +394,12 @@ def test_tests_that_passed_are_not_repeated(pytester: pytest.Pytester, tmp_path:
     """)
     pytester.makepyfile(test_other="def test_of_no_unit(): pass")
     pytester.syspathinsert(ROOT)
-    words = ("--unit=05", f"--journal={tmp_path / 'journal'}")
+    alone = ("-p", "no:rerunfailures")  # it opens a port
+    words = ("--unit=05", f"--journal={tmp_path / 'journal'}", *alone)
     pytester.runpytest(*words).assert_outcomes(passed=1, failed=1)
     pytester.runpytest(*words).assert_outcomes(passed=1)
     assert pytester.runpytest(*words).ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    pytester.runpytest("--unit=none").assert_outcomes(passed=1)
+    pytester.runpytest("--unit=none", *alone).assert_outcomes(passed=1)
 
 
 def test_a_fingerprint_changes_with_the_files_of_its_unit_alone(
