@@ -55,4 +55,5 @@ def test_the_rest_is_marked_as_proof(pytester: pytest.Pytester) -> None:
         def test_of_four(a): pass
     """)
     pytester.syspathinsert(Path(__file__).parent.parent)
-    pytester.runpytest("-m", "not proof", "-p", "no:rerunfailures").assert_outcomes(passed=8, deselected=5)
+    words = ("-m", "not proof", "-p", "no:rerunfailures")  # that opens a port
+    pytester.runpytest(*words).assert_outcomes(passed=8, deselected=5)

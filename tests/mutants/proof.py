@@ -210,13 +210,17 @@ def _solution(name: str) -> Solution:
 def in_workers(calls: Mapping[Key, Callable[[], Any]], workers: int) -> Iterator[tuple[Key, Any]]:
     """Results of the calls as they come, each call in one of so many fresh processes.
 
-    Where the caller stops early, calls under way come to their end and the rest are dropped.
+    Where the caller stops early, or Ctrl-C comes, the workers are ended and the rest is dropped.
     """
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_stay)
     try:
         keys = {pool.submit(call): key for key, call in calls.items()}
         for done in as_completed(keys):
             yield keys[done], done.result()
+    except BaseException:
+        for worker in list((pool._processes or {}).values()):  # 3.14 has `terminate_workers`
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
