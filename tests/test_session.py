@@ -522,7 +522,7 @@ def test_closing_leaves_no_process(warm: None) -> None:
     assert len(set(descendants()) - before) >= 4
     session.close()
     session.close()
-    until(lambda: set(descendants()) == before, 2.0)
+    until(lambda: set(descendants()) == before)
     assert repr(session) == "session of 2 ranks on gloo, closed"
 
 
