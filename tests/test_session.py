@@ -522,7 +522,7 @@ def test_closing_leaves_no_process(warm: None) -> None:
     assert len(set(descendants()) - before) >= 4
     session.close()
     session.close()
-    until(lambda: set(descendants()) == before)
+    until(lambda: set(descendants()) <= before)
     assert repr(session) == "session of 2 ranks on gloo, closed"
 
 
@@ -531,7 +531,7 @@ def test_nobody_holds_a_session_that_is_forgotten(warm: None) -> None:
     dtlab.session(1)
     with dtlab.session(1):  # takes its place
         pass
-    until(lambda: set(descendants()) == before)
+    until(lambda: set(descendants()) <= before)
 
 
 def test_a_rank_that_dies_in_its_cell_is_told(own: dtlab.Session) -> None:
