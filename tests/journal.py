@@ -83,6 +83,8 @@ class Journal:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test has passed once its call has, or was skipped; an error anywhere is a failure."""
+        if report.outcome == "rerun":  # its next try decides
+            return
         if report.failed or report.when == "call" or report.skipped:
             entry = {"test": report.nodeid, "passed": not report.failed}
             with self.path.open("a") as file:

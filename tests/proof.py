@@ -3,7 +3,7 @@
 For each unit, in this order:
 
     tests      those marked `proof`: all seeds and repetitions of the effects, the lesson in full
-               and in the browser, every notebook in a kernel of its own
+               and in the browser, and every notebook in a separate kernel
     answers    every known answer, wrong or right, on fresh ranks
     mutants    every mutant of every reference solution, on ranks that stay
 

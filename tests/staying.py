@@ -128,7 +128,7 @@ BENCH = StayingBench()
 
 
 def on_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> Run:
-    """As `dtlab.launch`; on ranks that stay unless an option asks for a launch of its own."""
+    """As `dtlab.launch`; on ranks that stay, or on fresh ones where an option needs them."""
     if options.get("backend") == "gloo":
         del options["backend"]
     if options.keys() <= {"world_size", "timeout"}:

@@ -165,7 +165,7 @@ def test_a_mutant_of_a_solution_is_known_by_its_change(part: Part) -> None:
 THREE_NUMBERS, NO_NUMBERS = ([1, 2, 3], 6), ([], 0)
 SAME_SUM = {
     "for one in numbers: -> for one in reversed(numbers):": "any order gives the sum",
-    "found += one -> found = found + one": "numbers have no place of their own",
+    "found += one -> found = found + one": "numbers are immutable",
 }
 
 
@@ -320,7 +320,7 @@ def test_the_command_prints_a_proof(good: Command, capsys: pytest.CaptureFixture
     assert "killed sum 7 plus for minus found += one -> found -= one" in words
     assert "sum_of_two sum yes" in words
     assert f"all 2 2 {count} {count - 2} 2 0 100.0 %" in words
-    assert "found += one -> found = found + one numbers have no place of their own" in words
+    assert "found += one -> found = found + one numbers are immutable" in words
 
 
 def test_the_command_fails_where_a_mutant_survives_and_repeats_only_that(

@@ -1,8 +1,7 @@
 """What a unit's notebooks do when they run: lessons in time, solutions all points, blanks none.
 
-`make test` runs all notebooks in one kernel, lessons with few repetitions (DTLAB_QUICK), all
-ranks staying. `make proof` runs each as a learner does: in full, in a kernel of its own, on
-fresh ranks.
+`make test` runs all notebooks in one kernel, on ranks that stay, and lessons with few repetitions
+(DTLAB_QUICK). `make proof` runs each notebook in full, in a separate kernel, on fresh ranks.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def shared_kernel() -> Iterator[NotebookClient]:
 def run(
     request: pytest.FixtureRequest, tmp_path: Path, shared_kernel: NotebookClient
 ) -> Iterator[Run]:
-    """Runs a notebook, in the shared kernel or in one of its own."""
+    """Runs a notebook, in the shared kernel or in a separate one."""
     if request.param == "shared":
         client = shared_kernel
         code = BEGIN.format(folder=str(tmp_path), root=str(ROOT))
