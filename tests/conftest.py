@@ -61,6 +61,7 @@ def pytest_collection_finish() -> None:
 
 # What tests share -------------------------------------------------------------------------------
 
+
 @contextmanager
 def nothing_stays() -> Iterator[None]:
     """Raises AssertionError for a process, a port, or a file that is left behind."""

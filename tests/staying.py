@@ -154,7 +154,7 @@ def _pids() -> tuple[int, int]:
 def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
     """Runs on a rank: a call that begins in the state in which a fresh rank begins.
 
-    Returns the value, and how many threads the call has left behind.
+    Returns the value, and how many threads the call has left behind, without the recorder's.
     """
     import gc
     import random
@@ -170,11 +170,14 @@ def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     try:
-        return fn(*args), threading.active_count() - threads
+        value = fn(*args)
+        left = set(threading.enumerate()) - before
+        return value, sum(not thread.name.startswith("dtlab-") for thread in left)
     finally:
         world: Any = dist.distributed_c10d._world
         for group in [each for each in world.pg_map if each is not dist.group.WORLD]:
             dist.destroy_process_group(group)
         gc.collect()
+        gc.freeze()  # without it, each turn would look through all that earlier ones imported

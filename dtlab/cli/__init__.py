@@ -14,6 +14,9 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns 0, 1 where it could not be done, 2 where it was not understood."""
+    # With this package, jsonschema builds 38 grammars for international addresses when nbformat
+    # imports it, which takes a second. Notebooks have no such addresses.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if options.command is None:

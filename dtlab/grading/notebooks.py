@@ -31,6 +31,7 @@ _METADATA = {
     "language_info": {"name": "python"},
 }
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # ids that Jupyter draws
+_UNITS = "[0-9][0-9]_*"
 _BLANK = re.compile(r"^\s*#+ BEGIN SOLUTION", re.MULTILINE)
 
 
@@ -41,15 +42,18 @@ def release(course: Course) -> Iterator[str]:
     """
     for path in normalise_all(course):
         yield f"{path}   normalised"
-    for unit in sorted(path.name for path in (course.root / "solutions").glob("[0-9][0-9]_*/")):
-        _generate(course, unit)
+    units = sorted(path.name for path in (course.root / "solutions").glob(_UNITS))
+    if units:
+        yield f"exercises/   nbgrader generates {len(units)} units"
+        _generate(course)
+    for unit in units:
         yield f"exercises/{unit}   generated"
 
 
 def normalise_all(course: Course) -> Iterator[Path]:
     """Brings lessons and solutions into one form; names those that changed."""
     parts = list(known_parts())
-    sources = sorted((course.root / "solutions").glob("[0-9][0-9]_*/*.ipynb"))
+    sources = sorted((course.root / "solutions").glob(f"{_UNITS}/*.ipynb"))
     for path in [*sorted((course.root / "notebooks").glob("*.ipynb")), *sources]:
         name = path.relative_to(course.root)
         wanted = _parts_of(path, parts) if path in sources else []
@@ -168,9 +172,11 @@ def _parts_of(path: Path, parts: Iterable[Part]) -> list[Part]:
     return [part for part in parts if part.unit == unit and str(part.level) == level]
 
 
-def _generate(course: Course, unit: str) -> None:
-    """nbgrader's release of one unit. The gradebook stays as it is: an instructor fills it."""
-    command = [sys.executable, "-m", "nbgrader", "generate_assignment", "--force", "--no-db", unit]
-    done = subprocess.run(command, cwd=course.root, capture_output=True, text=True, check=False)
+def _generate(course: Course) -> None:
+    """nbgrader's release of all units. The gradebook stays as it is: an instructor fills it."""
+    command = [sys.executable, "-m", "nbgrader", "generate_assignment", "--force", "--no-db"]
+    done = subprocess.run(
+        [*command, "--assignment", _UNITS], cwd=course.root, capture_output=True, text=True
+    )
     if done.returncode != 0:
-        raise DtlabError(f"nbgrader could not generate {unit}:\n{done.stderr.strip()}")
+        raise DtlabError(f"nbgrader could not generate the exercises:\n{done.stderr.strip()}")
