@@ -37,12 +37,14 @@ Run = Callable[..., NotebookNode]
 # What runs before each notebook in a kernel that serves many.
 BEGIN = """
 %reset -f
-import os, sys
+import gc, os, sys
+gc.collect()
+gc.freeze()  # without it, each collection would look through all that earlier notebooks imported
 os.chdir({folder!r})
 sys.path.append({root!r})
 from tests.staying import serve_this_process
 serve_this_process()
-del os, sys, serve_this_process
+del gc, os, sys, serve_this_process
 """
 
 
