@@ -15,6 +15,7 @@ test runs where they did. After each turn the process groups that it made are de
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from dtlab.grading.checking.warm import warm_up
 from dtlab.ranks import asked
 from dtlab.ranks.launch import Run, launch
 from dtlab.ranks.session.notebook import Session
+from dtlab.ranks.transport import pack
 from tests.leftovers import STAYING
 
 __all__ = ["BENCH", "StayingBench", "on_ranks", "serve_this_process"]
@@ -49,7 +51,7 @@ class StayingBench:
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}  # by world size
         self._processes: dict[int, set[int]] = {}
-        self._seen: deque[tuple[Trial, Callable[..., Any], Observation]] = deque(maxlen=4)
+        self._seen: deque[tuple[str, Callable[..., Any], Observation]] = deque(maxlen=8)
 
     def run(
         self,
@@ -75,28 +77,26 @@ class StayingBench:
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         """What is seen when `fn` goes through a trial; as `trials.observe` on fresh ranks.
 
-        A check that compares each answer with the same broken program of the library's observes
-        that once.
+        The same function is observed once with the same inputs: answers that differ in their
+        diagnosis only hand in the same program, and a check may compare every answer with the same
+        broken program. On an emulated cluster, where times count, it is observed each time.
         """
-        for known, function, observation in self._seen:
-            if known is trial and function is fn:
-                return observation
-        observation = self._observe(trial, fn)
-        if fn.__module__.startswith("dtlab."):
-            self._seen.append((trial, fn, observation))
-        return observation
-
-    def _observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         if trial.cluster is not None:
             return observe(trial, fn)
         given = [trial.given(rank) for rank in range(trial.world_size)]
+        inputs = _digest((trial.calls, trial.limit, given))
+        for known, function, observation in self._seen:
+            if function is fn and known == inputs:
+                return replace(observation, trial=trial)
 
         def attempt() -> Run:
             with redirect_stdout(StringIO()):
                 size, limit = trial.world_size, trial.limit
                 return self.run(run_here, fn, trial.calls, given, world_size=size, timeout=limit)
 
-        return observed(trial, attempt)
+        observation = observed(trial, attempt)
+        self._seen.append((inputs, fn, observation))
+        return observation
 
     def close(self) -> None:
         """End all ranks."""
@@ -144,6 +144,14 @@ def serve_this_process() -> None:
 
     type(HERE).observe = on_bench  # type: ignore[method-assign]
     dtlab.launch = on_ranks  # type: ignore[attr-defined]
+
+
+def _digest(inputs: Any) -> str:
+    """A digest of what ranks get."""
+    packed, digest = pack(inputs), hashlib.sha256()
+    for part in (packed.pickled, *packed.buffers):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _pids() -> tuple[int, int]:

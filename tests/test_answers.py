@@ -332,6 +332,7 @@ def test_the_same_id_gets_the_same_values_everywhere() -> None:
     assert there.strip() == str(here)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_other_ids_get_other_values() -> None:
     for part in PARTS:
@@ -489,6 +490,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.proof
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)

@@ -291,6 +291,7 @@ STRANGE: Sequence[Any] = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:

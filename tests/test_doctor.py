@@ -114,6 +114,7 @@ def test_the_exit_status(
     assert "so it is" in capsys.readouterr().out
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_the_command_on_this_machine(

@@ -96,6 +96,7 @@ def test_sizes_without_data_are_those_of_real_runs() -> None:
     assert real == [peak_bytes(model, x), operations(model, x), saved_bytes(model, x).by_module]
 
 
+@pytest.mark.proof
 def test_a_checkpointed_step_takes_longer() -> None:
     """The least of several times, plain and checkpointed in turn: others use this machine too."""
     torch.manual_seed(0)

@@ -167,6 +167,7 @@ def of_conv_net(batch_norm: bool, size: int, seed: int) -> Tensor:
     return flat(model, "grad")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_batch_norm_is_not_the_large_batch_and_less_so_with_smaller_ones(seed: int) -> None:
     def gradients(sizes: Sequence[int]) -> dict[tuple[bool, int], Tensor]:
@@ -195,6 +196,7 @@ def steps_of(way: str, steps: int, seed: int) -> None:
             accumulate(model, small, loss_sum)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(range(3)))
 def test_accumulation_sends_as_much_as_the_large_batch_and_the_plain_loop_more(seed: int) -> None:
     sent = {}
@@ -231,6 +233,7 @@ def undivided(name: str, divisor: float, rate: float, seed: int) -> Run:
     return losses, norms[0], float((flat(model) - start).norm())
 
 
+@pytest.mark.proof
 def test_a_missing_division_is_a_rate_k_times_as_large_and_adam_hides_it() -> None:
     settings = ("SGD", 8, 0.3), ("SGD", 1, 0.3), ("SGD", 1, 0.3 / 8), ("Adam", 8, 0.01), (
         "Adam", 1, 0.01)  # fmt: skip

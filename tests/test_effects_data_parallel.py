@@ -67,6 +67,7 @@ def trained(wrap: Wrap, seed: int, steps: int = 50) -> Tensor:
     return torch.stack(history)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_four_ranks_train_as_one_process_does_and_agree_in_every_bit(seed: int) -> None:
     alone = dtlab.launch(trained, lambda model: model, seed, world_size=1).values[0]
@@ -269,6 +270,7 @@ def without_zero_grad(clear: bool, seed: int) -> list[float]:
     return seen
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_missing_zero_grad_makes_the_loss_wild_and_no_copies_differ(seed: int) -> None:
     good, bad = (
@@ -306,6 +308,7 @@ def locally(every: int, seed: int) -> float:
     return drift
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_local_steps_send_less_and_drift_more(seed: int) -> None:
     often, seldom = (dtlab.launch(locally, every, seed, world_size=2) for every in (1, 16))

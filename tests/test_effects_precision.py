@@ -98,6 +98,7 @@ def fp16_runs() -> dict[Any, tuple[float, list[float]]]:
     return on_two_ranks(in_fp16, [(*each, seed) for each in settings for seed in SEEDS])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_a_tiny_loss_is_lost_in_fp16_and_comes_back_with_scaling(
     fp16_runs: Any, seed: int

@@ -112,6 +112,7 @@ def emulated(job: str, ranks: int) -> float:
     return min(float(lesson().on_cluster(lesson().cards[job], ranks)[0]) for _ in range(2))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("job", ["heavy", "hasty"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

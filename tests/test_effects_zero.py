@@ -80,6 +80,7 @@ def held(stage: int) -> tuple[list[int], list[int]]:
     return seen, moments
 
 
+@pytest.mark.proof
 def test_each_stage_holds_less_and_moments_come_with_the_first_step() -> None:
     most = []
     for stage in range(4):
@@ -176,6 +177,7 @@ def passes(way: str, microbatches: int = 1, silent: bool = False, ranks: int = 2
     return max(each) / 4 / (PSI * (ranks - 1) / ranks)
 
 
+@pytest.mark.proof
 def test_stages_1_and_2_send_what_replicas_send_and_stage_3_half_as_much_again() -> None:
     assert passes("DDP") == pytest.approx(2, rel=0.01)
     assert passes("1") == pytest.approx(2, rel=0.01)
@@ -183,11 +185,13 @@ def test_stages_1_and_2_send_what_replicas_send_and_stage_3_half_as_much_again()
     assert passes("3") == pytest.approx(3, rel=0.01)
 
 
+@pytest.mark.proof
 def test_pytorchs_own_send_more_than_they_would_have_to_on_gloo() -> None:
     assert passes("ZeroRedundancyOptimizer") == pytest.approx(3, rel=0.01)
     assert passes("fully_shard") > 1.2 * passes("3")
 
 
+@pytest.mark.proof
 def test_accumulation_helps_where_gradients_may_stay_whole() -> None:
     k = 3
     assert passes("DDP", k, silent=True) == pytest.approx(2, rel=0.01)
@@ -220,6 +224,7 @@ def narrow(count: int, reduce_dtype: torch.dtype) -> None:
         loss_of(model).backward()
 
 
+@pytest.mark.proof
 def test_16_bits_on_the_wire_are_what_the_policy_says() -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -285,6 +290,7 @@ def all_stages() -> dict[tuple[int | None, int], list[float]]:
     return {(stage, seed): losses(stage, seed) for seed in SEEDS for stage in stages}
 
 
+@pytest.mark.proof
 def test_every_stage_has_the_losses_of_one_process() -> None:
     found = on_ranks(all_stages, world_size=3, timeout=90).values[0]
     for (_, seed), got in found.items():

@@ -26,7 +26,7 @@ def test_rooms_import_only_rooms_below() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_types_are_right() -> None:
-    done = subprocess.run(["mypy"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

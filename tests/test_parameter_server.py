@@ -491,6 +491,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return cases
 
 
+@pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["sync", "bounded", "async"])

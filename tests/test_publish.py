@@ -119,6 +119,7 @@ def test_learners_get_no_solution_and_the_form_of_an_answer(folder: Path) -> Non
     assert "isend" in cells(folder / "source/week-3/level-2.ipynb")["ring_all_reduce"].source
 
 
+@pytest.mark.proof
 def test_without_a_choice_it_is_the_whole_unit_in_the_course_that_we_are_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ kept = [shared_memory.SharedMemory(create=True, size=2**20) for _ in range(20)]
 }
 
 
+@pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_nothing_stays_of_a_room(what: str, server: Server) -> None:

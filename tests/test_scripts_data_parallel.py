@@ -167,6 +167,7 @@ def test_no_two_scripts_have_the_same_symptom() -> None:
     assert len(SYMPTOMS) > len(named), "the last one should not be told by the others"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.sample(3)
 @pytest.mark.slow
 @each_part
@@ -182,6 +183,7 @@ def nothing(*_: Any) -> None:
     """Stands for a script that does nothing."""
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "drift", [], {"symptom": object()}, {"symptom": 7}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:

@@ -155,6 +155,7 @@ def _peak_memory(*, forget: bool = False) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("said", SAID)
 def test_whatever_a_rank_says_is_an_answer_within_the_limit(said: str, sealed: Sealed) -> None:

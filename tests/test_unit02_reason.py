@@ -73,6 +73,7 @@ def steps_under_ddp(kib: list[int], cap: float | None, micro: int) -> None:
         model(torch.ones(2, 8)).backward()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_ddp_makes_as_many_all_reduces_as_the_answers_say(learner: str) -> None:
@@ -197,6 +198,7 @@ def gradient_under_ddp(sizes: list[int], gradients: list[int], factors: list[flo
     return layer.weight.grad.item()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("learner", LEARNERS[:2])
 def test_ddp_averages_uneven_batches_as_the_answers_say(learner: str) -> None:

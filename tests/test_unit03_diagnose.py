@@ -174,6 +174,7 @@ def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None)
     assert str(said["number"]) not in re.findall(r"[\d.]+", words), "the number is given away"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @each_run

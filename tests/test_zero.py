@@ -602,6 +602,7 @@ def held(stage: int, master: bool) -> dict[str, int]:
     }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [slow(1), slow(2), slow(3), 4])
 @pytest.mark.parametrize("stage", STAGES)

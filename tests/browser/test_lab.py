@@ -73,6 +73,7 @@ def notebook(lab: str, request: pytest.FixtureRequest) -> Iterator[Notebook]:
         opened.shut_down()
 
 
+@pytest.mark.proof
 def test_a_newcomer_is_asked_nothing(lab: str) -> None:
     with chromium() as browser:
         page = browser.new_page()
