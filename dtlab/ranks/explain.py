@@ -82,11 +82,14 @@ def _error_of(
 ) -> RanksError | None:
     running = _waiting(outcome)
     failures = _failures(collected, outcome, spec, stderr)
-    if outcome.finding is not None and collected.thread_failures:  # the likely reason
+    if outcome.finding is not None:
+        # A thread that failed is the likely reason why ranks wait for it; what gloo says of a
+        # mismatch, or of ranks that were ended, is a consequence, also where a thread says it.
+        if all(map(_is_consequence, failures.values())):
+            failures = {}
         for rank, remote in collected.thread_failures.items():
-            failures.setdefault(rank, of_exception(remote))
-    elif outcome.finding is not None and all(map(_is_consequence, failures.values())):
-        failures = {}  # what gloo says of a mismatch, or of ranks that were ended
+            if not _is_consequence(cause := of_exception(remote)):
+                failures.setdefault(rank, cause)
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec)
     if outcome.finding is not None:
@@ -148,8 +151,9 @@ def _failures(
 ) -> dict[int, Failure]:
     """All failures, the guilty rank's first; not those of ranks that were interrupted."""
     found: dict[int, Failure] = {}
+    had_left = outcome.finding.left if outcome.finding is not None else ()
     for rank, end in enumerate(outcome.ranks):
-        if spec.stays and end.state == "stopped":
+        if spec.stays and end.state == "stopped" and rank not in had_left:
             continue
         if rank in collected.failures:
             found[rank] = of_exception(collected.failures[rank])
