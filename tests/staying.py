@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections import deque
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from io import StringIO
 from typing import Any
@@ -50,7 +51,8 @@ class StayingBench:
 
     def __init__(self) -> None:
         self._sessions: dict[int, Session] = {}  # by world size
-        self._processes: dict[int, set[int]] = {}
+        self._processes: dict[int, set[int]] = {}  # the ranks and their supervisor
+        self._ranks: dict[int, list[int]] = {}
         self._seen: deque[tuple[str, Callable[..., Any], Observation]] = deque(maxlen=8)
 
     def run(
@@ -62,6 +64,7 @@ class StayingBench:
     ) -> Run:
         """As `dtlab.launch`: the same arguments, the same result, the same errors."""
         session = self._opened(world_size)
+        self._signal(world_size, signal.SIGCONT)
         try:
             run = session.run(_turn, fn, args, timeout=timeout)
         except RanksError as error:
@@ -69,8 +72,11 @@ class StayingBench:
             if not plain:
                 self._close(world_size)
             raise
-        if any(threads for _, threads in run.values):
-            self._close(world_size)
+        else:
+            if any(threads for _, threads in run.values):
+                self._close(world_size)
+        finally:  # gloo's threads wake up 100 times a second, also where nothing is to be done
+            self._signal(world_size, signal.SIGSTOP)
         run.values = [value for value, _ in run.values]
         return run
 
@@ -112,16 +118,25 @@ class StayingBench:
             spec = asked.spec_for(size, "gloo", 30.0, True, 0, None, None, None)
             session = Session(replace(spec, stays=True))
             self._sessions[size] = session
-            self._processes[size] = {pid for pids in session.run(_pids).values for pid in pids}
+            pids = session.run(_pids).values
+            self._ranks[size] = [rank for rank, _ in pids]
+            self._processes[size] = {pid for pair in pids for pid in pair}
             STAYING.update(self._processes[size])
         return self._sessions[size]
 
     def _lives(self, size: int) -> bool:
         return all(psutil.pid_exists(pid) for pid in self._processes[size])
 
+    def _signal(self, size: int, what: signal.Signals) -> None:
+        for pid in self._ranks.get(size, ()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, what)
+
     def _close(self, size: int) -> None:
+        self._signal(size, signal.SIGCONT)
         self._sessions.pop(size).close()
         STAYING.difference_update(self._processes.pop(size, ()))
+        del self._ranks[size]
 
 
 BENCH = StayingBench()
