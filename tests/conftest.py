@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # what checks keep of a learner's progress
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
     config.add_cleanup(BENCH.close)
+    gc.disable()  # until all tests are collected: that makes little garbage and many objects
     journal = config.getoption("--journal")
     if journal is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Journal(journal))
@@ -55,6 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what stays until the end: modules and thousands of tests."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
