@@ -79,15 +79,32 @@ def rank_words(ranks: Iterable[int]) -> str:
 def number_from_words(words: str, units: Mapping[str, float]) -> float:
     """`7 MB` as `7e6`, with `units` saying what one of each is; without a unit as it stands.
 
-    Capital letters or small ones, with a blank or without. Raises: ValueError for anything else.
+    Capital letters or small ones, with a blank or without. Where `units` are bytes per second,
+    bits per second are converted: `400 Gb/s`, `400 Gbit/s` and `400 Gbps` are 50e9. Raises:
+    ValueError for anything else, and for a unit that may be bits or bytes, as in `7 Mb`.
     """
     found = re.fullmatch(rf"{_NUMBER}\s*(.*)", words.strip(), re.IGNORECASE)
-    known = {unit.lower(): factor for unit, factor in units.items()} | {"": 1.0}
-    unit = re.sub("^[uμ]", "µ", found[2].lower()) if found else ""  # typed for the sign of micro
-    if found is None or unit not in known:
-        after = f", then {', '.join(units)} or nothing" if units else ""
-        raise ValueError(f"{words.strip()!r} is not understood. Type digits and a point{after}.")
-    return float(found[1]) * known[unit]
+    after = f", then {', '.join(units)} or nothing" if units else ""
+    wrong = f"{words.strip()!r} is not understood. Type digits and a point{after}."
+    if found is None:
+        raise ValueError(wrong)
+    number, unit = float(found[1]), re.sub("^[uμU]", "µ", found[2])
+    if unit in units:
+        return number * units[unit]
+    bits = re.fullmatch("([kmg]?)(b/s|bps|bits?/s)", unit, re.IGNORECASE)
+    if bits and bits[2].startswith("b") and unit not in ("mb/s", "gb/s"):
+        in_bytes = {"": "", "k": "k", "m": "M", "g": "G"}[bits[1].lower()] + "B/s"
+        if in_bytes in units:
+            return number * units[in_bytes] / 8
+    known = {name.lower(): factor for name, factor in units.items()} | {"": 1.0}
+    if unit.lower() not in known:
+        raise ValueError(wrong)
+    if re.search("b(/s)?$", unit) and (not unit.islower() or unit.endswith("/s")):
+        name = next(name for name in units if name.lower() == unit.lower())
+        raise ValueError(
+            f"{words.strip()!r}: b stands for bits, B for bytes. Type {found[1]} {name} for bytes."
+        )
+    return number * known[unit.lower()]
 
 
 def _three_digits(value: float) -> str:
