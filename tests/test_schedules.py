@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
@@ -300,3 +301,20 @@ def test_the_error_shows_the_grid() -> None:
         rank 1 [1B0]  1F0         1F1   1B1
 
           order: rank 1 does 1B0 before 1F0, which it needs.""")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "None is no schedule. A schedule has one list of actions for each rank, as"),
+        ("0F0", "'0F0' is no schedule"),
+        ([None], "rank 0 has None. A schedule has one list"),
+        ([["0F0"], 3], "rank 1 has 3."),
+        ([[5]], "5 is no action. Write it as text"),
+        ([[(0, "F")]], "(0, 'F') is no action"),
+        ([["forward"]], "'forward' is no action"),
+    ],
+)
+def test_what_is_no_schedule_is_told_how_to_write_one(given: Any, words: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        validate(given)

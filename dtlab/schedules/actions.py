@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = ["KINDS", "Action", "Row", "Schedule", "as_schedule", "needs", "stage_ranks"]
 
@@ -60,13 +60,36 @@ class Schedule(list[list[Action]]):
 
 
 def as_schedule(rows: Iterable[Row]) -> Schedule:
-    """The same lists with actions in place of text ("2F0") and tuples; `rows` stay as they are."""
+    """The same lists with actions in place of text ("2F0") and tuples; `rows` stay as they are.
+
+    Raises ValueError where `rows` are not one list of actions for each rank.
+    """
     if isinstance(rows, Schedule):
         return rows
     return Schedule(
-        [Action.parse(one) if isinstance(one, str) else Action(*one) for one in row]
-        for row in rows
+        [_as_action(each) for each in _as_list(row, f"rank {rank} has {row!r}")]
+        for rank, row in enumerate(_as_list(rows, f"{rows!r} is no schedule"))
     )
+
+
+def _as_list(value: Any, what: str) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(
+            f"{what}. A schedule has one list of actions for each rank, as "
+            '[["0F0", "0B0"], ["1F0", "1B0"]].'
+        )
+    return list(value)
+
+
+def _as_action(written: Any) -> Action:
+    if isinstance(written, str):
+        return Action.parse(written)
+    try:
+        return Action(*written)
+    except TypeError:
+        raise ValueError(
+            f'{written!r} is no action. Write it as text, "2F0", or as a tuple, (2, "F", 0).'
+        ) from None
 
 
 def needs(action: Action, last_stage: int) -> Action | None:

@@ -51,9 +51,13 @@ def validate(
     Left out, the numbers of stages and microbatches are those that the actions mention. Actions
     may be written as text, "2F0". What passes can be run, simulated and drawn.
     """
-    faults = find_faults(schedule, num_stages, num_microbatches)
+    try:
+        rows = as_schedule(schedule)
+    except ValueError as error:
+        raise ScheduleError(Schedule(), [Fault("unknown", str(error))]) from None
+    faults = find_faults(rows, num_stages, num_microbatches)
     if faults:
-        raise ScheduleError(as_schedule(schedule), faults)
+        raise ScheduleError(rows, faults)
 
 
 def find_faults(
