@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dtlab.show.notebook import in_a_kernel, kernel_variables, show_bundle
+from dtlab.show.notebook import Kept, in_a_kernel, kernel_variables, show_bundle
 
 __all__ = ["Guess", "distance_words", "guess"]
 
@@ -50,6 +50,7 @@ def guess(
     elif in_a_kernel():
         from dtlab.show.guess_form import form
 
+        made.keep()
         show_bundle({**form(made)._repr_mimebundle_(), "text/plain": made.asking})
     else:
         show_bundle({"text/plain": made.asking})
@@ -69,6 +70,7 @@ class Guess:
         self.options = None if options is None else tuple(options)
         self.value = None
         self.revealed = False
+        self._kept: Kept | None = None
         self.on_reveal: list[Callable[[], None]] = []
 
     @property
@@ -89,6 +91,18 @@ class Guess:
         """
         self.value = None
         self.value = self._option(typed) if self.options else _number(typed, self.unit)
+        if self._kept is not None:
+            self._kept.update(*self._as_text())
+
+    def keep(self) -> None:
+        """Show the question and the guess as text, for when the form has no kernel any more."""
+        self._kept = Kept(*self._as_text())
+
+    def _as_text(self) -> tuple[str, str]:
+        guessed = self.value is not None
+        made = f"Your guess: {self.words(self.value)}." if guessed else "No guess was made."
+        page = f"<b>Guess.</b> {html.escape(self.question)}<br>{html.escape(made)}"
+        return page, f"{self.asking} {made}"
 
     def reveal(self, answer: Value, note: str = "") -> None:
         """Show the answer, how far off the guess was, and `note` after it.

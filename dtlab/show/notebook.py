@@ -6,7 +6,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["in_a_kernel", "kernel_variables", "show_bundle"]
+__all__ = ["Kept", "in_a_kernel", "kernel_variables", "show_bundle"]
+
+# After a restart of the kernel, JupyterLab has no model for a widget and shows an error in its
+# place. It does not fall back to the output's other forms.
+_STYLE = """<style>
+.jp-OutputArea-child:has(.dtlab-kept):has(+ .jp-OutputArea-child .widget-vbox) {display: none}
+.jp-OutputArea-child:has(.dtlab-kept):not(:has(+ .jp-OutputArea-child .widget-vbox))
+  + .jp-OutputArea-child:has(> .jupyter-widgets) {display: none}
+</style>"""
 
 
 def in_a_kernel() -> bool:
@@ -33,3 +41,25 @@ def show_bundle(bundle: Mapping[str, Any]) -> None:
     from IPython.display import display
 
     display(dict(bundle), raw=True)
+
+
+class Kept:
+    """An output that JupyterLab shows in place of the widget after it once that has no kernel.
+
+    While the widget works, the page hides this output; without it, the page hides the widget's
+    error and shows what this output held last.
+    """
+
+    def __init__(self, page: str, text: str) -> None:
+        """Show it; the widget must be the cell's next output."""
+        from IPython.display import display
+
+        self._handle: Any = display(self._bundle(page, text), raw=True, display_id=True)
+
+    def update(self, page: str, text: str) -> None:
+        """Hold this instead: HTML, and plain text where no HTML is shown."""
+        self._handle.update(self._bundle(page, text), raw=True)
+
+    def _bundle(self, page: str, text: str) -> dict[str, str]:
+        held = f'<div class="dtlab-kept">{_STYLE}{page}</div>'
+        return {"text/html": held, "text/plain": text}

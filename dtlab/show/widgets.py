@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from dtlab.show.crossover_figure import ALL_REDUCES, crossover
 from dtlab.show.dials import Dial, box, bytes_scale, count_scale, rate_scale, seconds_scale
+from dtlab.show.notebook import Kept, in_a_kernel
 from dtlab.show.ring_figure import ring
 from dtlab.show.rounds import TreeOperation, ring_rounds, tree_rounds
 from dtlab.show.style import Figure
@@ -39,6 +40,7 @@ class Explorer:
 
         self.controls = controls
         self._draw = draw
+        self._kept: Kept | None = None
         self._picture = widgets.HTML()
         for control in controls.values():
             control.observe(self._redraw, names="value")
@@ -50,11 +52,16 @@ class Explorer:
     def _redraw(self, _: Any = None) -> None:
         self.figure = self._draw(**{name: each.value for name, each in self.controls.items()})
         self._picture.value = self.figure.to_html()
+        if self._kept is not None:
+            self._kept.update(self._picture.value, self.figure.alt_text)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """The controls with their figure; the figure alone for readers that have no widgets."""
-        alone = {"text/html": self._picture.value, "text/plain": self.figure.alt_text}
-        return {**self.widget._repr_mimebundle_(), **alone}
+        widget = {**self.widget._repr_mimebundle_(), "text/plain": self.figure.alt_text}
+        if in_a_kernel():
+            self._kept = Kept(self._picture.value, self.figure.alt_text)
+            return widget
+        return {**widget, "text/html": self._picture.value}
 
 
 def step_ring(num_ranks: int = 4) -> Explorer:
