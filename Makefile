@@ -21,7 +21,7 @@ TORCH ?= torch==2.13.0
 PORT ?= 8888
 WORKERS ?= 2
 COURSE ?= $(CURDIR)
-FIRST := notebooks/00_one_gpu_is_not_enough.ipynb
+FIRST := my/notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,6 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Its terminals shall find dtlab on this PATH: left to itself, a server whose output is not a
 # terminal opens login shells, and those may set another.
 lab: $(READY) $(NO_NEWS)
+	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab start 00
 	$(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --ServerApp.terminado_settings=shell_command="$${SHELL:-/bin/sh}" \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,8 @@ from dtlab.grading.parts import Part
 from dtlab.grading.plugins import released_source
 
 __all__ = ["reset", "start"]
+
+_MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
 
 
 def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
@@ -118,6 +121,8 @@ def _stamped(released: Path) -> NotebookNode:
     """A copy that knows which release it was made from."""
     notebook = _read(released)
     notebook.metadata["dtlab"] = {"release": _stamp(released)}
+    for cell in notebook.cells[:1]:  # its reader has a copy
+        cell.source = _MAKE_A_COPY.sub("", cell.source)
     return notebook
 
 

@@ -39,13 +39,17 @@ IN_A_BROWSER = [
 
 
 @contextlib.contextmanager
-def running_lab(folder: Path) -> Iterator[str]:
-    """`make lab` on a copy of the course in `folder`; yields its address. Ends it afterwards."""
+def running_lab(folder: Path, autosave: int = 120) -> Iterator[str]:
+    """`make lab` on a copy of the course in `folder`; yields its address. Ends it afterwards.
+
+    JupyterLab saves every `autosave` seconds.
+    """
     course = folder / "course"
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, course / name)
+    shutil.copy(ROOT / "nbgrader_config.py", course)
     make = ["make", "lab", f"COURSE={course}", "PORT=0", "LAB_OPTIONS=--IdentityProvider.token="]
-    with _running(make, ROOT, folder) as address:
+    with _running(make, ROOT, folder, autosave) as address:
         yield address
 
 
@@ -59,7 +63,9 @@ def running_in(course: Path, folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _running(command: list[str], place: Path, folder: Path) -> Iterator[str]:
+def _running(
+    command: list[str], place: Path, folder: Path, autosave: int = 120
+) -> Iterator[str]:
     """A JupyterLab of somebody who has never used it."""
     runtime = folder / "runtime"
     mine = ("JUPYTER", "IPYTHON", "XDG_", "DISPLAY", "WAYLAND_DISPLAY")
@@ -67,7 +73,7 @@ def _running(command: list[str], place: Path, folder: Path) -> Iterator[str]:
         **{name: value for name, value in os.environ.items() if not name.startswith(mine)},
         "HOME": str(folder / "home"),  # of somebody who has never used Jupyter
         "JUPYTER_RUNTIME_DIR": str(runtime),
-        "JUPYTERLAB_SETTINGS_DIR": str(_settings(folder / "settings")),
+        "JUPYTERLAB_SETTINGS_DIR": str(_settings(folder / "settings", autosave)),
     }
     (folder / "home").mkdir()
     with (folder / "lab.log").open("w") as log:
@@ -80,8 +86,11 @@ def _running(command: list[str], place: Path, folder: Path) -> Iterator[str]:
         _end(lab)
 
 
-def _settings(folder: Path) -> Path:
+def _settings(folder: Path, autosave: int) -> Path:
     """Keep every cell in the page, so that cells out of sight can be looked at too."""
+    documents = folder / "@jupyterlab" / "docmanager-extension"
+    documents.mkdir(parents=True)
+    (documents / "plugin.jupyterlab-settings").write_text(f'{{"autosaveInterval": {autosave}}}')
     place = folder / "@jupyterlab" / "notebook-extension"
     place.mkdir(parents=True)
     (place / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')
