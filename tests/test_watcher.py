@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
-from tests.marks import retried
+from tests.marks import proof, retried
 
 pytestmark = [
     pytest.mark.slow,  # a minute in all; `make check` has test_matching.py
@@ -773,6 +773,31 @@ def test_a_fault_is_told(name: str) -> None:
     for waiting in error.waiting:
         assert f"rank {waiting.rank} " in text
         assert str(waiting.code) in text
+
+
+def _a_metrics_thread() -> None:
+    """A thread of each rank sums its metrics on the group on which the main thread trains."""
+
+    def report() -> None:
+        for _ in range(50):
+            dist.all_reduce(torch.ones(1))
+
+    thread = threading.Thread(target=report)
+    thread.start()
+    for _ in range(50):
+        dist.all_reduce(torch.ones(1000))
+    thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [5, proof(60)])
+def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(times: int) -> None:
+    for _ in range(times):
+        error = deadlock(_a_metrics_thread, 2, GUARD)
+        assert error.mismatch is not None
+        assert "all_reduce(float32[1], SUM)" in error.mismatch
+        assert "all_reduce(float32[1000], SUM)" in error.mismatch
+        assert "Several threads of a rank" in flat(error)
 
 
 # ---------------------------------------------------------------------------- ranks that fail

@@ -205,7 +205,12 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
         kinds.setdefault(op.description, []).append(op.rank)
     said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
     names = {op.name for op in finding.ops}
-    if len(names) > 1:
+    if finding.threads:
+        advice = (
+            "Several threads of a rank call collectives on the same process group, so their order "
+            "differs from rank to rank. Give each thread its own group: dist.new_group()."
+        )
+    elif len(names) > 1:
         advice = "All members of a group have to call the same collectives in the same order."
     else:
         advice = (

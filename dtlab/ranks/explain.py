@@ -151,7 +151,9 @@ def _failures(
 ) -> dict[int, Failure]:
     """All failures, the guilty rank's first; not those of ranks that were interrupted."""
     found: dict[int, Failure] = {}
-    had_left = outcome.finding.left if outcome.finding is not None else ()
+    finding = outcome.finding
+    # Others wait for a rank that has failed: it was done before they were stopped.
+    had_left = finding.left if finding is not None and finding.reason == "standstill" else ()
     for rank, end in enumerate(outcome.ranks):
         if spec.stays and end.state == "stopped" and rank not in had_left:
             continue

@@ -103,6 +103,7 @@ class Machine:
         self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): collectives called
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
+        self._latest: dict[tuple[int, int], dict[int, Op]] = {}  # (group, rank): of each thread
         self._sends: dict[Channel, deque[Op]] = {}
         self._receives: dict[Channel, deque[Op]] = {}
         self._from_anybody: dict[tuple[int, int], Op] = {}  # by rank and number
@@ -166,6 +167,7 @@ class Machine:
     def _post(self, op: Op, again: bool = False) -> Sequence[Actor]:
         """Look for its counterpart. `again`: it comes before what was posted since."""
         if op.kind == "collective" or op.kind == "new_group":
+            self._latest.setdefault((op.record.group, op.rank), {})[op.record.thread] = op
             return self._meet(op)
         record = op.record
         if op.kind == "recv" and record.peer < 0:
@@ -287,6 +289,25 @@ class Machine:
             for send in self._under_way(_inbox(receive)):
                 if send.record.signature != receive.record.signature:
                     return Misfit("message", (send, receive))
+        return None
+
+    def several_threads(self, group: int) -> bool:
+        """Whether several threads of some rank have called collectives on a group."""
+        return any(len(latest) > 1 for (on, _), latest in self._latest.items() if on == group)
+
+    def crossed_threads(self) -> Misfit | None:
+        """After a failure: collectives of different threads in one group that do not fit.
+
+        Two threads of a rank may announce their operations in one order and begin them in the
+        other. Then all fits here, and not in the backend.
+        """
+        for (group, rank), latest in self._latest.items():
+            for other in range(rank + 1, self.world_size):
+                for mine in latest.values():
+                    for op in self._latest.get((group, other), {}).values():
+                        threads = {*latest, *self._latest[group, other]}
+                        if len(threads) > 1 and mine.record.signature != op.record.signature:
+                            return Misfit("collective", (mine, op))
         return None
 
     def _under_way(self, inbox: Inbox) -> list[Op]:

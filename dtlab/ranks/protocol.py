@@ -157,6 +157,7 @@ class Finding:
     unmatched: list[OpInfo] = field(default_factory=list)  # posted, and not complete either
     seconds: float = 0.0  # since the ranks began
     idle: list[int] = field(default_factory=list)  # ranks that do not take part
+    threads: bool = False  # several threads of a rank called collectives on the group
 
 
 Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]

@@ -85,7 +85,7 @@ class Watcher:
     def misfit(self) -> Finding | None:
         """What does not fit in all that was announced until now."""
         self._follow()
-        misfit = self._machine.likely_misfit()
+        misfit = self._machine.likely_misfit() or self._machine.crossed_threads()
         return None if misfit is None else self._mismatch(misfit)
 
     def blocked(self) -> set[int]:
@@ -193,7 +193,8 @@ class Watcher:
 
     def _mismatch(self, misfit: Misfit) -> Finding:
         ops = [_info(op) for op in misfit.ops]
-        return Finding(misfit.reason, ops, self._left(), idle=self._idle)
+        threads = self._machine.several_threads(misfit.ops[0].record.group)
+        return Finding(misfit.reason, ops, self._left(), idle=self._idle, threads=threads)
 
     def _standstill(self, blocked: list[Op]) -> Finding:
         unmatched = [
