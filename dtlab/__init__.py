@@ -1,11 +1,14 @@
 """dtlab: learn distributed training by running it, for real, in a notebook.
 
-This face is lazy: `import dtlab` loads neither torch nor anything else until a name is used.
+This face is lazy: `import dtlab` loads neither torch nor anything else until a name is used. In a
+notebook's kernel it also starts the process that ranks are forked from, which imports torch while
+the first cells are read.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -92,3 +95,16 @@ def __dir__() -> list[str]:
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext dtlab`: adds `%%ranks` and `%ranks`."""
     importlib.import_module("dtlab.magics").load(shell)
+
+
+def _prepare_ranks() -> None:
+    """In a notebook's kernel, start the process that ranks are forked from, if memory allows."""
+    if "IPython" not in sys.modules:
+        return
+    system = importlib.import_module("dtlab.ranks.system")
+    in_place = importlib.import_module("dtlab.ranks.inplace").environment_is_set()
+    if system.in_a_kernel() and not in_place and system.free_memory() > 0.2:
+        importlib.import_module("dtlab.ranks.client").SERVER.start()
+
+
+_prepare_ranks()

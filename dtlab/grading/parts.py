@@ -16,6 +16,7 @@ from dtlab.grading.checking.defences import Defence
 from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
+from dtlab.ranks.notices import notice
 
 __all__ = ["Checks", "Part", "ask", "check", "defence_part", "find_part", "known_parts",
            "reason_part", "unit_packages"]  # fmt: skip
@@ -168,7 +169,8 @@ def check(
     name and for a part that is graded by hand, and `LaunchError` where no ranks can run.
     """
     part = find_part(name)
-    criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
+    with notice(f"{name}: checking"):
+        criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
     passed = all(criterion.status == "ok" for criterion in criteria)
     reference = Reference.of(part.reference) if passed and part.reference else None
     report = Report(part.symbol, criteria, reference, points)

@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtlab.errors import LaunchError
-from dtlab.ranks import protocol, system
+from dtlab.ranks import notices, protocol, system
 from dtlab.ranks.output import STREAMS, Output, Stream
 from dtlab.ranks.plain import decode
 from dtlab.ranks.protocol import OpInfo, Outcome, RemoteFailure, Spec
@@ -126,9 +127,15 @@ class Server:
     def _wait_until_ready(self, sock: socket.socket) -> None:
         if self._ready:
             return
-        sock.settimeout(START_LIMIT)
-        with contextlib.suppress(TimeoutError):
-            self._ready = sock.recv(1) == b"R"
+        deadline = time.monotonic() + START_LIMIT
+        sock.settimeout(notices.PATIENCE)
+        with notices.notice("The process that forks ranks starts, and imports PyTorch"):
+            while time.monotonic() < deadline:
+                try:
+                    self._ready = sock.recv(1) == b"R"
+                    break
+                except TimeoutError:
+                    notices.tick()
         sock.settimeout(None)
         if not self._ready:
             said = self._last_words()
@@ -215,8 +222,9 @@ class Conversation:
             self.call.send(self.control, protocol.CALL)
             self._send_inputs()
             while self.collected.outcome is None:
-                self._read_some(self.output.patience())
+                self._read_some(notices.patience(self.output.patience()))
                 self.output.show_if_due()
+                notices.tick()
             while self._read_some(0):
                 pass  # what was still on its way when the ranks ended
         except (Closed, ConnectionError) as error:

@@ -1,0 +1,63 @@
+"""What takes more than two seconds says what it is doing."""
+
+from __future__ import annotations
+
+import time
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import dtlab
+from dtlab.ranks import notices
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "SILENCE", 0.1)
+    monkeypatch.setattr(notices, "PATIENCE", 0.05)
+
+
+def test_a_launch_that_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with notices.notice("05/leak: checking"), notices.notice("an inner one is not shown"):
+        dtlab.launch(time.sleep, 0.5)
+    assert capsys.readouterr() == ("", "05/leak: checking ...\n")
+
+
+def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with notices.notice("quick"):
+        notices.tick()
+    notices.tick()  # in no notice
+    assert capsys.readouterr() == ("", "")
+
+
+CELLS = [
+    "import time, dtlab\nfrom dtlab.ranks.client import SERVER\nSERVER._process.poll()\n"
+    "from dtlab.ranks import notices\nnotices.SILENCE = 0.1",
+    "dtlab.launch(int)",  # the server imports PyTorch
+    "with notices.notice('training'):\n    dtlab.launch(time.sleep, 1.2)",
+    "g = dtlab.guess('How many MB?', unit='MB')",
+    "g.commit(12)",
+    "from dtlab.show import step_ring\nring = step_ring()\nring",
+    "ring.controls['step'].value = 2",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_in_a_notebook() -> None:
+    """A notice is one output, updated; a widget is kept as text or a figure beside it."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    outputs = [cell.outputs for cell in notebook.cells]  # in the first the server runs already
+    (server, _) = outputs[1]
+    assert server.data["text/plain"].startswith("The process that forks ranks starts, and imports")
+    (training,) = outputs[2]
+    assert training.data["text/plain"] == "training: 1 s"
+    kept, form = outputs[3]
+    assert "Your guess: 12 MB." in kept.data["text/html"]  # what it held last
+    assert "application/vnd.jupyter.widget-view+json" in form.data
+    kept, explorer = outputs[5]
+    assert "alt=" in kept.data["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in explorer.data
+    assert kept.data["text/plain"] != explorer.data["text/plain"]  # round 2, and the start
