@@ -6,6 +6,8 @@
         ├── RankError          a rank raised, exited, was killed, or ran out of memory
         ├── DeadlockError      no rank can move any more, or operations do not fit each other
         └── RankTimeoutError   some rank was still computing at the time limit
+    KeyboardInterrupt
+    └── Interrupted          Ctrl-C, or Interrupt Kernel, while ranks were running
 
 Each message says what happened, where, and what to do. This file imports neither torch nor
 anything else of dtlab, so that any room may raise from it.
@@ -23,6 +25,7 @@ __all__ = [
     "DeadlockError",
     "DtlabError",
     "Failure",
+    "Interrupted",
     "LaunchError",
     "RankError",
     "RankTimeoutError",
@@ -88,6 +91,17 @@ class Waiting:
     def place(self) -> str:
         """The learner's line in words; empty where it is not known."""
         return place_in_words(self.file, self.line, self.code, self.cell)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, or Interrupt Kernel, while ranks were running; the message says what became of them.
+
+    It is no `DtlabError`: what catches those must not swallow an interrupt.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback through dtlab's own frames."""
+        return [f"\x1b[1mKeyboardInterrupt\x1b[0m: {self}"]
 
 
 class RemoteTraceback(Exception):

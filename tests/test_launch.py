@@ -7,13 +7,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
 from dtlab.ranks import asked
@@ -434,3 +437,104 @@ def test_the_lazy_face_is_complete() -> None:
     assert dtlab.__all__ == sorted(dtlab.__all__)
     with pytest.raises(AttributeError, match="dtlab has no 'lunch'"):
         dtlab.lunch  # noqa: B018
+
+
+# What others have written runs as it is ----------------------------------------------------------
+
+
+def _as_in_a_tutorial() -> float:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "29500"
+    init_process_group("gloo", rank=dist.get_rank(), world_size=dist.get_world_size())
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+def test_a_tutorial_may_initialise_the_group_that_there_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dtlab.launch(_as_in_a_tutorial, world_size=3).values == [3, 3, 3]
+    assert capsys.readouterr().out == (
+        "rank 0: note: dtlab.launch has made the process group already (gloo, 3 ranks). "
+        "init_process_group changes nothing.\n"
+    )
+
+
+def _destroys_and_begins_again(times: int) -> float:
+    for _ in range(times):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    return tensor.item()
+
+
+def test_a_group_that_was_destroyed_is_made_anew() -> None:
+    assert dtlab.launch(_destroys_and_begins_again, 3).values == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "there"),
+    [
+        ({"backend": "nccl"}, "backend='gloo'"),
+        ({"world_size": 4}, "world_size=2"),
+        ({"rank": 7}, "rank=0"),
+    ],
+)
+def test_another_group_than_there_is_is_one_clear_error(asked: dict[str, Any], there: str) -> None:
+    with pytest.raises(dtlab.RankError) as caught:
+        dtlab.launch(lambda: dist.init_process_group(**asked))
+    ((name, value),) = asked.items()
+    words = f"init_process_group({name}={value!r}): dtlab.launch has made"
+    assert words in caught.value.failures[0].message
+    assert f"already, with {there}." in caught.value.failures[0].message
+
+
+SPMD = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def main():
+    dist.init_process_group("gloo")
+    tensor = torch.full((1,), float(os.environ["RANK"]))
+    dist.all_reduce(tensor)
+    print(sys.argv[1:], tensor.item())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_script_with_a_main_guard_runs_as_it_is(script: Path) -> None:
+    script.write_text(SPMD)
+    run = dtlab.launch(script, "--epochs", 3, world_size=2)
+    assert [text.splitlines()[-1] for text in run.stdout] == ["['--epochs', '3'] 1.0"] * 2
+    with pytest.raises(dtlab.LaunchError, match="there is no script .*/none.py"):
+        dtlab.launch(script.with_name("none.py"))
+
+
+class _Communicates(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return tensor
+
+
+def test_a_forked_worker_that_communicates_is_told_at_once() -> None:
+    def load() -> None:
+        list(torch.utils.data.DataLoader(_Communicates(), num_workers=1))
+
+    begun = time.monotonic()
+    with pytest.raises(dtlab.RankError, match="all_reduce was called in a process that this rank"):
+        dtlab.launch(load)
+    assert time.monotonic() - begun < 10

@@ -8,10 +8,12 @@ call into C under the GIL, and nothing that is written is changed later.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,12 @@ from dtlab.ranks.locate import is_learners
 from dtlab.ranks.operators import OPERATORS, Operator
 from dtlab.ranks.wire import Wire
 from dtlab.trace import Records
+
+FORKED = (
+    "was called in a process that this rank has forked: a DataLoader worker, say. Such a process "
+    "has no connections to other ranks, so the call would never return. Communicate in the rank "
+    "itself, and pass the result on."
+)
 
 __all__ = ["Journal"]
 
@@ -61,6 +69,8 @@ class Journal:
         self._files: dict[str, int] = {}  # -1: not the learner's
         self._file_names = {-1: ""}
         self._backward = (-1, (-1, 0))  # a backward pass, and the line that asked for it
+        self._forked: list[int] = []  # not empty in a process that this one has forked
+        os.register_at_fork(after_in_child=partial(self._forked.append, os.getpid()))
 
     # --------------------------------------------------------------- while the rank is running
 
@@ -77,10 +87,13 @@ class Journal:
         ident = threading.get_ident
         announce = self._announcer.issuer(operator) if self._announcer else None
         kinds: dict[tuple[Any, ...], _Kind] = {}
+        forked = self._forked
 
         def issue(
             group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any, goes_on: bool
         ) -> tuple[int, bool]:
+            if forked:
+                raise RuntimeError(f"{operator.name} {FORKED}")
             index = next(count)
             if type(payload) is list and len(payload) == 1:
                 payload = payload[0]
@@ -289,3 +302,4 @@ def _plain(extra: dict[str, Any]) -> dict[str, Any]:
     """What was given to `span`, as something that surely can be sent to another process."""
     plain = (bool, int, float, str, type(None))
     return {key: value if type(value) in plain else str(value) for key, value in extra.items()}
+

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtlab.errors import DtlabError, LaunchError
+from dtlab.errors import DtlabError, Interrupted, LaunchError
 from dtlab.predict import Cluster
 from dtlab.ranks import asked, client, explain, inplace, reservations, strangers, system, walls
 from dtlab.ranks.enclosure import Enclosure
@@ -70,7 +70,7 @@ class Run:
 
 
 def launch(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | str | os.PathLike[str],
     *args: Any,
     world_size: int | None = None,
     backend: str | None = None,
@@ -88,8 +88,9 @@ def launch(
     `torch.distributed` work as anywhere. Ranks are fresh at each call; nothing of them stays.
 
     Args:
-        fn: any function, also one defined in a cell with the notebook's names in it.
-        args: handed to `fn` on each rank, as a copy of its own.
+        fn: any function, also one defined in a cell with the notebook's names in it; or the path
+            of a script, which then runs on each rank as under `torchrun`, main guard and all.
+        args: handed to `fn` on each rank, as a copy of its own; of a script, its arguments.
         world_size: number of ranks; None means 2, or as many as `cluster` has room for, or what
             the environment (torchrun) says.
         backend: "gloo", "nccl" or "cpu:gloo,cuda:nccl", which is what None means if there is a GPU
@@ -110,21 +111,30 @@ def launch(
             that cannot be sent.
         DeadlockError: no rank can move any more, or operations do not fit each other.
         RankTimeoutError: some rank was still running after `timeout` seconds.
+        Interrupted: Ctrl-C, or Interrupt Kernel.
     """
     begun = time.perf_counter()
+    if isinstance(fn, (str, os.PathLike)):
+        args = _existing(fn), list(map(str, args))
+        fn = _run_script
     if not callable(fn):
-        raise LaunchError(f"launch needs a function to run on every rank, not {fn!r}.")
+        raise LaunchError(
+            f"launch needs a function to run on every rank, or the path of a script, not {fn!r}."
+        )
     if engine != "local":
         raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
     asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
         return inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster)
-    spec = asked.spec_for(
-        world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
-    )
-    call, output = pack_call(fn, args), Output(spec.world_size)
-    with reservations.reserved(spec) as spec:
-        run, warnings = _carry_out(client.Conversation(spec, call, output), begun)
+    try:
+        spec = asked.spec_for(
+            world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
+        )
+        call, output = pack_call(fn, args), Output(spec.world_size)
+        with reservations.reserved(spec) as spec:
+            run, warnings = _carry_out(client.Conversation(spec, call, output), begun)
+    except KeyboardInterrupt:
+        raise Interrupted("the launch was stopped; its ranks have ended.") from None
     for warning in warnings:
         print(warning)
     return run
@@ -207,6 +217,23 @@ def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
         pairs = outcome.pairs
         trace.wire_pairs = None if pairs is None else {(s, t): count for s, t, count in pairs}
     return trace
+
+
+def _existing(script: str | os.PathLike[str]) -> str:
+    """The full path of a script. Raises LaunchError where there is none."""
+    path = os.path.abspath(script)
+    if not os.path.isfile(path):
+        raise LaunchError(f"there is no script {path} to run on every rank.")
+    return path
+
+
+def _run_script(path: str, arguments: list[str]) -> None:
+    """Runs on a rank: a script, as `torchrun path *arguments` would, main guard and all."""
+    import runpy
+
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
+    runpy.run_path(path, run_name="__main__")
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:

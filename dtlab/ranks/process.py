@@ -27,6 +27,7 @@ import torch.distributed as dist
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.announcer import Announcer
 from dtlab.ranks.board import Board
+from dtlab.ranks.init_calls import InitCalls
 from dtlab.ranks.plain import encode
 from dtlab.ranks.ports import Ports
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
@@ -35,6 +36,8 @@ from dtlab.ranks.transport import Packed, pack, receive_frame, send_frame
 from dtlab.ranks.walls import Walls, step_behind
 from dtlab.ranks.wire import Wire
 from dtlab.trace import Records
+
+_init_process_group = dist.init_process_group  # PyTorch's own; see init_calls.py
 
 GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
 THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
@@ -90,13 +93,14 @@ def _take_part(
     rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
 ) -> None:
     """Join, wait for the others, run the function, hand over what came of it."""
+    init_calls = InitCalls(rank, spec, init_group)
     with outcome.catching():
         function, args = call.load()
         if spec.inputs:
             _, body = receive_frame(outcome.channel)
             args = (*args, Packed.receive(outcome.channel, body).load())
         fill_main(function)
-    join(rank, spec, ends.store)
+    init_calls.store = join(rank, spec, ends.store)
     outcome.status.send(protocol.READY)
     if outcome.status.recv(1) != protocol.GO:
         return
@@ -279,7 +283,7 @@ def join(rank: int, spec: Spec, listener: socket.socket) -> Any:
 
 def init_group(rank: int, spec: Spec, store: Any) -> None:
     """Initialise the default process group with a store that no group has used."""
-    dist.init_process_group(
+    _init_process_group(
         spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=GROUP_PATIENCE
     )
 

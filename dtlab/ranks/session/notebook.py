@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dtlab.errors import LaunchError, RankError
+from dtlab.errors import Interrupted, LaunchError, RankError
 from dtlab.predict import Cluster
 from dtlab.ranks import asked, client, explain, inplace, launch, reservations
 from dtlab.ranks.output import Output
@@ -283,14 +283,6 @@ class Session:
                 else "no rank is named. Leave ranks out for all of them."
             )
         return tuple(sorted({*chosen}))
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, and what has become of the ranks."""
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback through dtlab's own frames."""
-        return [f"\x1b[1mKeyboardInterrupt\x1b[0m: {self}"]
 
 
 class _Remote:

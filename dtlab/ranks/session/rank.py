@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from dtlab.ranks import cells, process, protocol
 from dtlab.ranks.announcer import Announcer
+from dtlab.ranks.init_calls import InitCalls
 from dtlab.ranks.plain import encode
 from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
 from dtlab.ranks.transport import Packed, receive_frame, send_frame
@@ -46,14 +47,16 @@ class Staying:
         self.rank, self.spec, self.outcome = rank, spec, outcome
         self.in_turn = False
         self.shell: InteractiveShell | None = None
+        self._init_calls = InitCalls(rank, spec, process.init_group)
         self.store = process.join(rank, spec, ends.store)  # kept: rank 0's is the server
+        self._init_calls.store = self.store
         self._times_joined = 1
         self._limits = process.MemoryLimit(spec.memory_limit)
         self._announcer = Announcer(ends.board.writer(rank), spec.world_size)
         self._wire = Wire(rank, ends.ports) if ends.ports else None
         outcome.recorder = self._recorder = self._new_recorder()
         assert ends.cutter is not None
-        self._cutter = Cutter(ends.cutter, int(os.environ["MASTER_PORT"]))
+        self._cutter = Cutter(ends.cutter, int(os.environ["MASTER_PORT"]), "nccl" in spec.backend)
         self._cutter.start()
         signal.signal(signal.SIGINT, self._interrupted)
 
@@ -113,6 +116,7 @@ class Staying:
         client = c10d.TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False)
         store = c10d.PrefixStore(f"{self._times_joined}", client)
         process.init_group(self.rank, self.spec, store)
+        self._init_calls.store = store
         self._cutter.speak()
         self._recorder.start()
         self.outcome.status.send(protocol.READY)
@@ -185,9 +189,9 @@ class Cutter(threading.Thread):
     gets an exception, and comes back.
     """
 
-    def __init__(self, line: socket.socket, store_port: int) -> None:
+    def __init__(self, line: socket.socket, store_port: int, has_nccl: bool) -> None:
         super().__init__(name="dtlab-cutter", daemon=True)
-        self._line, self._store_port = line, store_port
+        self._line, self._store_port, self._has_nccl = line, store_port, has_nccl
         self._stderr = -1
 
     def silence(self) -> None:
@@ -207,7 +211,7 @@ class Cutter(threading.Thread):
     def run(self) -> None:
         """Wait for the word."""
         while letter := self._line.recv(1):
-            if letter == protocol.CUT and "nccl" in str(dist.get_backend_config()):
+            if letter == protocol.CUT and self._has_nccl:
                 with contextlib.suppress(Exception):
                     dist.distributed_c10d._abort_process_group()
             elif letter == protocol.CUT_STORE:

@@ -1,0 +1,79 @@
+"""`init_process_group` in a rank: tutorials call it, and `launch` has made the group already.
+
+A call that asks for the group that there is changes nothing and says so, once. Any other is an
+error. After `destroy_process_group` the same call makes the group anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from dtlab.ranks.protocol import Spec
+
+__all__ = ["InitCalls"]
+
+
+class InitCalls:
+    """Stands in for `dist.init_process_group` in a rank.
+
+    It does so before the learner's function is loaded, which may refer to it. Once the rank has
+    joined its group, `store` is the group's. `init(rank, spec, store)` makes the default group
+    with a store that no group has used.
+    """
+
+    store: Any
+
+    def __init__(self, rank: int, spec: Spec, init: Callable[[int, Spec, Any], None]) -> None:
+        self._rank, self._spec, self._init = rank, spec, init
+        self._calls = 0
+        c10d: Any = dist.distributed_c10d
+        dist.init_process_group = c10d.init_process_group = self
+
+    def __call__(
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: Any,
+        **named: Any,
+    ) -> None:
+        """As `dist.init_process_group`. Raises ValueError for another group than there is."""
+        self._refuse_another(backend, world_size, rank)
+        self._calls += 1
+        if not dist.is_initialized():
+            c10d: Any = dist.distributed_c10d
+            store = c10d.PrefixStore(f"init-{self._calls}", self.store)
+            self._init(self._rank, self._spec, store)
+        elif self._calls == 1 and self._rank == 0:
+            print(
+                "note: dtlab.launch has made the process group already "
+                f"({self._spec.backend}, {self._spec.world_size} ranks). "
+                "init_process_group changes nothing."
+            )
+
+    def _refuse_another(self, backend: str | None, world_size: int, rank: int) -> None:
+        wrong: list[tuple[str, object, object]] = []
+        if backend and not _backends(str(backend).lower()) <= _backends(self._spec.backend):
+            wrong.append(("backend", backend, self._spec.backend))
+        if world_size not in (-1, None, self._spec.world_size):
+            wrong.append(("world_size", world_size, self._spec.world_size))
+        if rank not in (-1, None, self._rank):
+            wrong.append(("rank", rank, self._rank))
+        if wrong:
+            asked = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
+            there = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
+            raise ValueError(
+                f"init_process_group({asked}): dtlab.launch has made this rank's process group "
+                f"already, with {there}. Leave the call out, or pass backend and world_size to "
+                "dtlab.launch."
+            )
+
+
+def _backends(names: str) -> set[str]:
+    """The names in "cpu:gloo,cuda:nccl": gloo and nccl."""
+    return {part.rpartition(":")[2] for part in names.split(",")}
