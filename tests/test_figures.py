@@ -225,7 +225,7 @@ def test_alt_text_of_a_timeline_has_the_numbers_of_this_trace() -> None:
     alt_text = timeline(Trace(message(0, 1, 0, 0.0125, 2_500_000))).alt_text
     assert alt_text == (
         "Timeline of 2 ranks: 2 lanes over 12.5 ms. "
-        "Rank 0: issued 1 send, 2.50 MB sent. "
+        "Rank 0: issued 1 send, 2.50 MB in sends. "
         "Rank 1: issued 1 recv, 12.5 ms waiting."
     )
 

@@ -296,10 +296,10 @@ _LEGEND_ORDER: Final = (
 
 
 def _sums(lane: Lane) -> str:
-    """What a rank sent, and how long it computed and waited: a line each, where there is any."""
+    """A line each, where there is any: bytes in point-to-point sends, computing, waiting."""
     lines = []
     if lane.bytes_sent:
-        lines.append(f"{byte_words(lane.bytes_sent)} sent")
+        lines.append(f"{byte_words(lane.bytes_sent)} in sends")
     if lane.computing:
         lines.append(f"{time_words(lane.computing)} compute")
     if lane.waiting:

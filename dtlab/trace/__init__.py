@@ -155,7 +155,8 @@ class Trace:
     def bytes_sent(self, rank: int | None = None) -> int | list[int]:
         """Payload bytes that a rank handed to point-to-point sends; without rank a list of all.
 
-        Built-in collectives are not in it: their traffic is in `bytes_wire`.
+        Only `send` and `isend` count. After built-in collectives alone, such as an all-reduce, it
+        is 0: a backend does not say what it sends for them. `bytes_wire` counts their traffic too.
         """
         if rank is None:
             return [self.bytes_sent(each) for each in range(self.world_size)]
