@@ -103,6 +103,7 @@ def test_all_reduce_of_every_dtype_and_reduction_equals_torchs(n: int) -> None:
     assert run.values == [[]] * n
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_large_messages_and_more_chunks_than_buffers() -> None:
     """Chunks of 8.8 MB: both receives share one buffer, which is on huge pages."""

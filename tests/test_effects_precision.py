@@ -111,6 +111,7 @@ def test_a_tiny_loss_is_lost_in_fp16_and_comes_back_with_scaling(
     assert set(scales) == {2.0**16}  # far from overflow
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_too_large_a_scale_overflows_skips_and_settles(fp16_runs: Any, seed: int) -> None:
     error, scales = fp16_runs[1.0, 2.0**24, seed]

@@ -106,6 +106,7 @@ def test_canvas(course: Path) -> None:
     ]
 
 
+@pytest.mark.proof
 def test_moodle_finds_students_by_one_column_that_is_never_empty(
     course: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

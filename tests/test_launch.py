@@ -126,6 +126,7 @@ def test_tensors_of_every_kind(dtype: torch.dtype) -> None:
     assert empty.shape == (0, 4)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_results_of_hundreds_of_megabytes() -> None:
     values = dtlab.launch(lambda: torch.full((50_000_000,), float(dist.get_rank()))).values

@@ -43,6 +43,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_in_a_notebook() -> None:
@@ -53,7 +54,7 @@ def test_in_a_notebook() -> None:
     (server, _) = outputs[1]
     assert server.data["text/plain"].startswith("The process that forks ranks starts, and imports")
     (training,) = outputs[2]
-    assert training.data["text/plain"] == "training: 1 s"
+    assert training.data["text/plain"].startswith("training: ")  # and its seconds, at the end
     kept, form = outputs[3]
     assert "Your guess: 12 MB." in kept.data["text/html"]  # what it held last
     assert "application/vnd.jupyter.widget-view+json" in form.data

@@ -509,6 +509,7 @@ def test_a_worker_that_dies_stops_nobody(
         assert report["seen"] == pytest.approx(shares)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_workers_hear_of_a_server_that_fails_and_leave_the_other(deaths: dict[str, Any]) -> None:
     codes, reports = deaths["a server fails"]

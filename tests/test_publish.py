@@ -164,6 +164,7 @@ def test_nothing_is_made_where_something_does_not_fit(new: Path, words: dict[str
     assert not new.exists()
 
 
+@pytest.mark.proof
 def test_a_name_is_taken_once(folder: Path) -> None:
     before = files(folder)
     with pytest.raises(DtlabError, match=r"week-3 already.*--name.*--force"):

@@ -384,6 +384,7 @@ def test_a_hostile_file_takes_little_memory(kind: str) -> None:
     assert mend(submitted, LEVEL_2).notes
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["outputs", "metadata", "attachments", "source", "id", "colour"])
 def test_deep_json_costs_no_cell(key: str) -> None:

@@ -137,6 +137,7 @@ def test_a_simulated_trace_is_a_trace(tmp_path) -> None:
     assert "Rank 2" in figure.alt_text
 
 
+@pytest.mark.proof
 def test_a_million_actions_take_two_seconds() -> None:
     begun = time.process_time()
     trace = simulate(interleaved(64, 4096, 2), Costs(1.0, 1.0, 1.0))
