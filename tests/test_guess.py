@@ -281,7 +281,8 @@ def test_in_a_notebook_nothing_waits_for_the_learner() -> None:
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    (asked,), (_, answer), (later,) = (cell.outputs for cell in notebook.cells)
+    (kept, asked), (_, answer), (later,) = (cell.outputs for cell in notebook.cells)
+    assert kept.data["text/plain"] == "Guess: How many? Your guess: 12 MB."  # what it held last
     assert asked.data["text/plain"] == "Guess: How many?"
     assert "application/vnd.jupyter.widget-view+json" in asked.data
     assert answer.data["text/plain"] == "No guess was made. It is 24 MB. A ring."
