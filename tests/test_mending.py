@@ -259,6 +259,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sanitize]:
         yield run
 
 
+@pytest.mark.proof
 @pytest.mark.sample(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)

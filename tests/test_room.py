@@ -326,6 +326,7 @@ def test_groups_of_wardens_that_were_killed_are_taken_away_by_others(server: Ser
 # Sight ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_secrets_of_the_grader_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in the environment, nor anywhere in memory."""
     monkeypatch.setenv("DTLAB_TEST_TOKEN", "-".join(["very", "secret", "indeed"]))

@@ -278,6 +278,7 @@ def _send_in(file: str) -> Callable[[int], None]:
     return send
 
 
+@pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_fail_in, _hang_in, _wait_in, _send_in])
 def test_tracebacks_quote_no_file_of_the_graders(

@@ -159,6 +159,7 @@ def test_all_parts_have_40_points_and_take_75_minutes() -> None:
 # Symptoms and numbers ---------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", first(range(2)))
 @each_run
