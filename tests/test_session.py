@@ -362,6 +362,14 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
     goes_on(own)
 
 
+def test_threads_of_an_earlier_turn_are_not_blamed(own: dtlab.Session) -> None:
+    own.cell("import threading\nt = threading.Thread(target=dist.all_reduce, args=(x,))\n"
+             "t.start()\nt.join()\ndist.all_reduce(x)")  # fmt: skip
+    with pytest.raises(dtlab.DeadlockError, match="All ranks have to pass the same") as caught:
+        own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
+    assert "Several threads" not in str(caught.value)
+
+
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) -> None:

@@ -29,7 +29,7 @@ from dtlab.ranks.wire import Wire
 from dtlab.trace import Records
 
 FORKED = (
-    "was called in a process that this rank has forked: a DataLoader worker, say. Such a process "
+    "was called in a process that this rank has forked, such as a DataLoader worker. That process "
     "has no connections to other ranks, so the call would never return. Communicate in the rank "
     "itself, and pass the result on."
 )

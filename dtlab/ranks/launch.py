@@ -89,8 +89,8 @@ def launch(
 
     Args:
         fn: any function, also one defined in a cell with the notebook's names in it; or the path
-            of a script, which then runs on each rank as under `torchrun`, main guard and all.
-        args: handed to `fn` on each rank, as a copy of its own; of a script, its arguments.
+            of a script, which runs on each rank as `__main__`, as under `torchrun`.
+        args: the arguments of `fn`; each rank gets a copy. For a script, its command line.
         world_size: number of ranks; None means 2, or as many as `cluster` has room for, or what
             the environment (torchrun) says.
         backend: "gloo", "nccl" or "cpu:gloo,cuda:nccl", which is what None means if there is a GPU
@@ -228,7 +228,7 @@ def _existing(script: str | os.PathLike[str]) -> str:
 
 
 def _run_script(path: str, arguments: list[str]) -> None:
-    """Runs on a rank: a script, as `torchrun path *arguments` would, main guard and all."""
+    """Runs on a rank: a script, as `torchrun path *arguments` would."""
     import runpy
 
     sys.argv = [path, *arguments]

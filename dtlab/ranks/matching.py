@@ -298,8 +298,8 @@ class Machine:
     def crossed_threads(self) -> Misfit | None:
         """After a failure: collectives of different threads in one group that do not fit.
 
-        Two threads of a rank may announce their operations in one order and begin them in the
-        other. Then all fits here, and not in the backend.
+        Two threads of a rank may announce their operations in one order and start them in the
+        other. Then the operations match here, and do not match in the backend.
         """
         for (group, rank), latest in self._latest.items():
             for other in range(rank + 1, self.world_size):
@@ -319,6 +319,7 @@ class Machine:
 
     def take_part(self, ranks: Sequence[int]) -> None:
         """These ranks go on, and all others do nothing more."""
+        self._latest.clear()  # threads of an earlier turn prove nothing about this one
         for rank in range(self.world_size):
             self.actors[rank, 0].left = rank not in ranks
 

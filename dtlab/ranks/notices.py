@@ -52,7 +52,7 @@ class _Notice:
             return
         update = self._display is not None
         self._display = self._display or uuid.uuid4().hex
-        # Not by `print`: whoever waits may have redirected stdout.
+        # Checks redirect stdout while ranks run, so `print` would not be seen.
         sys.modules["IPython"].get_ipython().display_pub.publish(
             {"text/plain": text}, transient={"display_id": self._display}, update=update
         )

@@ -60,9 +60,9 @@ class Schedule(list[list[Action]]):
 
 
 def as_schedule(rows: Iterable[Row]) -> Schedule:
-    """The same lists with actions in place of text ("2F0") and tuples; `rows` stay as they are.
+    """Convert text ("2F0") and tuples in `rows` to actions; `rows` itself is not changed.
 
-    Raises ValueError where `rows` are not one list of actions for each rank.
+    Raises ValueError if `rows` is not one list of actions for each rank.
     """
     if isinstance(rows, Schedule):
         return rows

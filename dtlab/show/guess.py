@@ -90,12 +90,14 @@ class Guess:
         Raises `ValueError`, and leaves no guess, where it is no number or none of the options.
         """
         self.value = None
-        self.value = self._option(typed) if self.options else _number(typed, self.unit)
-        if self._kept is not None:
-            self._kept.update(*self._as_text())
+        try:
+            self.value = self._option(typed) if self.options else _number(typed, self.unit)
+        finally:
+            if self._kept is not None:
+                self._kept.update(*self._as_text())
 
     def keep(self) -> None:
-        """Show the question and the guess as text, for when the form has no kernel any more."""
+        """Show the question and the guess as text, readable after the form's kernel has ended."""
         self._kept = Kept(*self._as_text())
 
     def _as_text(self) -> tuple[str, str]:

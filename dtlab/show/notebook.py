@@ -44,7 +44,7 @@ def show_bundle(bundle: Mapping[str, Any]) -> None:
 
 
 class Kept:
-    """An output that JupyterLab shows in place of the widget after it once that has no kernel.
+    """An output that replaces the widget below it when the widget's kernel has ended.
 
     While the widget works, the page hides this output; without it, the page hides the widget's
     error and shows what this output held last.

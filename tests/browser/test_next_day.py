@@ -98,6 +98,6 @@ def test_guesses_and_figures_stay_without_a_kernel(lab: tuple[str, Path]) -> Non
 
 
 def look_at(page: Page, name: str) -> None:
-    """A picture, where somebody wants to see it."""
+    """Take a screenshot if DTLAB_SCREENSHOTS names a folder."""
     if folder := os.environ.get("DTLAB_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png")
