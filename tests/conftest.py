@@ -24,7 +24,7 @@ import torch
 import dtlab
 from dtlab.ranks.system import compiler_cache
 from tests.covering import leave_the_rest_to_the_proof
-from tests.journal import Journal, left_out
+from tests.journal import JournalPlugin, left_out
 from tests.journal import pytest_addoption as pytest_addoption
 from tests.leftovers import descendants, files, listening
 from tests.staying import BENCH
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected: that makes little garbage and many objects
     journal = config.getoption("--journal")
     if journal is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Journal(journal))
+        config.pluginmanager.register(JournalPlugin(journal))
 
 
 # Which tests run --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which tests `make proof` runs, and the journal of their results.
+"""Which tests `make proof` runs, and the journal in which it keeps all results.
 
     --unit 05        tests of one unit; `none`: of no unit
     --journal FILE   append each result to FILE, and leave out what has passed according to it
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from dtlab.grading import Part
 from tests.wrong_answers import Answers
 
-__all__ = ["Journal", "left_out", "passed_before", "pytest_addoption", "unit_of"]
+__all__ = ["Journal", "JournalPlugin", "left_out", "passed_before", "pytest_addoption", "unit_of"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,28 +65,40 @@ def _unit_of_value(value: Any) -> str | None:
 
 
 @cache
-def passed_before(journal: Path) -> set[str]:
+def passed_before(path: Path) -> set[str]:
     """Ids of the tests that passed, as the journal has them; a later result counts more."""
-    results: dict[str, bool] = {}
-    if journal.exists():
-        for line in journal.read_text().splitlines():
-            entry = json.loads(line)
-            if "test" in entry:
-                results[entry["test"]] = entry["passed"]
+    tests = [entry for entry in Journal(path).entries if "test" in entry]
+    results = {entry["test"]: entry["passed"] for entry in tests}
     return {name for name, passed in results.items() if passed}
 
 
 class Journal:
-    """Appends each result to a file as it comes, so that an interrupted run can continue."""
+    """Results in a file, one JSON object on a line, so that an interrupted run can continue."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """All results so far, without a line that the end of a process has cut off."""
+        found = []
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            with suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def write(self, **entry: Any) -> None:
+        """Append a result, on a new line also where the last line was cut off."""
+        with self.path.open("a") as file:
+            file.write("\n" + json.dumps(entry))
+
+
+class JournalPlugin(Journal):
+    """A plugin of pytest that appends the result of each test to a journal."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test has passed once its call has, or was skipped; an error anywhere is a failure."""
         if report.outcome == "rerun":  # its next try decides
             return
         if report.failed or report.when == "call" or report.skipped:
-            entry = {"test": report.nodeid, "passed": not report.failed}
-            with self.path.open("a") as file:
-                file.write(json.dumps(entry) + "\n")
+            self.write(test=report.nodeid, passed=not report.failed)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from tqdm import tqdm
 
 from dtlab.grading import Part, known_parts
 from dtlab.ranks.system import usable_cpus
+from tests.journal import Journal
 from tests.mutants.proof import Place, Proof, in_workers, proof_of
 
 ROOT = Path(__file__).parent.parent
@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
         proof = UnitProof(
             unit,
             [part for part in parts if part.unit == unit],
-            Journal(FOLDER / f"{unit}.jsonl", fingerprint(unit), arguments.keep),
+            journal_of(unit, arguments.keep),
         )
         try:
             for stage in arguments.only or stages:
@@ -110,35 +110,18 @@ def fingerprint(unit: str) -> str:
     return found.hexdigest()
 
 
-class Journal:
-    """Results of one unit, one JSON object on a line; the first line is a fingerprint."""
-
-    def __init__(self, path: Path, fingerprint: str, keep: bool = False) -> None:
-        self.path = path
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            lines = path.read_text().splitlines()
-            known = bool(lines) and json.loads(lines[0]).get("fingerprint") == fingerprint
-            if known or keep:
-                return
-            print(f"{path.stem}: files have changed since the last proof, so it begins anew.")
-        path.write_text(json.dumps({"fingerprint": fingerprint}) + "\n")
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        """All results so far; a line that was cut off by the end of a process is left out."""
-        found = []
-        for line in self.path.read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return found
-
-    def write(self, **entry: Any) -> None:
-        """Append a result."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+def journal_of(unit: str, keep: bool) -> Journal:
+    """The results of a unit so far; none if its files have changed since, unless `keep`."""
+    journal, now = Journal(FOLDER / f"{unit}.jsonl"), fingerprint(unit)
+    known = journal.entries[:1]
+    if known and (keep or known[0].get("fingerprint") == now):
+        return journal
+    if known:
+        print(f"{unit}: files have changed since the last proof, so it begins anew.")
+    FOLDER.mkdir(exist_ok=True)
+    journal.path.unlink(missing_ok=True)
+    journal.write(fingerprint=now)
+    return journal
 
 
 # The proof of one unit --------------------------------------------------------------------------

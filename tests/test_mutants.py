@@ -375,11 +375,11 @@ def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture
 
 def test_tests_that_passed_are_not_repeated(pytester: pytest.Pytester, tmp_path: Path) -> None:
     pytester.makeconftest("""
-        from tests.journal import Journal, left_out, passed_before, pytest_addoption
+        from tests.journal import JournalPlugin, left_out, passed_before, pytest_addoption
         def pytest_configure(config):
             passed_before.cache_clear()
             if config.getoption("--journal"):
-                config.pluginmanager.register(Journal(config.getoption("--journal")))
+                config.pluginmanager.register(JournalPlugin(config.getoption("--journal")))
         def pytest_collection_modifyitems(items):
             items[:] = [item for item in items if not left_out(item)]
     """)
@@ -395,8 +395,11 @@ def test_tests_that_passed_are_not_repeated(pytester: pytest.Pytester, tmp_path:
     pytester.makepyfile(test_other="def test_of_no_unit(): pass")
     pytester.syspathinsert(ROOT)
     alone = ("-p", "no:rerunfailures")  # it opens a port
-    words = ("--unit=05", f"--journal={tmp_path / 'journal'}", *alone)
+    journal = tmp_path / "journal"
+    words = ("--unit=05", f"--journal={journal}", *alone)
     pytester.runpytest(*words).assert_outcomes(passed=1, failed=1)
+    with journal.open("a") as file:  # as if the process had been killed while it wrote
+        file.write('{"test": "test_unit05')
     pytester.runpytest(*words).assert_outcomes(passed=1)
     assert pytester.runpytest(*words).ret == pytest.ExitCode.NO_TESTS_COLLECTED
     pytester.runpytest("--unit=none", *alone).assert_outcomes(passed=1)
