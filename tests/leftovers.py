@@ -62,14 +62,18 @@ def _of_others(path: Path) -> bool:
     name, _, pid = path.name.rpartition("-")
     if name == "sem.mp":  # of Python's multiprocessing, in memory as long as somebody uses it
         ours = {os.getpid(), *(process.pid for process in _below())}
-        return any(str(path) in _mapped(pid) for pid in psutil.pids() if pid not in ours)
+        # Its first owner made it under another name, so the number of the file is compared.
+        with contextlib.suppress(FileNotFoundError):
+            number = f" {path.stat().st_ino} "
+            return any(number in _mapped(pid) for pid in psutil.pids() if pid not in ours)
     return name == ".dtlab-hostile" and int(pid) != os.getpid() and psutil.pid_exists(int(pid))
 
 
 def _mapped(pid: int) -> str:
-    """The files that a process has in its memory, as the kernel tells."""
+    """The files of shared memory that a process has mapped, as the kernel tells."""
     with contextlib.suppress(OSError):  # it has ended, or is none of ours
-        return Path(f"/proc/{pid}/maps").read_text()
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return "\n".join(line for line in lines if "/dev/shm/" in line)
     return ""
 
 
