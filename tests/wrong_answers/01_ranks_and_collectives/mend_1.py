@@ -277,7 +277,7 @@ WRONG = {
     as_it_was_on_three_ranks: {"diagnosis": "rank 0 waits in recv, but not for rank 2"},
     all_wait_in_send: {"diagnosis": "rank 0 does not wait in send"},
     the_last_rank_comes_back: {"diagnosis": "rank 4 does not come back either"},
-    waits_for_everybody: {"diagnosis": "but not for ranks 1 to 4"},
+    waits_for_everybody: {"diagnosis": "for one of ranks 1 to 4 only"},
     ranks_as_words: {"diagnosis": "'rank 0' is no rank"},
     a_rank_too_many: {"diagnosis": "there is no rank 5"},
     the_operation_alone: {"diagnosis": "the entry of rank 0 is 'recv'"},
