@@ -202,7 +202,7 @@ def test_a_script_without_a_main_guard(script: Path) -> None:
         print(run.values[0][0], isinstance(run.values[2][1], Point))
         """,
     )
-    assert done.stderr == ""
+    assert done.returncode == 0, done.stderr
     assert done.stdout == "[0, 1, 2] True\n"
 
 
@@ -519,6 +519,26 @@ def test_a_script_with_a_main_guard_runs_as_it_is(script: Path) -> None:
     assert [text.splitlines()[-1] for text in run.stdout] == ["['--epochs', '3'] 1.0"] * 2
     with pytest.raises(dtlab.LaunchError, match="there is no script .*/none.py"):
         dtlab.launch(script.with_name("none.py"))
+
+
+def test_a_script_may_end_by_sys_exit(script: Path) -> None:
+    script.write_text("import sys\nprint('done')\nsys.exit(int(sys.argv[1]))")
+    assert dtlab.launch(script, 0, world_size=2).stdout == ["done\n"] * 2
+    with pytest.raises(dtlab.RankError, match=r"ranks 0 and 1 left by sys.exit\(3\)"):
+        dtlab.launch(script, 3, world_size=2)
+
+
+def test_a_function_with_other_parameters_is_refused_at_once() -> None:
+    def train(rank: int, world_size: int) -> None:
+        """As mp.spawn calls it."""
+
+    with pytest.raises(dtlab.LaunchError) as error:
+        dtlab.launch(train, 2, world_size=2)
+    assert "cannot be called with 1 argument: missing a required" in str(error.value)
+    assert "drop that parameter and call dist.get_rank()" in str(error.value)
+    with pytest.raises(dtlab.LaunchError, match="too many positional arguments.$"):
+        dtlab.launch(lambda: None, 1)
+    assert dtlab.launch(max, 1, 2, world_size=1).values == [2]
 
 
 class _Communicates(torch.utils.data.Dataset[torch.Tensor]):

@@ -28,7 +28,7 @@ from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets.config import Config, PyFileConfigLoader
 
 from dtlab.errors import DtlabError
-from dtlab.grading import late, plugins
+from dtlab.grading import harmless, late, plugins
 
 __all__ = ["CONFIG", "begin_course", "configure", "course_directory", "course_folder"]
 
@@ -75,6 +75,9 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
     c.Autograde.autograde_preprocessors = _with(
         judged, Autograde.autograde_preprocessors.default()
     )
+    # What learners wrote is shown to others without what could act in their browser.
+    c.HTMLExporter.preprocessors = [harmless.Harmless]
+    c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
     c.AssignLatePenalties.plugin_class = late.LateRules  # it takes nothing off, unless told to
     # For nbgrader validate, which runs a notebook in a kernel: the first launch loads torch.
     c.Execute.timeout = 120

@@ -69,8 +69,8 @@ class InitCalls:
             there = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
             raise ValueError(
                 f"init_process_group({asked}): dtlab.launch has made this rank's process group "
-                f"already, with {there}. Leave the call out, or pass backend and world_size to "
-                "dtlab.launch."
+                f"already, with {there}. Leave the call out, or write these values. To change "
+                "them, pass backend and world_size to dtlab.launch; nccl needs a GPU per rank."
             )
 
 

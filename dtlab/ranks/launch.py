@@ -18,6 +18,7 @@ the function runs in place on this rank (inplace.py).
 
 from __future__ import annotations
 
+import inspect
 import os
 import reprlib
 import sys
@@ -121,6 +122,7 @@ def launch(
         raise LaunchError(
             f"launch needs a function to run on every rank, or the path of a script, not {fn!r}."
         )
+    refuse_wrong_arguments(fn, args)
     if engine != "local":
         raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
     asked.check(world_size, timeout, threads, memory_limit)
@@ -233,7 +235,11 @@ def _run_script(path: str, arguments: list[str]) -> None:
 
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    runpy.run_path(path, run_name="__main__")
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
@@ -247,6 +253,28 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
             "It uses something that only lives in this process (a lock, an open file, a process "
             "group, ...). Make that inside the function instead."
         ) from error
+
+
+def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raises LaunchError where `fn` does not take these arguments, a first one `rank` say."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # written in C: nothing is known of its parameters
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", repr(fn))
+        about_ranks = ""
+        if next(iter(signature.parameters), "") in ("rank", "local_rank"):
+            about_ranks = (
+                " launch passes no rank, as mp.spawn does: drop that parameter and call "
+                "dist.get_rank() in the function."
+            )
+        given = f"{len(args)} argument{'s' * (len(args) != 1)}"
+        raise LaunchError(
+            f"{name}{signature} cannot be called with {given}: {error}.{about_ranks}"
+        ) from None
 
 
 def rank_generator() -> Any:

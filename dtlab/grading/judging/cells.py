@@ -21,6 +21,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+from dtlab.grading.harmless import safe_data
 from dtlab.grading.judging.patience import standing_back
 from dtlab.ranks.client import Server
 from dtlab.ranks.enclosure import Enclosure, Room, RoomGone, RoomHung
@@ -29,10 +30,6 @@ from dtlab.ranks.walls import Walls
 __all__ = ["MISSING", "Cells", "Limits", "NotTaken"]
 
 MISSING = object()  # in place of what a notebook has not got
-_SHOWN = (
-    "text/plain", "text/html", "text/markdown", "text/latex", "image/png", "image/jpeg",
-    "image/svg+xml",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,9 +180,7 @@ def _sound(output: dict[str, Any]) -> NotebookNode:
             [str(line) for line in lines] if isinstance(lines, Sequence) else [],
         )  # fmt: skip
     data = output.get("data")
-    shown = {str(k): v for k, v in data.items()} if isinstance(data, dict) else {}
-    kept = {k: v for k, v in shown.items() if k in _SHOWN and isinstance(v, str)}
-    return new_output("display_data", data=kept)
+    return new_output("display_data", data=safe_data(data) if isinstance(data, dict) else {})
 
 
 def _failure(name: str, message: str, lines: Sequence[str] = ()) -> NotebookNode:

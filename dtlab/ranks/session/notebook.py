@@ -148,6 +148,7 @@ class Session:
         """
         if not callable(fn):
             raise LaunchError(f"a session runs a function on its ranks, not {fn!r}.")
+        launch.refuse_wrong_arguments(fn, args)
         return self._turn(launch.pack_call(fn, args), ranks, timeout)
 
     def cell(
