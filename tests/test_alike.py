@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from dtlab.grading import Part, find_part, known_parts
-from dtlab.grading.alike.pairs import LONGEST, Pair, alike
+from dtlab.grading.alike.pairs import LONGEST, SOLUTION, Group, alike
 from dtlab.grading.alike.tokens import pieces
 from dtlab.grading.checking.defences import Defence
 from dtlab.grading.course import Course
@@ -64,7 +64,7 @@ def handed_in(part: Part, source: str, *own_cells: str) -> NotebookNode:
     return made
 
 
-def compared(part: Part, threshold: float = 0.8, **sources: str) -> list[Pair]:
+def compared(part: Part, threshold: float = 0.8, **sources: str) -> list[Group]:
     given = {learner: handed_in(part, source) for learner, source in sources.items()}
     return alike(given, notebook("exercises", part), threshold)
 
@@ -139,7 +139,7 @@ def longer(source: str, number: int, seed: int = 3) -> str:
 def test_a_copy_in_disguise_is_found(part: Part) -> None:
     original = solution(part)
     (pair,) = compared(part, ada=original, ben=disguised(original))
-    assert (pair.first, pair.second, pair.part) == ("ada", "ben", part.name)
+    assert (pair.learners, pair.part) == (("ada", "ben"), part.name)
     assert pair.score == pytest.approx(1)
     assert pair.sources[0] == original.rstrip()
     assert "# I think" in pair.sources[1]
@@ -235,11 +235,19 @@ def test_a_few_lines_are_no_sign() -> None:
     assert not compared(RING, 0.01, ada=few, ben=few)
 
 
-def test_what_many_have_is_no_sign() -> None:
-    class_ = {f"learner {n:02}": disguised(solution(RING), f"n{n}_") for n in range(11)}
-    assert not compared(RING, 0.01, **class_)
-    few = dict(list(class_.items())[:10])
-    assert len(compared(RING, **few)) == 10 * 9 / 2
+def test_what_many_have_in_their_answers_is_no_sign() -> None:
+    own = [next(iter(answers(part).values())) for part in WRITTEN[:12]]
+    common = f"\n\n{solution(RING)}"
+    class_ = {f"learner {n:02}": disguised(own[n] + common, f"n{n}_") for n in range(12)}
+    assert not compared(RING, 0.9, **class_)
+
+
+def test_a_ring_is_one_group_however_large() -> None:
+    class_ = {f"learner {n:02}": disguised(solution(RING), f"n{n}_") for n in range(30)}
+    for count in (3, 10, 11, 30):
+        (ring,) = compared(RING, **dict(list(class_.items())[:count]))
+        assert len(ring.learners) == count
+        assert ring.score > 0.95
 
 
 def test_what_two_have_beside_that_is_one() -> None:
@@ -247,8 +255,15 @@ def test_what_two_have_beside_that_is_one() -> None:
     more = f"\n\n{answers(TREE)['tree_by_splitting']}\n"
     class_["learner 03"] += more
     class_["learner 07"] += more
-    (pair,) = compared(RING, **class_)
-    assert (pair.first, pair.second) == ("learner 03", "learner 07")
+    groups = [group.learners for group in compared(RING, **class_)]
+    assert ("learner 03", "learner 07") in groups
+    assert sorted(map(len, groups)) == [2, 9]
+
+
+def test_a_copy_of_the_courses_solution_is_found() -> None:
+    given = {"ada": handed_in(RING, disguised(solution(RING)))}
+    (group,) = alike(given, notebook("exercises", RING), solution=notebook("solutions", RING))
+    assert group.learners == ("ada", SOLUTION)
 
 
 def test_answers_with_values_of_ones_own_are_not_compared() -> None:
@@ -285,7 +300,7 @@ def test_nothing_that_is_handed_in_stops_it(source: str) -> None:
     begun = time.process_time()
     ring = solution(RING)
     pairs = compared(RING, ada=source, ben=source, carl=ring, dora=disguised(ring))
-    assert ("carl", "dora") in [(pair.first, pair.second) for pair in pairs]
+    assert ("carl", "dora") in [pair.learners for pair in pairs]
     assert time.process_time() - begun < 30
 
 

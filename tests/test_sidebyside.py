@@ -10,7 +10,7 @@ import pytest
 
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part
-from dtlab.grading.alike.pairs import Pair
+from dtlab.grading.alike.pairs import Group
 from dtlab.grading.alike.sidebyside import compare_answers, rendered
 from dtlab.grading.settings import begin_course
 from tests.test_alike import RING, answers, compared, disguised, handed_in, notebook, solution
@@ -21,7 +21,7 @@ def test_the_report_shows_both_and_accuses_nobody() -> None:
     lines = list(rendered("level-2", pairs, 40, 0.8, width=100))
     text = "\n".join(lines)
     assert lines[0] == (
-        "level-2: among 40 notebooks, 1 pair of answers is much alike (a score of 0.8 or more)."
+        "level-2: among 40 notebooks, 1 group of answers is much alike (a score of 0.8 or more)."
     )
     assert "01/ring_all_reduce   1.00   ada and ben" in lines
     assert re.search(r"def ring_all_reduce\(tensor, group=None\):\s+\| def x\d+\(", text)
@@ -32,6 +32,15 @@ def test_the_report_shows_both_and_accuses_nobody() -> None:
     )
 
 
+def test_a_ring_is_named_once() -> None:
+    class_ = {f"n{number}": disguised(solution(RING), f"n{number}_") for number in range(11)}
+    lines = list(rendered("level-2", compared(RING, **class_), 11, 0.8))
+    (heading,) = [line for line in lines if line.startswith("01/ring_all_reduce")]
+    assert "11 learners: n0, n1, n10," in heading
+    assert "So many may follow a hint" in heading
+    assert "Closest: n0 and n1" in heading
+
+
 def test_where_nothing_is_alike_it_says_so() -> None:
     assert list(rendered("level-2", [], 40, 0.8)) == [
         "level-2: among 40 notebooks, no two answers are much alike (a score of 0.8 or more)."
@@ -39,8 +48,9 @@ def test_where_nothing_is_alike_it_says_so() -> None:
 
 
 def test_a_source_cannot_steer_the_terminal() -> None:
-    pair = Pair("a\x1b[31mda", "ben", "01/x", 1.0, ("x = '\x1b[2J'\u202e", "\ty = 1\r\n"))
-    text = "\n".join(rendered("level-2", [pair], 2, 0.8))
+    both = "a\x1b[31mda", "ben"
+    group = Group(both, "01/x", 1.0, ("x = '\x1b[2J'\u202e", "\ty = 1\r\n"), both)
+    text = "\n".join(rendered("level-2", [group], 2, 0.8))
     assert "a?[31mda and ben" in text
     assert "x = '?[2J'?" in text
     assert not set("\x1b\u202e\r\t") & set(text)
@@ -67,7 +77,7 @@ def test_the_command_reads_a_course(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (course / "submitted/dora/week-3/level-2.ipynb").write_bytes(b'{"cells": [')
     text = "\n".join(compare_answers("week-3", course=course))
     assert text.startswith("level-1: not compared. Its values are drawn for each learner.\n")
-    assert "level-2: among 4 notebooks, 1 pair" in text
+    assert "level-2: among 4 notebooks, 1 group" in text
     assert "ada and ben" in text
     assert "carl" not in text
     with pytest.raises(DtlabError, match=r"no assignment 'week-4'.*week-3"):

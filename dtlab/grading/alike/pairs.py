@@ -1,6 +1,7 @@
-"""Answers of two learners that are so much alike that somebody should read them side by side.
+"""Answers of learners that are so much alike that a person should read them side by side.
 
     answers ──tokens without names──> passages of 12 tokens ──minus what was handed out──> compared
+    pairs with a high score ──joined where they share a learner──> groups
 
 A score is the share of both answers' own tokens that lie in passages which the other one has too:
 0 where nothing is shared, 1 where one is the other with new names, other comments, and its
@@ -13,11 +14,16 @@ written differently score at most 0.66; a copy with other names and comments and
 another order 1.00, with two lines more at least 0.85, with a sum turned round as well at least
 0.76. Level I is left out: its values are drawn for each learner, and grading tells whose they are.
 
+Passages that more than ten learners have are left out too: the text or a hint suggests them. So
+answers are also compared with those passages, and those that are then the same from end to end are
+one group, however large it is. The course's own solution takes part as one more learner.
+
 A score says that two texts are alike, and never why.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,11 +37,13 @@ from dtlab.grading.alike.tokens import Piece, names_given, pieces
 from dtlab.grading.parts import known_parts
 from dtlab.grading.questions.answers import Questions
 
-__all__ = ["Pair", "alike", "compared"]
+__all__ = ["SOLUTION", "Group", "alike", "compared"]
 
 PASSAGE = 12  # tokens: one to two lines of code
 LEAST = 30  # own tokens, some four lines; shorter right answers may be the same by chance
 MANY = 10  # learners, or a tenth of them: what more of them have, the text or a hint suggests
+SAME = 0.95  # score of two answers that are the same from end to end
+SOLUTION = "the course's solution"
 LONGEST = 200_000  # characters of an answer that are looked at
 
 _CALL = re.compile(r"""dtlab\.check\(\s*["']([^"']+)""")
@@ -46,42 +54,66 @@ Booleans = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two learners' answers to one part: how much alike, from 0 to 1, and what they wrote."""
+class Group:
+    """Learners whose answers to a part are alike: the score and text of the two most alike."""
 
-    first: str
-    second: str
+    learners: tuple[str, ...]
     part: str
-    score: float
+    score: float  # 0 to 1
     sources: tuple[str, str]
+    closest: tuple[str, str]  # the learners who wrote `sources`
 
 
 def alike(
-    submissions: Mapping[str, NotebookNode], released: NotebookNode, threshold: float = 0.8
-) -> list[Pair]:
-    """Pairs of answers whose score is `threshold` or more, those most alike first.
+    submissions: Mapping[str, NotebookNode],
+    released: NotebookNode,
+    threshold: float = 0.8,
+    solution: NotebookNode | None = None,
+) -> list[Group]:
+    """Groups of answers, joined by scores of `threshold` or more; those most alike first.
 
     `submissions` are notebooks by learner, `released` is the one that was handed out: what stands
-    there counts for nobody. Cells that a learner added belong to the part that they stand in.
+    there counts for nobody. `solution` is the course's own. Cells that a learner added belong to
+    the part that they stand in.
     """
     regions = _regions(released)
     handed_out = [_source(cell) for cell in released.cells if cell.cell_type == "code"]
-    answers = {learner: _answers(one, regions) for learner, one in submissions.items()}
+    everyone = {**submissions, **({SOLUTION: solution} if solution is not None else {})}
+    answers = {learner: _answers(one, regions) for learner, one in everyone.items()}
     names = names_given(handed_out)
     known = {passage for piece in pieces(handed_out, names) for passage in _passages(piece)}
     programs = {}
     for learner, parts in answers.items():
         own = names | names_given(source for sources in parts.values() for source in sources)
         programs[learner] = {part: pieces(sources, own) for part, sources in parts.items()}
-    pairs = []
+    groups = []
     for part in compared(released):
         there = [learner for learner in sorted(programs) if programs[learner].get(part)]
-        scores = _scores([programs[learner][part] for learner in there], known)
-        for one, other in np.argwhere(np.triu(scores >= threshold, 1)):
-            both = there[one], there[other]
-            shown = tuple("\n\n\n".join(answers[learner][part]) for learner in both)
-            pairs.append(Pair(*both, part, float(scores[one, other]), (shown[0], shown[1])))
-    return sorted(pairs, key=lambda pair: (-pair.score, pair.first, pair.second))
+        some = [programs[learner][part] for learner in there]
+        scores, whole = _scores(some, known, many=max(MANY, len(some) / 10)), _scores(some, known)
+        scores = np.where(whole >= max(SAME, threshold), np.maximum(whole, scores), scores)
+        for group in _joined(scores >= threshold):
+            inside = np.triu(scores[np.ix_(group, group)], 1)
+            pair = np.unravel_index(inside.argmax(), inside.shape)
+            one, other = (there[group[number]] for number in pair)
+            first, second = ("\n\n\n".join(answers[learner][part]) for learner in (one, other))
+            learners = tuple(there[number] for number in group)
+            best = float(inside.max())
+            groups.append(Group(learners, part, best, (first, second), (one, other)))
+    return sorted(groups, key=lambda group: (-group.score, group.learners))
+
+
+def _joined(alike: Booleans) -> Iterator[list[int]]:
+    """The numbers of those that are alike, directly or by way of others."""
+    left = set(range(len(alike)))
+    while left:
+        group, new = set(), {min(left)}
+        while new:
+            group |= new
+            new = {int(n) for one in new for n in np.flatnonzero(alike[one])} - group
+        left -= group
+        if len(group) > 1:
+            yield sorted(group)
 
 
 def compared(released: NotebookNode) -> list[str]:
@@ -146,13 +178,17 @@ def _passages(piece: Piece) -> Iterator[Piece]:
         yield piece[start : start + PASSAGE]
 
 
-def _scores(programs: Sequence[Sequence[Piece]], known: Collection[Piece]) -> Floats:
-    """The score of every program with every other one, as a square table."""
+def _scores(
+    programs: Sequence[Sequence[Piece]], known: Collection[Piece], many: float = math.inf
+) -> Floats:
+    """The score of every program with every other one, as a square table.
+
+    Passages in `known` count for nobody, nor do those that more than `many` programs have.
+    """
     if not programs:
         return np.zeros((0, 0))
     laid_out = [_laid_out(program) for program in programs]
     spread = Counter(passage for places in laid_out for passage in {*places} if passage)
-    many = max(MANY, len(programs) / 10)
     common = {*known, *(passage for passage, learners in spread.items() if learners > many)}
     numbers: dict[tuple[Piece, int], int] = {}
     numbered = [_numbered(places, common, numbers) for places in laid_out]

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+import nbformat
 from nbformat import NotebookNode
 
 from dtlab.errors import DtlabError
-from dtlab.grading.alike.pairs import Pair, alike, compared
+from dtlab.grading.alike.pairs import MANY, Group, alike, compared
 from dtlab.grading.classroom.submissions import Assignment, handed_in
 from dtlab.grading.settings import course_directory, course_folder
 
@@ -18,7 +19,7 @@ __all__ = ["compare_answers", "rendered"]
 
 _WHAT_IT_MEANS = (
     "Alike is not copied: the text, the hints, a book or work in pairs lead to the same lines.",
-    "Names, comments and layout were not looked at, nor what was handed out and what many have.",
+    "Names, comments and layout were not compared, nor what was handed out.",
 )
 
 
@@ -41,29 +42,42 @@ def compare_answers(
         if not compared(released):
             yield f"{name}: not compared. Its values are drawn for each learner."
             continue
-        pairs = alike(notebooks[name], released, threshold)
-        yield from rendered(name, pairs, len(notebooks[name]), threshold, width)
+        source = Path(directory.format_path(directory.source_directory, ".", assignment))
+        path = source / f"{name}.ipynb"
+        solution = nbformat.read(path, as_version=4) if path.is_file() else None
+        groups = alike(notebooks[name], released, threshold, solution)
+        yield from rendered(name, groups, len(notebooks[name]), threshold, width)
 
 
 def rendered(
-    notebook: str, pairs: Sequence[Pair], count: int, threshold: float, width: int = 100
+    notebook: str, groups: Sequence[Group], count: int, threshold: float, width: int = 100
 ) -> Iterator[str]:
-    """The lines of a report on the pairs among `count` notebooks."""
+    """The lines of a report on the groups among `count` notebooks."""
     much = f"much alike (a score of {threshold:g} or more)"
-    if not pairs:
+    if not groups:
         yield f"{notebook}: among {count} notebooks, no two answers are {much}."
         return
-    noun = "pair of answers is" if len(pairs) == 1 else "pairs of answers are"
-    yield f"{notebook}: among {count} notebooks, {len(pairs)} {noun} {much}."
+    noun = "group of answers is" if len(groups) == 1 else "groups of answers are"
+    yield f"{notebook}: among {count} notebooks, {len(groups)} {noun} {much}."
     yield from _WHAT_IT_MEANS
     half = max(20, (width - 3) // 2)
-    for pair in pairs:
+    for group in groups:
         yield ""
-        yield f"{pair.part}   {pair.score:.2f}   {_clean(pair.first)} and {_clean(pair.second)}"
+        yield f"{group.part}   {group.score:.2f}   {_named(group)}"
         yield "-" * (2 * half + 3)
-        left, right = (_column(source, half) for source in pair.sources)
+        left, right = (_column(source, half) for source in group.sources)
         for one, other in zip_longest(left, right, fillvalue=""):
             yield f"{one:<{half}} | {other}".rstrip()
+
+
+def _named(group: Group) -> str:
+    """Who is in a group, and whose answers are shown where there are more than two."""
+    names = ", ".join(map(_clean, group.learners))
+    if len(group.learners) == 2:
+        return names.replace(", ", " and ")
+    closest = " and ".join(map(_clean, group.closest))
+    many = " So many may follow a hint or a book." if len(group.learners) > MANY else ""
+    return f"{len(group.learners)} learners: {names}.{many} Closest: {closest}"
 
 
 def _column(source: str, width: int) -> list[str]:
