@@ -236,7 +236,8 @@ def test_a_few_lines_are_no_sign() -> None:
 
 
 def test_what_many_have_in_their_answers_is_no_sign() -> None:
-    own = [next(iter(answers(part).values())) for part in WRITTEN[:12]]
+    parts = [part for part in WRITTEN if "mend" not in part.name]
+    own = [next(iter(answers(part).values())) for part in parts[:12]]
     common = f"\n\n{solution(RING)}"
     class_ = {f"learner {n:02}": disguised(own[n] + common, f"n{n}_") for n in range(12)}
     assert not compared(RING, 0.9, **class_)
