@@ -74,10 +74,10 @@ def test_without_it_the_payloads_would_act(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(dangers(rendered(new_notebook(cells=hostile_cells()), "formgrade"))) > 15
 
 
-@pytest.mark.parametrize("name", ["student", "first_name", "last_name"])
+@pytest.mark.parametrize("name", ["student", "first_name", "last_name", "notebook_path"])
 def test_names_of_people_are_text(name: str) -> None:
     page = rendered(new_notebook(), "formgrade", **{"last_name": "L", "first_name": "F"} | {
-        name: MARKUP["handler of an image"]
+        name: f"\"onerror='1'>{MARKUP['handler of an image']}"
     })  # fmt: skip
     assert not page.select("[onerror]")
 

@@ -127,7 +127,7 @@ class Harmless(Preprocessor):  # type: ignore[misc]
         nb.metadata = NotebookNode()
         for cell in nb.cells:
             self._make_safe(cell)
-        for name in ("student", "first_name", "last_name"):
+        for name in ("student", "first_name", "last_name", "notebook_path"):
             if isinstance(resources.get(name), str):
                 resources[name] = html.escape(resources[name])
         return nb, resources

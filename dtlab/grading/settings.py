@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,19 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
     # What learners wrote is shown to others without what could act in their browser.
     c.HTMLExporter.preprocessors = [harmless.Harmless]
     c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
+    _escape_names_in_formgrader()
     c.AssignLatePenalties.plugin_class = late.LateRules  # it takes nothing off, unless told to
     # For nbgrader validate, which runs a notebook in a kernel: the first launch loads torch.
     c.Execute.timeout = 120
+
+
+def _escape_names_in_formgrader() -> None:
+    """Formgrader's own pages (0.9.6) put names from addresses and folders into HTML as they are."""
+    if "jupyter_server.serverapp" in sys.modules:  # these settings are read by that server
+        from jinja2 import Environment
+        from nbgrader.server_extensions.formgrader import formgrader
+
+        formgrader.Environment = partial(Environment, autoescape=True)
 
 
 def course_folder(named: Path | None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 import pytest
@@ -22,6 +23,7 @@ from tests.test_harmless import rendered
 
 pytestmark = IN_A_BROWSER
 NAME, PART = "week-1", "averages"
+EVE = "eve\"'><img src=x onerror=window.hacked=1>"
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile") / "course"
     for _ in release_assignment("01", parts=f"01/{PART}", name=NAME, course=folder):
         pass
-    place = folder / "submitted" / "eve" / NAME
+    place = folder / "submitted" / EVE / NAME
     place.mkdir(parents=True)
     shutil.copy(folder / "release" / NAME / "level-1.ipynb", place)
     path = place / "level-1.ipynb"
@@ -116,8 +118,14 @@ def test_formgrader_and_feedback_show_a_hostile_notebook(
         visit = Visit(page, f"{address}/formgrader/submissions/{submission['id']}/?index=0")
         assert "window.hacked" in page.inner_text("#notebook")
         assert not visit.harm
+        for other in ("manage_students", "manage_assignments", f"manage_submissions/{NAME}",
+                      f"manage_students/{quote(EVE)}", f"gradebook/{NAME}/level-1",
+                      f"manage_students/{quote(EVE)}/{NAME}"):  # fmt: skip
+            page.goto(f"{address}/formgrader/{other}")
+            page.wait_for_load_state("networkidle")
+            assert not visit.harm, other
         api.generate_feedback(NAME)
-        (feedback,) = (course / "feedback" / "eve").rglob("*.html")
+        (feedback,) = (course / "feedback" / EVE).rglob("*.html")
         answer = page.goto(f"{address}/files/{feedback.relative_to(course)}")
         assert answer is not None
         assert "sandbox" in answer.headers["content-security-policy"]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from glob import escape, glob
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import nbformat
 from nbformat import NotebookNode
@@ -27,6 +30,7 @@ from dtlab.grading.mending.mend import mend
 __all__ = ["Assignment", "Files", "Handed", "Submission", "handed_in"]
 
 MOST_BYTES = 200_000_001  # of one notebook: mending reads no more, and says so
+_MOST_MEMBERS = 1000  # of a zip archive
 STAMP = re.compile(rb'"dtlab"\s*+:\s*+\{\s*+"version"\s*+:\s*+"([\w.+!-]{1,40})"')
 
 
@@ -109,20 +113,34 @@ class Submission:
     folder: Path
 
     def files(self, assignment: Assignment) -> Files:
-        """Its bytes, one entry for each notebook of the assignment."""
-        there = {path.stem: path for path in sorted(self.folder.glob("*.ipynb"))}
-        strangers = [name for name in there if name not in assignment.notebooks]
+        """Its bytes, one entry for each notebook of the assignment.
+
+        A notebook may also lie in a folder or in a zip archive, or have a similar name. Raises
+        `DtlabError` where the submission is a link.
+        """
+        self._refuse_links()
+        found = list(_found(self.folder))
         notebooks: dict[str, bytes | None] = {}
         notes: dict[str, tuple[str, ...]] = {}
         moment, trouble = _handed_at(self.folder / "timestamp.txt")
         for name in assignment.notebooks:
-            taken = name if name in there else _meant(name, strangers)
-            notebooks[name] = _bytes(there[taken]) if taken else None
+            taken = _meant(name, found, [*assignment.notebooks])
+            notebooks[name] = taken.read() if taken else None
             notes[name] = tuple(_oddities(name, taken, notebooks[name]))
+            if taken is None and found:
+                notes[name] += (_not_taken(name, found),)
         if trouble and notes:
             notes[next(iter(notes))] += (trouble,)
         said = [one for name, data in notebooks.items() for one in (name, data)]
         return Files(digest(*said, str(moment)), notebooks, notes, moment)
+
+    def _refuse_links(self) -> None:
+        for path in (self.folder, self.folder.parent):
+            if path.is_symlink():
+                raise DtlabError(
+                    f"{path} is a link to {os.readlink(path)}, so this may be another student's "
+                    "work. Replace the link by the files that this student handed in."
+                )
 
     def read(self, assignment: Assignment) -> tuple[str, list[Handed]]:
         """What stands for its bytes, and its notebooks, one for each of the assignment."""
@@ -175,11 +193,82 @@ def handed_in(directory: CourseDirectory, assignment: str, students: str) -> lis
     return [Submission(name, found[name]) for name in wanted]
 
 
-def _meant(name: str, strangers: Sequence[str]) -> str | None:
-    """The file that somebody has renamed on the way, if there is just one such."""
-    plain = name.casefold()
-    near = [one for one in strangers if one.casefold().replace(" ", "-").startswith(plain)]
-    return near[0] if len(near) == 1 else None
+@dataclass(frozen=True)
+class _File:
+    """A notebook that was handed in: its path below the submission, and how to read it."""
+
+    path: str
+    read: Callable[[], bytes | None]
+
+    @property
+    def name(self) -> str:
+        """The name without folders and suffix."""
+        return PurePosixPath(self.path).stem
+
+
+def _found(folder: Path) -> Iterator[_File]:
+    """All notebooks: those in the folder itself, then those below it, then those in archives."""
+    archives = []
+    for place, inner, names in os.walk(folder):
+        inner[:] = sorted(name for name in inner if not name.startswith((".", "__")))
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.suffix == ".ipynb":
+                yield _File(path.relative_to(folder).as_posix(), partial(_bytes, path))
+            elif path.suffix == ".zip":
+                archives.append(path)
+    for path in archives:
+        yield from _in_archive(path, path.relative_to(folder).as_posix())
+
+
+def _in_archive(path: Path, name: str) -> Iterator[_File]:
+    """The notebooks in a zip archive; none where it cannot be read."""
+    data = _bytes(path)
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data or b""))
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return
+    for member in archive.infolist()[:_MOST_MEMBERS]:
+        hidden = any(part.startswith((".", "__")) for part in PurePosixPath(member.filename).parts)
+        if member.filename.endswith(".ipynb") and not hidden:
+            yield _File(f"{name}/{member.filename}", partial(_member, archive, member))
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes | None:
+    try:
+        with archive.open(member) as file:
+            return file.read(MOST_BYTES)
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, OSError):
+        return None  # damaged, or encrypted
+
+
+def _meant(name: str, found: Sequence[_File], others: Sequence[str]) -> _File | None:
+    """The file with this name; else the only one with a similar name; else None."""
+    exact = [one for one in found if one.name == name]
+    if exact:
+        return exact[0]
+    plain = _plain(name)
+    strangers = [one for one in found if one.name not in others]
+    for near in (
+        [one for one in strangers if _plain(one.name) == plain],
+        [one for one in strangers if _plain(one.name).startswith(plain)],
+    ):
+        if len(near) == 1:
+            return near[0]
+    return None
+
+
+def _plain(name: str) -> str:
+    """level-2 of "Level_2" and "level 2"."""
+    return re.sub(r"[\W_]+", "-", name.casefold())
+
+
+def _not_taken(name: str, found: Sequence[_File]) -> str:
+    files = ", ".join(one.path for one in found[:5]) + ", ..." * (len(found) > 5)
+    return (
+        f"There is no {name}.ipynb among what was handed in: {files}. If one of these is meant, "
+        "rename it, and grade again."
+    )
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -193,11 +282,11 @@ def _bytes(path: Path) -> bytes | None:
         return None
 
 
-def _oddities(name: str, taken: str | None, data: bytes | None) -> Iterator[str]:
+def _oddities(name: str, taken: _File | None, data: bytes | None) -> Iterator[str]:
     if taken and data is None:
-        yield f"{taken}.ipynb is a link, or no file that can be read, and was left out."
-    elif taken and taken != name:
-        yield f"{taken}.ipynb was taken for {name}.ipynb, which is not there."
+        yield f"{taken.path} is a link, or no file that can be read, and was left out."
+    elif taken and taken.path != f"{name}.ipynb":
+        yield f"{taken.path} was taken for {name}.ipynb, which is not there."
     if data is not None:
         yield from _other_versions(data)
 

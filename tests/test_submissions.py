@@ -1,0 +1,98 @@
+"""Notebooks are found where learners have put them, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from nbformat.v4 import new_notebook
+
+from dtlab.errors import DtlabError
+from dtlab.grading.classroom.submissions import Assignment, Files, Submission
+
+ASSIGNMENT = Assignment("week-1", {"level-1": new_notebook(), "level-2": new_notebook()})
+TEXT = b'{"cells": []}'
+
+
+def files(tmp_path: Path, **contents: bytes) -> Files:
+    """What is found of files by path, in a student's folder."""
+    folder = tmp_path / "submitted" / "ada" / "week-1"
+    for name, data in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return Submission("ada", folder).files(ASSIGNMENT)
+
+
+def archive(**members: bytes) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in members.items():
+            made.writestr(name, content)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["level_2.ipynb", "Level 2.ipynb", "level-2 (1).ipynb", "level-2-Copy1.ipynb",
+     "week 1/level-2.ipynb", "a/b/LEVEL_2.ipynb"],
+)  # fmt: skip
+def test_a_notebook_with_another_name_or_place_is_taken(tmp_path: Path, path: str) -> None:
+    found = files(tmp_path, **{"level-1.ipynb": b"1", path: TEXT})
+    assert found.notebooks == {"level-1": b"1", "level-2": TEXT}
+    assert found.notes["level-2"] == (
+        f"{path} was taken for level-2.ipynb, which is not there.",
+    )
+
+
+def test_a_notebook_in_a_zip_archive_is_taken(tmp_path: Path) -> None:
+    zipped = archive(**{"week-1/level-2.ipynb": TEXT, "__MACOSX/level-1.ipynb": b"no"})
+    found = files(tmp_path, **{"work.zip": zipped})
+    assert found.notebooks == {"level-1": None, "level-2": TEXT}
+    assert "work.zip/week-1/level-2.ipynb was taken" in found.notes["level-2"][0]
+
+
+def test_the_file_with_the_very_name_comes_first(tmp_path: Path) -> None:
+    others = {"level_2.ipynb": b"", "old/level-2.ipynb": b""}
+    found = files(tmp_path, **{"level-2.ipynb": TEXT}, **others)
+    assert found.notebooks["level-2"] == TEXT
+    assert found.notes["level-2"] == ()
+
+
+def test_what_may_be_either_is_named_and_not_taken(tmp_path: Path) -> None:
+    found = files(tmp_path, **{"a/Level-2.ipynb": TEXT, "b/Level-2.ipynb": TEXT, "x.ipynb": TEXT})
+    assert found.notebooks == {"level-1": None, "level-2": None}
+    (note,) = found.notes["level-2"]
+    assert note.startswith("There is no level-2.ipynb among what was handed in: x.ipynb, a/Level")
+    assert note.endswith("rename it, and grade again.")
+
+
+CUT_OFF = archive(**{"level-2.ipynb": TEXT})[:60]
+
+
+@pytest.mark.parametrize("broken", [b"PK\x03\x04 nothing more", b"", CUT_OFF])
+def test_a_broken_archive_stops_nothing(tmp_path: Path, broken: bytes) -> None:
+    assert files(tmp_path, **{"work.zip": broken}).notebooks == {"level-1": None, "level-2": None}
+
+
+def test_a_damaged_member_counts_as_unreadable(tmp_path: Path) -> None:
+    data = bytearray(archive(**{"level-2.ipynb": TEXT * 100}))
+    data[50:60] = bytes(10)
+    found = files(tmp_path, **{"work.zip": bytes(data)})
+    assert found.notebooks["level-2"] is None
+    assert "no file that can be read" in found.notes["level-2"][0]
+
+
+@pytest.mark.parametrize("which", ["assignment", "student"])
+def test_a_link_to_another_learners_work_is_refused(tmp_path: Path, which: str) -> None:
+    files(tmp_path, **{"level-2.ipynb": TEXT})
+    eve = tmp_path / "submitted" / "eve"
+    if which == "student":
+        eve.symlink_to("ada")
+    else:
+        eve.mkdir()
+        (eve / "week-1").symlink_to("../ada/week-1")
+    with pytest.raises(DtlabError, match="is a link to .*ada.*another student's work"):
+        Submission("eve", eve / "week-1").files(ASSIGNMENT)
