@@ -28,6 +28,8 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with notices.notice("quick"):
         notices.tick()
     notices.tick()  # in no notice
+    with notices.no_notices(), notices.notice("beside a progress bar"):
+        dtlab.launch(time.sleep, 0.3)
     assert capsys.readouterr() == ("", "")
 
 

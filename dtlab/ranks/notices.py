@@ -19,7 +19,7 @@ from contextvars import ContextVar
 
 from dtlab.ranks.system import in_a_kernel
 
-__all__ = ["PATIENCE", "notice", "patience", "tick"]
+__all__ = ["PATIENCE", "no_notices", "notice", "patience", "tick"]
 
 SILENCE = 2.0  # seconds after which the line appears
 PATIENCE = 1.0  # seconds that may pass between two calls of `tick`
@@ -74,6 +74,18 @@ def notice(words: str) -> Iterator[None]:
     finally:
         _CURRENT.reset(token)
         current.end()
+
+
+@contextlib.contextmanager
+def no_notices() -> Iterator[None]:
+    """Show none meanwhile: a progress bar says what is going on."""
+    nothing = _Notice("")
+    nothing.due = float("inf")
+    token = _CURRENT.set(nothing)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def patience(most: float | None) -> float | None:

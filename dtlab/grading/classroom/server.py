@@ -8,6 +8,7 @@ from dtlab.errors import LaunchError
 from dtlab.grading.classroom.tasks import Done, Task, carry_out
 from dtlab.grading.judging.judge import WARM
 from dtlab.ranks.client import Server
+from dtlab.ranks.notices import no_notices
 
 __all__ = ["JudgesServer", "Told", "carry_out_surely"]
 
@@ -23,7 +24,7 @@ class JudgesServer(Server):
 
     def wait(self) -> None:
         """Until it has imported torch, so that nobody's seconds have that among them."""
-        with self._lock:
+        with no_notices(), self._lock:
             if not self.over:
                 self._wait_until_ready(self._start_if_needed())
 
