@@ -86,7 +86,7 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
 
 
 def _escape_names_in_formgrader() -> None:
-    """Formgrader's own pages (0.9.6) put names from addresses and folders into HTML as they are."""
+    """Formgrader's own pages (0.9.6) put names of folders and from URLs into HTML unescaped."""
     if "jupyter_server.serverapp" in sys.modules:  # these settings are read by that server
         from jinja2 import Environment
         from nbgrader.server_extensions.formgrader import formgrader
