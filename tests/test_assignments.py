@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtlab.cli import main
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
 from dtlab.grading.assignments.wanted import wanted
@@ -140,3 +141,14 @@ def test_a_due_date_is_a_moment(text: str, hour: int) -> None:
 def test_a_due_date_that_cannot_be_read_is_told_how_to_write(text: str) -> None:
     with pytest.raises(DtlabError, match='as "2026-12-01 18:00"'):
         due_date(text)
+
+
+# Names of parts ---------------------------------------------------------------------------------
+
+
+def test_the_names_of_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["release", "01", "--parts", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("01/ring_all_reduce ") and "10 points" in line for line in lines)
+    assert main(["release", "77", "--parts", "list"]) == 1
+    assert "there is no unit '77'" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -527,3 +528,16 @@ def files(draw: st.DrawFn) -> tuple[str, bytes]:
 def test_no_bytes_are_too_broken(submitted: tuple[str, bytes]) -> None:
     level, content = submitted
     demand_sound(mend(content, RELEASED[level]), RELEASED[level])
+
+
+def test_other_points_in_a_later_release_are_no_change_of_the_learners() -> None:
+    heavier = work()
+    check = at(heavier, CHECK)
+    check["source"] = f"{''.join(check['source'])[:-1]}, points=20)"
+    check["metadata"]["nbgrader"] |= {"points": 20, "checksum": "another"}
+    given_out = nbformat.reads(data(heavier), as_version=4)
+    for handed_in, released in ((work(), given_out), (heavier, LEVEL_2)):
+        mended = mend(data(handed_in), released)
+        assert mended.notes == ()
+        expected = next(cell for cell in released.cells if cell.id == CHECK)
+        assert next(c for c in mended.notebook.cells if c.id == CHECK).source == expected.source

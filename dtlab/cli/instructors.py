@@ -1,4 +1,4 @@
-"""`dtlab release`, `grade` and `alike`."""
+"""`dtlab release`, `grade`, `alike` and `statistics`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_release(commands)
     _add_grade(commands)
     _add_alike(commands)
+    _add_statistics(commands)
 
 
 def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,7 +29,11 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     release.add_argument("unit", nargs="?", help='its number, as "01"')
     release.add_argument("--levels", metavar="1,2", help="only these levels")
-    release.add_argument("--parts", metavar="PART,...", help='only these, as "01/ring_all_reduce"')
+    release.add_argument(
+        "--parts",
+        metavar="PART,...",
+        help='only these, as "01/ring_all_reduce"; "list" shows their names',
+    )
     release.add_argument(
         "--points", metavar="PART=N,...", help='other weights, as "01/ring_all_reduce=20"'
     )
@@ -110,6 +115,21 @@ def _add_alike(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     alike.set_defaults(run=_alike)
 
 
+def _add_statistics(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    statistics = commands.add_parser(
+        "statistics",
+        help="for instructors: which points a class misses",
+        description="Of what dtlab grade has judged: scores by part, and for each criterion how "
+        "many earned it, lost it, or had it blocked by another one.",
+    )
+    statistics.add_argument("assignment", help='its name, as "week-3"')
+    statistics.add_argument(
+        "--figure", type=Path, metavar="FILE.png", help="also draw it, into this file"
+    )
+    statistics.add_argument("--course", type=Path, metavar="FOLDER", help="the course's folder")
+    statistics.set_defaults(run=_statistics)
+
+
 def _at_least_one(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -119,6 +139,7 @@ def _at_least_one(text: str) -> int:
 
 def _release(options: argparse.Namespace) -> None:
     from dtlab.grading.assignments.release import release_assignment
+    from dtlab.grading.assignments.wanted import listed
     from dtlab.grading.course import Course
     from dtlab.grading.notebooks import release
 
@@ -126,7 +147,9 @@ def _release(options: argparse.Namespace) -> None:
         name: getattr(options, name)
         for name in ("levels", "parts", "points", "due", "name", "course", "force")
     }
-    if options.unit:
+    if options.unit and options.parts == "list":
+        lines = iter(listed(options.unit))
+    elif options.unit:
         lines = release_assignment(options.unit, **chosen)
     elif any(chosen.values()):
         raise DtlabError("say which unit, as in: dtlab release 01 --levels 1,2")
@@ -159,4 +182,11 @@ def _alike(options: argparse.Namespace) -> None:
     for line in compare_answers(
         options.assignment, course=options.course, threshold=options.threshold, width=width
     ):
+        print(line)
+
+
+def _statistics(options: argparse.Namespace) -> None:
+    from dtlab.grading.classroom.statistics import statistics
+
+    for line in statistics(options.assignment, course=options.course, figure=options.figure):
         print(line)

@@ -48,7 +48,7 @@ class Group:
         if self._unified:
             yield _ROOT / self.name
             return
-        for controller in (*_FILES, "cpu"):
+        for controller in (*_FILES, "cpu", "cpuacct"):
             if controller in _FILES or (_ROOT / controller).exists():
                 yield _ROOT / controller / self.name
 
@@ -64,6 +64,24 @@ class Group:
         folder = _ROOT / ("" if self._unified else "cpu") / self.name
         with suppress(OSError):  # not ours to say, or gone
             (folder / file).write_text(least if last else usual)
+
+    def used(self) -> float:
+        """CPU seconds that all of its processes have taken, those that have ended too."""
+        with suppress(OSError, ValueError):
+            if not self._unified:
+                return int((_ROOT / "cpuacct" / self.name / "cpuacct.usage").read_text()) / 1e9
+            for line in (_ROOT / self.name / "cpu.stat").read_text().splitlines():
+                what, _, microseconds = line.partition(" ")
+                if what == "usage_usec":
+                    return int(microseconds) / 1e6
+        return 0.0
+
+    def pids(self) -> list[int]:
+        """Its processes, by the ids that they have where this is asked."""
+        folder = _ROOT / ("" if self._unified else "pids") / self.name
+        with suppress(OSError, ValueError):
+            return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
+        return []
 
     def killed(self) -> int:
         """How many of its processes the kernel has ended for want of memory."""

@@ -15,7 +15,6 @@ import pickle
 import select
 import signal
 import socket
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from dtlab.ranks.client import Server
 from dtlab.ranks.plain import NotPlain, decode, encode
 from dtlab.ranks.strangers import TooMuch, opened, spoken
 from dtlab.ranks.transport import HEADER, Closed, receive_frame, send_frame, send_request
+from dtlab.ranks.waiting import FOR_CELLS, Patience
 from dtlab.ranks.walls import HOME, Walls
 
 __all__ = ["Enclosure", "Room", "RoomGone", "RoomHung"]
@@ -100,6 +100,10 @@ class Enclosure:
         """Let everything here run only while nobody else wants to; or as ever again."""
         self._group.come_last(last)
 
+    def patience(self, seconds: float) -> Patience:
+        """A time limit that begins now; see `Patience`."""
+        return Patience(seconds, self._group.pids, FOR_CELLS, self._group.used)
+
     def out_of_memory(self) -> bool:
         """Whether the kernel has ended something here because all together took too much."""
         return self._group.killed() > 0
@@ -129,8 +133,8 @@ class Room:
     def run(self, number: int, source: str, limit: float) -> list[dict[str, Any]]:
         """Runs a cell; its outputs, as nbformat has them, an error last.
 
-        Raises `RoomHung` after `limit` seconds and `RoomGone` where the process has ended; the
-        room is of no use then.
+        Raises `RoomHung` after `limit` seconds (see `Patience`) and `RoomGone` where the process
+        has ended; the room is of no use then.
         """
         outputs = self._ask(protocol.CELL, (number, source), protocol.DONE, DONE_BYTES, limit)
         if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
@@ -154,14 +158,14 @@ class Room:
 
     def _ask(self, tag: bytes, words: Any, wanted: bytes, most: int, limit: float) -> Any:
         """The answer within `limit` seconds for all of it, however slowly it trickles."""
-        deadline = time.monotonic() + limit
+        patience = self._enclosure.patience(limit)
         try:
             self._line.settimeout(limit)
             send_frame(self._line, tag, encode(words))
-            answered, size = HEADER.unpack(self._receive(HEADER.size, deadline))
+            answered, size = HEADER.unpack(self._receive(HEADER.size, patience))
             if answered != wanted or size > most:
                 raise RoomGone("its answer was no answer, or too long for one")
-            return opened(self._receive(size, deadline))
+            return opened(self._receive(size, patience))
         except TimeoutError:
             raise RoomHung(f"still running after {limit:g} s") from None
         except OSError:
@@ -169,14 +173,16 @@ class Room:
         except (NotPlain, TooMuch) as error:
             raise RoomGone(f"its answer makes no sense: {error}") from None
 
-    def _receive(self, size: int, deadline: float) -> bytearray:
+    def _receive(self, size: int, patience: Patience) -> bytearray:
         """The next `size` bytes. Raises OSError once the room has ended without them."""
         data, poller = bytearray(), select.poll()
         for sock in (self._line, self._ends):
             poller.register(sock, select.POLLIN)
         while len(data) < size:
-            ready = [fd for fd, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+            ready = [fd for fd, _ in poller.poll(1000 * max(0.0, patience.left))]
             if not ready:
+                if patience.left > 0:
+                    continue
                 raise TimeoutError
             if self._line.fileno() not in ready:
                 raise Closed("the room has ended")

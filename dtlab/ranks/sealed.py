@@ -16,6 +16,7 @@ from dtlab.ranks.client import Collected, Conversation
 from dtlab.ranks.output import Stream
 from dtlab.ranks.protocol import RemoteFailure
 from dtlab.ranks.transport import HEADER
+from dtlab.ranks.waiting import FOR_RANKS
 
 __all__ = ["SealedConversation"]
 
@@ -34,7 +35,7 @@ class SealedConversation(Conversation):
         self._told: set[tuple[int, bytes]] = set()  # what is told once
         self._printed: dict[tuple[int, Stream], int] = {}
         self._left = MOST_BYTES
-        limit = START_LIMIT + (self.spec.timeout or 0.0) + END_LIMIT
+        limit = START_LIMIT + FOR_RANKS * (self.spec.timeout or 0.0) + END_LIMIT
         self._deadline = time.monotonic() + limit
 
     def run(self) -> Collected:

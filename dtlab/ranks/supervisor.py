@@ -34,6 +34,7 @@ from dtlab.ranks.protocol import Frame, Outcome, Reason, Spec
 from dtlab.ranks.seen import Rank
 from dtlab.ranks.traffic import Traffic
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
+from dtlab.ranks.waiting import FOR_RANKS, Patience
 from dtlab.ranks.walls import Walls, end_all_of
 from dtlab.ranks.watcher import Watcher
 
@@ -100,6 +101,7 @@ class Supervisor:
         self.failed: list[int] = []
         self.failed_at: float | None = None
         self.deadline: float | None = None
+        self.waiting: Patience | None = None  # of ranks that are graded
         self.delivering = False
         self.child_ended = system.wake_on_child()
         self.board = Board(spec.world_size)
@@ -196,14 +198,22 @@ class Supervisor:
                 self._begin_delivery(now)
                 if self._look(now):
                     return "deadlock"
-            if self.deadline is not None and now > self.deadline:
+            if self.deadline is not None and now > self.deadline and not self._waits_on():
                 return "timeout"
+
+    def _waits_on(self) -> bool:
+        """Whether ranks that are graded get more time, since they had to wait for a CPU."""
+        left = self.waiting.left if self.waiting is not None else 0.0
+        self.deadline = time.monotonic() + max(left, LOOK_EVERY)
+        return left > 0
 
     def go(self, ranks: Sequence[Rank], timeout: float | None) -> None:
         """Let these ranks begin."""
         self.begun = True
         self.traffic.start(self.pids)
         self.deadline = time.monotonic() + timeout if timeout else None
+        if timeout and self.spec.sealed:
+            self.waiting = Patience(timeout, lambda: self.pids, FOR_RANKS)
         self._tell(protocol.GO, ranks)
 
     def _verdict_at_the_end(self) -> Reason:

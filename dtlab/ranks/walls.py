@@ -21,12 +21,14 @@ from pathlib import Path
 from dtlab.ranks import filter as calls
 from dtlab.ranks import kernel_calls as kernel
 from dtlab.ranks import system
+from dtlab.ranks.absent import files_of, take_away
 from dtlab.ranks.sight import EXCHANGE, HOME, change_root, own_scratch
 
-__all__ = ["HOME", "Walls", "end_all_of", "raise_walls", "step_behind"]
+__all__ = ["HOME", "AbsentModules", "Walls", "end_all_of", "raise_walls", "step_behind"]
 
 OPEN_FILES = 1024
 NICE = 5  # behind whoever looks after it
+AbsentModules = tuple[tuple[str, tuple[str, ...]], ...]  # as absent.Absent
 STOPS = 100  # tries to make all processes of a fork bomb stand still
 
 
@@ -38,6 +40,8 @@ class Walls:
     rank r. `memory` and `processes` (threads count) hold for all of it together, `scratch` for
     each folder, `processes_of_rank` for each rank.
     `hidden` are files and folders that are not shown, though a folder that is contains them.
+    `absent` are modules of the library whose functions are taken away (absent.py), each with the
+    names in it that are allowed.
     `missing` names those that could not be raised; None before anybody tried.
     """
 
@@ -48,6 +52,7 @@ class Walls:
     scratch: int = 512 * 2**20
     file_size: int = 256 * 2**20
     hidden: tuple[str, ...] = (EXCHANGE,)
+    absent: AbsentModules = ()
     missing: tuple[str, ...] | None = None
 
     def stand(self, name: str) -> bool:
@@ -57,9 +62,12 @@ class Walls:
 
 def raise_walls(walls: Walls) -> list[str]:
     """Put this process, and all that it will fork, behind the walls. Names those that fail."""
+    absent = dict(walls.absent)
+    take_away(absent)
+    hidden = [*walls.hidden, *files_of(absent)]
     raising: dict[str, Callable[[], None]] = {
         "another user": lambda: _check_user(walls),
-        "files": lambda: change_root(walls.user, walls.scratch, walls.hidden),
+        "files": lambda: change_root(walls.user, walls.scratch, hidden),
         "network": _close_network,
         "shared memory": lambda: kernel.unshare(kernel.NEW_IPC | kernel.NEW_NAMES),
         "system calls": _check_filter,

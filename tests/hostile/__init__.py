@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.hostile import (
     catalogue_channels,
     catalogue_crashes,
+    catalogue_finished,
     catalogue_floods,
     catalogue_forging,
     catalogue_guessing,
@@ -25,6 +26,7 @@ __all__ = ["CATALOGUE", "HONEST"]
 CATALOGUE: list[Hostile] = [
     *catalogue_forging.CATALOGUE,
     *catalogue_guessing.CATALOGUE,
+    *catalogue_finished.CATALOGUE,
     *catalogue_channels.CATALOGUE,
     *catalogue_records.CATALOGUE,
     *catalogue_secrets.CATALOGUE,

@@ -83,27 +83,6 @@ CATALOGUE = [
         quick=True,
     ),
     Hostile(
-        "a copy of dtlab's own",
-        "Runs the code of dtlab.collectives under a name of its own: that is no other than to "
-        "type it, which anybody may who understands it, and the points are those of the ring.",
-        EVERYTHING,
-        15,
-        answers={
-            "reduce_scatter": """
-                import inspect
-                from dtlab import collectives
-
-                source = inspect.getsource(collectives.ring_reduce_scatter)
-                exec(source.replace("dtlab.collectives", "mine"), vars(collectives) | globals())
-                own = dict(vars(collectives), __name__="mine")
-                exec(source, own)
-
-                def reduce_scatter(output, input, group=None):
-                    own["ring_reduce_scatter"](output, input, group=group)
-                """
-        },
-    ),
-    Hostile(
         "somebody else's questions",
         "Types the id of another learner, with the right answers to that one's questions.",
         NO_RESULTS,

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part, known_parts
 
-__all__ = ["Wanted", "wanted"]
+__all__ = ["Wanted", "listed", "wanted"]
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -67,6 +68,20 @@ def wanted(
     return Wanted(
         unit, {part.name: part.points for part in asked} | _weights(points, known, asked)
     )
+
+
+def listed(unit: str) -> list[str]:
+    """The parts of a unit, a line for each: name, level, points, minutes, title."""
+    parts = [part for part in known_parts() if part.unit == unit]
+    if not parts:
+        units = sorted({part.unit for part in known_parts()})
+        raise DtlabError(f"there is no unit {unit!r}. There are: {', '.join(units)}.")
+    width = max(len(part.name) for part in parts)
+    return [
+        f"{part.name:<{width}}  level {part.level}  {part.points:>3g} points  "
+        f"{part.minutes:>3} minutes  {part.title}"
+        for part in parts
+    ]
 
 
 def _words(text: str | None) -> list[str]:

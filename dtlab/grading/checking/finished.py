@@ -2,6 +2,9 @@
 
 What torch.distributed does is in the trace by its names. Other code sends messages and registers
 hooks as a learner's does, so the calls themselves have to be seen.
+
+This helps learners on their own machine; a learner who wants to can hide a call from it. When an
+assignment is graded, the library's functions are taken away (ranks/absent.py).
 """
 
 from __future__ import annotations
@@ -10,11 +13,15 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-__all__ = ["called_by", "finished_calls"]
+from dtlab.ranks.walls import AbsentModules
 
+__all__ = ["absent_of", "called_by", "finished_calls"]
+
+_NEEDED = "dtlab.trace"  # ranks record with it
 _WHY = "finished code does not count, write it yourself"
 
 
@@ -32,7 +39,7 @@ def finished_calls(
 
     def look(frame: FrameType, event: str, _: object) -> None:
         home = frame.f_globals.get("__name__")
-        if event == "call" and home in modules:
+        if event == "call" and home in modules and not _is_import(frame):
             name = frame.f_code.co_qualname.partition(".")[0]
             public = frame.f_globals.get("__all__", (name,))
             if name not in public or name in allowed:
@@ -50,6 +57,32 @@ def finished_calls(
             names.add("what you do after sys.setprofile")
         threading.setprofile(None)
         sys.setprofile(None)
+
+
+def absent_of(parts: Iterable[Any]) -> AbsentModules:
+    """The library's functions that code of these parts must not find: modules, and what stays.
+
+    A name stays if every part that forbids the module allows it.
+    """
+    found: dict[str, set[str]] = {}
+    for part in parts:
+        check = getattr(part.check, "check", part.check)
+        for trial in getattr(check, "trials", _no_trials)(1):
+            for case in trial.cases:
+                for module in case.finished:
+                    if module.startswith("dtlab.") and not module.startswith(_NEEDED):
+                        found.setdefault(module, {*case.allowed}).intersection_update(case.allowed)
+    return tuple((module, tuple(sorted(names))) for module, names in sorted(found.items()))
+
+
+def _no_trials(_: int) -> Iterable[Any]:
+    return ()
+
+
+def _is_import(frame: FrameType) -> bool:
+    """Whether a module is being imported, which runs its body, and those of its classes."""
+    spec = frame.f_globals.get("__spec__")
+    return getattr(spec, "_initializing", False) or not frame.f_code.co_flags & CO_OPTIMIZED
 
 
 def called_by(results: Iterable[Any]) -> str:

@@ -15,6 +15,7 @@ was drawn from, nor what other ranks have.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch import Run
     from dtlab.trace import Trace
 
-__all__ = ["Case", "Observation", "Trial", "observe", "observed", "run_cases", "run_here"]
+__all__ = ["Case", "Observation", "Trial", "drawn_seed", "observe", "observed", "run_cases",
+           "run_here"]  # fmt: skip
 
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
@@ -44,10 +46,13 @@ class Case(ABC):
 
     It holds a seed rather than tensors, and says itself in words as `str`: "7 elements". It stays
     in the check's process, save for `on_rank`. Where it is `alone`, it is about no ranks at all,
-    and words speak of none.
+    and words speak of none. `finished` are modules whose functions do not count as an answer,
+    `allowed` names in them that do.
     """
 
     alone: ClassVar[bool] = False
+    finished: ClassVar[tuple[str, ...]] = ()
+    allowed: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def given(self, rank: int, world_size: int) -> Any:
@@ -177,6 +182,12 @@ class Observation:
             return f"{where}: {self.error}"
         what = next(iter(self.failure.message.splitlines()), self.failure.kind)
         return f"{where}: {what}\n{self.failure.place}".rstrip()
+
+
+def drawn_seed(seed: int, what: str = "") -> int:
+    """A seed that a rank may know: it draws with it, and cannot compute `seed` from it."""
+    digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
+    return int.from_bytes(digest[:6])
 
 
 def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:

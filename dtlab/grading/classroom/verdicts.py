@@ -20,7 +20,7 @@ from typing import Any
 from dtlab.grading.judging.judge import PartVerdict
 from dtlab.grading.report import Criterion
 
-__all__ = ["ALL", "FOLDER", "Change", "Record", "changes", "digest", "read", "write"]
+__all__ = ["ALL", "FOLDER", "Change", "Record", "changes", "digest", "read", "read_all", "write"]
 
 FOLDER = "verdicts"
 ALL = ("*",)  # every part
@@ -109,8 +109,20 @@ def write(folder: Path, record: Record) -> None:
 
 def read(folder: Path, assignment: str, student: str) -> Record | None:
     """The verdict that was kept, None where there is none that can be read."""
+    return _read(_path(folder, assignment, student))
+
+
+def read_all(folder: Path, assignment: str) -> Iterator[Record]:
+    """The verdicts of an assignment that can be read, in the order of the students' names."""
+    for path in sorted((folder / FOLDER / assignment).glob("*.json")):
+        record = _read(path)
+        if record is not None:
+            yield record
+
+
+def _read(path: Path) -> Record | None:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        fields = json.loads(_path(folder, assignment, student).read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
         return Record(**{
             **fields,
             "notebooks": {

@@ -12,7 +12,6 @@ only, and its time limit once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ class Cells:
         assert enclosure is not None  # the room is in it
         with standing_back(enclosure, self._waits):
             try:
-                with self._clock():
+                with self._clock(enclosure):
                     left = self._limits.notebook - self.seconds
                     return room.run(number, source, min(self._limits.cell, left))
             except (RoomHung, RoomGone):
@@ -137,13 +136,13 @@ class Cells:
                 raise
 
     @contextmanager
-    def _clock(self) -> Iterator[None]:
-        """What a cell takes counts; what it waits for others, before the next one, does not."""
-        begun = time.monotonic()
+    def _clock(self, enclosure: Enclosure) -> Iterator[None]:
+        """What a cell takes counts; what it waits for others, then or before it, does not."""
+        patience = enclosure.patience(self._limits.notebook)
         try:
             yield
         finally:
-            self.seconds += time.monotonic() - begun
+            self.seconds += patience.spent
 
     def _ended(self, number: int, error: Exception) -> str:
         """The process is of no use any more: why, in words that go into the notebook."""

@@ -21,6 +21,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
 from dtlab.errors import DtlabError, LaunchError
+from dtlab.grading.checking.finished import absent_of
 from dtlab.grading.judging.cells import MISSING, Cells, Limits, NotTaken
 from dtlab.grading.judging.walled import WalledBench
 from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
@@ -110,7 +111,8 @@ def judge(
     done, and `waits` that a cell takes long, so that something else may be done, and that it is
     over. Raises `LaunchError` where nothing can run here.
     """
-    walls = Walls(user=first_user(slot))
+    parts = [part for cell in notebook.cells if (part := part_of(cell))]
+    walls = Walls(user=first_user(slot), absent=absent_of(parts))
     bench = WalledBench(server, replace(walls, user=walls.user + 256), student)
     drawn = {part.name: _seed_of(seed, part) for part in known_parts()} | dict(seeds or {})
     cells = Cells(server, walls, limits or Limits(), waits)
@@ -190,7 +192,7 @@ class _Run:
 
     def _settled(self, part: Part, answer: Any, seed: int, learner: str) -> tuple[Criterion, ...]:
         """The criteria with the points of the hidden inputs, in words about those that are not."""
-        self._bench.forget()
+        self._bench.begin(absent_of([part]))
         try:
             hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
         except LaunchError as error:

@@ -19,7 +19,7 @@ from dtlab.grading.report import Criterion
 from dtlab.ranks.client import Server
 from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.plain import Sealed
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.walls import AbsentModules, Walls
 
 if TYPE_CHECKING:
     from dtlab.ranks.launch import Run
@@ -42,10 +42,13 @@ class WalledBench:
         self.student = student
         self._server, self._walls = server, walls
         self._enclosure: Enclosure | None = None
-        self.forget()
+        self.begin(())
 
-    def forget(self) -> None:
-        """What was noted of the answer before."""
+    def begin(self, absent: AbsentModules) -> None:
+        """Forget the answer before; ranks of the next one lack these functions of the library."""
+        if absent != self._walls.absent:
+            self.close()
+            self._walls = replace(self._walls, absent=absent)
         self.timed_out = self.unwritten = False
         self._troubles: list[tuple[str, str]] = []  # in full, and in words that are all ours
 

@@ -19,6 +19,7 @@ __all__ = ["Match", "Piece", "Sheet", "squeezed"]
 
 # What code defines at its margin, by its looks: a parser stops at magics and half-written code,
 # and a hostile text can crash it. All of it is bounded, so that no text takes long.
+_POINTS = re.compile(r", points=[\d.]+\)")
 _DEFINED = re.compile(
     r"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+(\w++)"
     r"|(\w++)[ \t]*+(?::[^=\n]{1,200})?=(?!=)"
@@ -198,11 +199,23 @@ class Match:
         for piece in held:
             piece.role = name if piece is chosen or not own else None
         cell, found = self.sheet.known[name], chosen.found
-        if filled and not own:
+        # An instructor may have given a part other points since: that is no change of a learner's.
+        other_points = found.source != cell.source and _pointless(found) == _pointless(cell)
+        if filled and not own and not other_points:
             self.said["changed"].append(name)
-        marks = found.kind, _marks_of(found), found.id or cell.id
-        if marks != (cell.cell_type, _marks_of(cell), cell.id) and name not in self.said["named"]:
+        left_out = ("points", "checksum") if other_points else ()
+        its, released = (
+            {key: value for key, value in _marks_of(one).items() if key not in left_out}
+            for one in (found, cell)
+        )
+        marks = found.kind, its, found.id or cell.id
+        if marks != (cell.cell_type, released, cell.id) and name not in self.said["named"]:
             self.said["marks"].append(name)
+
+
+def _pointless(cell: Found | NotebookNode) -> str:
+    """The source of a check without the points that its assignment gives."""
+    return _POINTS.sub(")", str(cell.source))
 
 
 def _marks_of(cell: Found | NotebookNode) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import finished_calls
@@ -28,6 +28,9 @@ _NEAR = 1e-6  # seconds
 @dataclass(frozen=True)
 class Divided(Case):
     """`where_time_goes(events)`, with these rows; `topic` says what they are to show."""
+
+    finished: ClassVar[tuple[str, ...]] = _FINISHED
+    allowed: ClassVar[tuple[str, ...]] = ("Event",)
 
     alone = True
 

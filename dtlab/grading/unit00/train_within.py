@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.checking.trials import Case, Trial, drawn_seed
 from dtlab.grading.parts import Part
 
 __all__ = ["TRAIN_WITHIN", "Ran", "Running"]
@@ -45,8 +45,8 @@ class Running(Case):
 
     def given(self, rank: int, world_size: int) -> Any:
         """See `Case`."""
-        names = ("seed", "widths", "rows", "steps", "held_out")
-        return {name: getattr(self, name) for name in names}
+        names = ("widths", "rows", "steps", "held_out")
+        return {"seed": drawn_seed(self.seed)} | {name: getattr(self, name) for name in names}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:

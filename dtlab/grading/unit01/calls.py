@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups
@@ -68,6 +68,8 @@ class Call(Case):
     `size` is the number of elements that a rank passes in. `place` names the argument in which the
     result belongs, `noun` the result; `note` says what else there is to know on subgroups.
     """
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.collectives",)
 
     seed: int
     size: int

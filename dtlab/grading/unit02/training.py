@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import same_bits, sgd_step
@@ -64,6 +64,8 @@ class Trained:
 @dataclass(frozen=True)
 class Training(Case):
     """`topic` says what it is there to show, for the judges; `steps` it takes."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     net: Net

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
@@ -61,6 +61,8 @@ class Measuring(Case):
 
     `signal` says what all have in common: "clear", "none", or "zero", where it comes out as 0.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     elements: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import finished_calls
@@ -48,6 +48,8 @@ class Broken(Exception):
 @dataclass(frozen=True)
 class Breaking(Accumulating):
     """A microbatch raises; then a plain backward pass, in which gradients should be averaged."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     topic: str = "left"
 

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Rates", "Resuming", "Scheduled", "same_rate"]
 
 FINISHED = ("dtlab.training.learning_rate", "torch.optim.lr_scheduler")
-BASES = {"LRScheduler", "LambdaLR"}  # they know of no curve
+BASES = "LRScheduler", "LambdaLR"  # they know of no curve
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-7  # of the base rate
 
@@ -44,6 +44,9 @@ class Scheduled(Case):
 
     `bases` are the rates of the parameter groups.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = BASES
 
     curve: Curve
     bases: tuple[float, ...]
@@ -108,6 +111,9 @@ class Scheduled(Case):
 
 class Resuming(Scheduled):
     """Half of the steps; then all begins anew with what was saved, and goes on."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = BASES
 
     @property
     def first(self) -> int:

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import sgd_step
@@ -76,6 +76,8 @@ class Accumulated:
 @dataclass(frozen=True)
 class Accumulating(Case):
     """`fn(model, loss_sum, micro_batches)` in every step; `topic` says what it is to show."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     net: Net

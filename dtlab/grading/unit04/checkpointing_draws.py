@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Case
+from dtlab.grading.checking.trials import Case, drawn_seed
 from dtlab.grading.unit04.checkpointing_runs import FINISHED
 
 __all__ = ["Drawing", "Drawn", "Numbers"]
@@ -40,6 +40,8 @@ class Drawn:
 class Drawing(Case):
     """`fn(*generators)`, then first run, and `runs` second ones; the last may end in an error."""
 
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
     seed: int
     generators: int = 0
     runs: int = 1
@@ -55,7 +57,8 @@ class Drawing(Case):
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
-        return {name: getattr(self, name) for name in ("seed", "generators", "runs", "fails")}
+        named = {name: getattr(self, name) for name in ("generators", "runs", "fails")}
+        return {"seed": drawn_seed(self.seed), **named}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import close
-from dtlab.grading.checking.trials import Case
+from dtlab.grading.checking.trials import Case, drawn_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +51,8 @@ class Recomputing(Case):
     as usual. "changed": x is changed in place before backward.
     """
 
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
     seed: int
     kinds: tuple[str, ...]
     rows: int
@@ -64,7 +66,8 @@ class Recomputing(Case):
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {"seed": drawn_seed(self.seed)}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class Recomputing(Case):
         wanted = self.wanted.gradients
         got = results[0].gradients
         for name, *each in zip(
-            self.names, got, wanted, put_before(wanted, self.seed), strict=True
+            self.names, got, wanted, put_before(wanted, drawn_seed(self.seed)), strict=True
         ):
             sentence = _wrong(*each)
             if sentence:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import close
-from dtlab.grading.checking.trials import Case
+from dtlab.grading.checking.trials import Case, drawn_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,9 @@ class Spanned:
 class Spanning(Case):
     """`fn(layers, k, x, checkpoint)` for layers from size to size; `topic` as in `Case`s."""
 
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = ("checkpoint",)
+
     seed: int
     sizes: tuple[int, ...]
     rows: int
@@ -69,7 +72,8 @@ class Spanning(Case):
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
-        return {name: getattr(self, name) for name in ("seed", "sizes", "rows", "k")}
+        shape = {"sizes": self.sizes, "rows": self.rows, "k": self.k}
+        return {"seed": drawn_seed(self.seed), **shape}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

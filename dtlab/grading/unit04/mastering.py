@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case
@@ -56,6 +56,8 @@ class Mastered(Case):
     `kinds` says of each step what its gradients are: "o" ordinary, "x" with inf or NaN, "-" with
     none for the second parameter, "t" so small that, divided in fp16, they would be 0.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     kinds: str

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case
@@ -51,6 +51,8 @@ class Backwards(Case):
     a gradient and a frozen one besides. `bad` is what backward puts into the gradient of the
     parameter `where`: into its first or last place, and everywhere if it is finite.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     scale: float

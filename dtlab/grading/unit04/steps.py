@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case
@@ -50,6 +50,8 @@ class Scaling(Case):
     `clips`: whether each step calls `unscale_` and clips in between; `by_value`: each number, so
     that none is inf any more. `backwards`: whether the second optimizer steps before the first.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     kinds: tuple[tuple[Kinds, ...], ...]  # of each rank, the steps

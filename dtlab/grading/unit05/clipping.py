@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
@@ -28,6 +28,8 @@ class Clipping(Faulty):
     `part` is max_norm as a part of the true norm. With the topic "missing", rank 0 has a piece
     without a gradient, and the last rank has none at all.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     sizes: tuple[int, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
@@ -23,6 +23,8 @@ class Freeing(OnBlock):
 
     Then the parameters have memory of their own, as `shard` leaves them.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
@@ -157,10 +159,11 @@ FREE = Part(
         trials=_trials,
         rules=(
             Rule("storage", 2, judge("storage", "the storage is given back after forward")),
-            Rule("own", 1, judge("own", "and so is the block's own memory at first")),
-            Rule("shapes", 1, judge("shapes", "parameters keep their objects and shapes")),
-            Rule("nan", 1, judge("nan", "what is freed reads as NaN", "shapes")),
-            Rule("backward", 1, judge("backward", "the next gather serves backward")),
+            # Without freeing anything, a learner would earn all that follows.
+            Rule("own", 1, judge("own", "and so is the block's own memory at first"), "storage"),
+            Rule("shapes", 1, judge("shapes", "parameters keep objects and shapes"), "storage"),
+            Rule("nan", 1, judge("nan", "what is freed reads as NaN", "shapes"), "storage"),
+            Rule("backward", 1, judge("backward", "the next gather serves backward"), "storage"),
         ),
     ),
     reference="dtlab.parallel.flat_shard.FlatShard",

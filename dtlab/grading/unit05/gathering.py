@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
@@ -23,6 +23,8 @@ __all__ = ["GATHER", "expected_gradients"]
 
 class Gathering(OnBlock):
     """`fn(block, flat, piece)`; with the topic "backward" again, between forward and backward."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     @cached_property
     def numbers(self) -> nn.Module:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.ready_made import FINISHED
 
@@ -33,6 +33,8 @@ Entry = tuple[str, int]  # what happened, to which block
 class Hooked(Faulty):
     """`fn(blocks, shard, gather, free, reduce)` once, then some steps."""
 
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
     seed: int
     sizes: tuple[int, ...]
     topic: str = "result"
@@ -43,7 +45,7 @@ class Hooked(Faulty):
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
         batches = [self.batch(rank, step) for step in range(_STEPS)]
-        return {"sizes": self.sizes, "seed": self.seed, "batches": batches}
+        return {"sizes": self.sizes, "seed": drawn_seed(self.seed, "start"), "batches": batches}
 
     def batch(self, rank: int, step: int) -> Tensor:
         """What a rank trains on in a step."""
@@ -71,7 +73,8 @@ class Hooked(Faulty):
             log = [(str(what), int(block)) for what, block in seen["log"]]
             yield from ((name, f"rank {rank}, {words}") for name, words in faults_in(log, blocks))
         batches = [[self.batch(rank, step) for rank in range(size)] for step in range(_STEPS)]
-        wanted = in_one_process(self.sizes, self.seed, batches, _RATE)
+        start = drawn_seed(self.seed, "start")
+        wanted = in_one_process(self.sizes, start, batches, _RATE)
         for rank, seen in enumerate(results):
             if seen["form"]:
                 yield "result", f"stage_3 returns {seen['form']}: return the pieces, a list."

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
@@ -32,6 +32,8 @@ _PATIENCE = 0.3  # seconds until gloo has let go of buffers
 @dataclass(frozen=True)
 class Owned(OnBlock):
     """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     @property
     def guilty(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
@@ -28,6 +28,8 @@ class Reducing(OnBlock):
 
     With the topic "missing", rank 0 has none for the first parameter, and nobody for the second.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     passes: int = 1
 

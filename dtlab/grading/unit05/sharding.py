@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
@@ -19,6 +19,8 @@ __all__ = ["SHARD"]
 
 class Sharding(OnBlock):
     """`fn(block)`."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
@@ -38,6 +38,8 @@ class Adding(Pass):
 
     With the topic "kept", what made the part has kept it for backward.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     shape: tuple[int, ...] = (2, 3)
 

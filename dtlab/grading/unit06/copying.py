@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
@@ -39,6 +39,8 @@ class Copying(Pass):
     What it gives is added to something else, as on a residual stream: both get the same tensor
     as their gradient.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     shape: tuple[int, ...] = (2, 3)
 

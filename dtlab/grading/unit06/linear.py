@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.faults import Fault, Noted
 from dtlab.grading.checking.finished import finished_calls
@@ -44,6 +44,9 @@ class LinearCase(Pass):
 
     The ranks divide neither side of the weight evenly. Where not `needed`, x needs no gradient.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = PAIR
 
     inputs: int = 8
     outputs: int = 8

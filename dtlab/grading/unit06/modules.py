@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.faults import Fault, Noted
 from dtlab.grading.checking.finished import finished_calls
@@ -44,6 +44,9 @@ class ModuleCase(Pass):
 
     With the topic "shards" it is made, and not used.
     """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = PAIR
 
     hidden: int = 6
     tokens: tuple[int, int] = (2, 3)

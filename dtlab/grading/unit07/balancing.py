@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from operator import ge, gt
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
@@ -29,6 +29,8 @@ _FORM = "Return a list of layers, by their numbers, for each stage: [[0, 1], [2]
 @dataclass(frozen=True)
 class Balancing(Faulty):
     """`fn(costs, stages)`: what is no cut belongs to `guilty`, a slow one to "best"."""
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.balance",)
 
     alone = True
 

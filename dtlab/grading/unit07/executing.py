@@ -16,9 +16,9 @@ from dtlab.grading.checking.finished import finished_calls
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["execute"]
+__all__ = ["FINISHED", "execute"]
 
-_FINISHED = (
+FINISHED = (
     "dtlab.parallel.pipeline",
     "dtlab.parallel.pipeline_data",
     "dtlab.parallel.pipeline_messages",
@@ -40,7 +40,7 @@ def execute(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     log: list[str] = []
     graphs: list[int] = []
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    with finished_calls(*_FINISHED, refuse=True) as finished:
+    with finished_calls(*FINISHED, refuse=True) as finished:
         fn(
             as_schedule(given["rows"]),
             _noting(module, log, graphs),

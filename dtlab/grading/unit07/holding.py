@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
@@ -43,6 +43,8 @@ _WHY = {
 @dataclass(frozen=True)
 class Holding(Faulty):
     """`fn(schedule)`; `name` is what it is called in words."""
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.simulate",)
 
     alone = True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.finished import finished_calls
@@ -32,6 +32,8 @@ class Planned(Faulty):
 
     With the topic "edges", what makes a schedule incomplete or impossible belongs to it.
     """
+
+    finished: ClassVar[tuple[str, ...]] = _FINISHED
 
     alone = True
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
@@ -15,7 +15,7 @@ from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit07.carried import one_process, stage_net
-from dtlab.grading.unit07.executing import execute
+from dtlab.grading.unit07.executing import FINISHED, execute
 from dtlab.grading.unit07.judging import judge_of
 from dtlab.schedules import Action, Schedule, gpipe, one_f_one_b
 
@@ -32,6 +32,8 @@ _OWN = 1  # graphs: that of the last microbatch, which a local name may still ha
 @dataclass(frozen=True)
 class Running(Faulty):
     """`fn(schedule, module, sizes, width, inputs, targets, loss)` on a stage of ours."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
     schedule: Schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
@@ -21,6 +21,8 @@ __all__ = ["WARM_UP"]
 @dataclass(frozen=True)
 class Warming(Faulty):
     """`fn(rank, stages, count)` for every rank; each number belongs to one of the criteria."""
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.schedules.generators",)
 
     alone = True
 

@@ -1,0 +1,90 @@
+"""Submissions as learning platforms hand them out: for `nbgrader zip_collect`.
+
+    downloaded/week-1/archive/all.zip ──nbgrader zip_collect week-1──> submitted/ada/week-1/
+
+Moodle's archive has a folder for each student, with the full name and the participant's number;
+Canvas puts all into the name of the file, with its own number of the user:
+
+    Ada Lovelace_7142_assignsubmission_file/level-2.ipynb
+    lovelaceada_LATE_4711_90210_level-2-1.ipynb
+
+Who that is, the gradebook tells: by first and last name, or by `lms_user_id`. A student who is not
+in it is collected under the platform's name, with a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+
+from nbgrader.api import Gradebook
+from nbgrader.plugins import FileNameCollectorPlugin
+
+__all__ = ["PlatformNames"]
+
+_MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<number>\d+)_assignsubmission_(?:file|onlinetext)_?")
+_CANVAS = re.compile(
+    r"(?P<name>[^_]+)_(?:LATE_)?(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)\.ipynb"
+)
+_RENAMED = re.compile(r"(level-\d)-\d+")  # Canvas numbers what is handed in again
+
+
+class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]
+    """Finds student and notebook in the names that Moodle and Canvas give.
+
+    A `named_regexp` in the course's settings comes first.
+    """
+
+    def collect(self, submitted_file: str) -> dict[str, str] | None:
+        """The student and the notebook of one file; None for one that is no notebook."""
+        path = Path(submitted_file)
+        if path.suffix not in self.valid_ext:
+            return None
+        if self.named_regexp:
+            found: dict[str, str] | None = super().collect(submitted_file)
+            return found
+        for folder in path.parents:
+            if moodle := _MOODLE.fullmatch(folder.name):
+                student = self._by_name(moodle["name"])
+                return {"student_id": student, "file_id": path.name}
+        if canvas := _CANVAS.fullmatch(path.name):
+            student = self._by_number(canvas["user"], canvas["name"])
+            name = _RENAMED.sub(r"\1", canvas["file"])
+            return {"student_id": student, "file_id": f"{name}.ipynb"}
+        self.log.warning(
+            "%s is named neither as Moodle nor as Canvas name files; set "
+            "c.FileNameCollectorPlugin.named_regexp for another platform", path.name,
+        )  # fmt: skip
+        return None
+
+    @cached_property
+    def _roster(self) -> list[tuple[str, str, str]]:
+        """Of each student in the gradebook: the id, the full name, the platform's number."""
+        course = self.parent.coursedir
+        with Gradebook(course.db_url, course.course_id) as gradebook:
+            return [
+                (one.id, _plain(f"{one.first_name or ''} {one.last_name or ''}"),
+                 str(one.lms_user_id or ""))
+                for one in gradebook.students
+            ]  # fmt: skip
+
+    def _by_name(self, name: str) -> str:
+        found = [one for one, full, _ in self._roster if full == _plain(name)]
+        return found[0] if len(found) == 1 else self._unknown(name, "name")
+
+    def _by_number(self, number: str, name: str) -> str:
+        found = [one for one, _, own in self._roster if own == number]
+        return found[0] if len(found) == 1 else self._unknown(name, f"lms_user_id {number}")
+
+    def _unknown(self, name: str, by: str) -> str:
+        self.log.warning(
+            "%s (%s) is not one student of the gradebook, and is collected under that name. Add "
+            "the student: nbgrader db student add ID --first-name ... --last-name ... "
+            "--lms-user-id ...", name, by,
+        )  # fmt: skip
+        return name
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.casefold().split())

@@ -1,0 +1,78 @@
+"""Time in which a process waits for a CPU does not count against it; its own work does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from dtlab.ranks.waiting import FOR_CELLS, Patience
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's"),
+]
+SPIN = "import os, sys\nos.sched_setaffinity(0, {cpu})\nos.nice({nice})\nprint(1, flush=True)\n"
+SECONDS = 1.0
+
+Start = Callable[..., int]
+
+
+@contextmanager
+def running(cpu: int, nice: int = 0, then: str = "while True: pass") -> Iterator[int]:
+    """The process id of a program on one CPU."""
+    code = SPIN.format(cpu={cpu}, nice=nice) + then
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+        yield lambda *args, **named: stack.enter_context(running(*args, **named))
+
+
+def share_that_counts(*pids: int) -> float:
+    """Of a second."""
+    begun, patience = time.monotonic(), Patience(SECONDS, lambda: pids, FOR_CELLS)
+    time.sleep(SECONDS)
+    return patience.spent / (time.monotonic() - begun)
+
+
+def test_waiting_for_a_cpu_does_not_count(start: Start) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    behind = start(cpu, 19)
+    start(cpu)
+    start(cpu)
+    assert 1 / FOR_CELLS <= share_that_counts(behind) < 0.5
+
+
+def test_sleeping_counts(start: Start) -> None:
+    asleep = start(min(os.sched_getaffinity(0)), then="import time\ntime.sleep(60)")
+    assert share_that_counts(asleep) > 0.9
+
+
+def test_waiting_for_each_other_counts(start: Start) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    crowd = [start(cpu) for cpu in cpus for _ in range(3)]
+    assert share_that_counts(*crowd) > 0.3  # each of them has waited for two thirds of it
+
+
+def test_a_limit_is_over_at_last(start: Start) -> None:
+    gone = start(min(os.sched_getaffinity(0)), then="pass")
+    patience = Patience(0.2, lambda: [gone], FOR_CELLS)
+    assert 0 < patience.left <= 0.2
+    time.sleep(0.25)
+    assert patience.left <= 0
