@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING
 from dtlab.errors import DtlabError
 from dtlab.grading.classroom import verdicts
 from dtlab.grading.classroom.lines import clean, fitted
+from dtlab.grading.judging.judge import PartVerdict
 from dtlab.grading.settings import course_folder
 
 if TYPE_CHECKING:
     from dtlab.show.style import Figure
 
 __all__ = ["CriterionCount", "PartStatistics", "figure_of", "statistics", "statistics_of"]
+
+
+_LOST = "#B3261E"  # as reports show it
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
     ]
 
 
-def _of_part(name: str, judged: Sequence[verdicts.PartVerdict]) -> PartStatistics:
+def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
     # An answer that could not be taken has one criterion, "answer", in place of all.
     rules = {one.name: one.points for part in judged for one in part.criteria}
     without = [part for part in judged if [one.name for one in part.criteria] == ["answer"]]
@@ -116,11 +120,11 @@ def _table(found: Sequence[PartStatistics], students: int) -> Iterator[str]:
 
 def figure_of(assignment: str, found: Sequence[PartStatistics]) -> Figure:
     """A bar for each criterion: the share of the class that lost it, and had it blocked."""
-    from dtlab.show.style import INK, MUTED, PALETTE, Figure
+    from dtlab.show.style import INK, MUTED, Figure
 
     bars = [(part.part, one) for part in found for one in part.criteria]
     height = 0.28 * (len(bars) + len(found))
-    heading = f"{assignment}: who misses which points"
+    heading = f"{assignment}: which points the class misses"
     worst_part, worst = max(bars, key=lambda bar: bar[1].missed)
     figure = Figure(
         9.0, height + 1.2,
@@ -133,18 +137,20 @@ def figure_of(assignment: str, found: Sequence[PartStatistics]) -> Figure:
     for part, one in bars:
         if part != shown:
             title = axes.text(-2, -place, part, ha="right", va="center", fontsize=8, color=INK)
-            title.set_weight("bold")
+            title.set_fontweight("bold")
             place, shown = place + 1, part
         total = max(1, one.earned + one.lost + one.blocked)
         lost, blocked = 100 * one.lost / total, 100 * one.blocked / total
-        axes.barh(-place, lost, height=0.7, color=PALETTE[0])
-        axes.barh(-place, blocked, left=lost, height=0.7, color=PALETTE[0], alpha=0.35)
+        axes.barh(-place, lost, height=0.7, color=_LOST)
+        axes.barh(-place, blocked, left=lost, height=0.7, color=_LOST, alpha=0.35)
         axes.text(-2, -place, one.name, ha="right", va="center", fontsize=8, color=MUTED)
         axes.text(lost + blocked + 1, -place, f"{lost + blocked:.0f} %", va="center", fontsize=7)
         place += 1
     axes.set_xlim(0, 108)
     axes.set_ylim(-place + 0.4, 0.6)
     axes.set_yticks([])
+    axes.tick_params(labelsize=8)
+    axes.set_facecolor("none")
     axes.set_xlabel("% of the class", fontsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
