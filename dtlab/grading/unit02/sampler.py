@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Observation, Trial, drawn_seed
+from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import count_ranks, ranks_in_words
 
@@ -63,16 +63,11 @@ class Epochs(Case):
     def __str__(self) -> str:
         return f"{self.num_samples} samples in batches of {self.batch_size}"
 
-    @property
-    def argument(self) -> int:
-        """What is passed as `seed`."""
-        return drawn_seed(self.seed) % 1000
-
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         """See `Case`."""
         shift = rank % len(self.epochs)
         order = self.epochs[shift:] + self.epochs[:shift]
-        own = {"samples": self.num_samples, "batch": self.batch_size, "seed": self.argument}
+        own = {"samples": self.num_samples, "batch": self.batch_size, "seed": self.seed}
         return own | {"epochs": order, "state": rank}
 
     @staticmethod
@@ -211,15 +206,15 @@ def _judge_epochs(seen: Seen) -> Verdict:
             for epoch, other in product(case.epochs, repeat=2):
                 if epoch < other and share.samples(epoch) == share.samples(other):
                     return lost(
-                        f"{words}, rank {rank}: with seed={case.argument}, epochs {epoch} and "
-                        f"{other} have the same samples in the same order. The order has to "
-                        "depend on `epoch` too, whatever the seed is."
+                        f"{words}, rank {rank}: with seed={case.seed}, epochs {epoch} and {other} "
+                        "have the same samples in the same order. The order has to depend on "
+                        "`epoch` too, whatever the seed is."
                     )
             if share.reseeded == share.batches[first]:
-                both = f"seed={case.argument} and seed={case.argument + 1}"
                 return lost(
-                    f"{words}, rank {rank}: epoch {first} has the same order with {both}. The "
-                    "order has to depend on `seed` too, in every epoch."
+                    f"{words}, rank {rank}: epoch {first} has the same order with seed="
+                    f"{case.seed} and seed={case.seed + 1}. The order has to depend on `seed` "
+                    "too, in every epoch."
                 )
         # A few samples may come out in a row by chance, but not time after time.
         if all(_in_a_row(share.samples(epoch)) for share in results for epoch in case.epochs):
