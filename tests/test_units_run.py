@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from tests.leftovers import STAYING
-from tests.marks import proof, retried
+from tests.marks import proof
 from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
 
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
@@ -116,7 +116,6 @@ def says_what_it_shows(output: NotebookNode) -> bool:
     return bool(re.search(r'(?:alt|aria-label)="[^"]{20,}"', forms))
 
 
-@retried
 @lesson
 @alone_or_not
 @pytest.mark.slow

@@ -14,7 +14,6 @@ import pytest
 
 from dtlab.grading import Criterion, Part, Report, known_parts
 from dtlab.grading.questions.answers import Questions
-from tests.marks import retried
 from tests.staying import BENCH
 from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers
 
@@ -37,7 +36,6 @@ def name_of(case: Any) -> str:
     return case.name if isinstance(case, Part) else getattr(case, "__name__", str(case))
 
 
-@retried
 @pytest.mark.slow
 @pytest.mark.parametrize(("known", "answer"), FUNCTIONS, ids=name_of)
 def test_an_answer_loses_what_it_should(known: Answers, answer: Callable[..., Any]) -> None:
