@@ -91,7 +91,6 @@ def _prepare(modules: Sequence[str]) -> None:
         from dtlab.ranks import room
 
         room.rehearse()
-        kernel_calls.huge_pages()
     gc.freeze()
 
 

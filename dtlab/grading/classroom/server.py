@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import socket
 from collections.abc import Callable
 
 from dtlab.errors import LaunchError
 from dtlab.grading.classroom.tasks import Done, Task, carry_out
 from dtlab.grading.judging.judge import WARM
+from dtlab.grading.parts import known_parts
 from dtlab.ranks.client import Server
 from dtlab.ranks.notices import no_notices
 
@@ -26,13 +29,19 @@ class JudgesServer(Server):
         """Until it has imported torch, so that nobody's seconds have that among them."""
         with no_notices(), self._lock:
             if not self.over:
-                self._wait_until_ready(self._start_if_needed())
+                started = self._start_if_needed()
+                importlib.import_module("torch")  # meanwhile: this process needs it too
+                list(known_parts())
+                self._wait_until_ready(started)
 
     def request(self, kind: bytes, fds: list[int]) -> None:
         """See `Server`. Raises `LaunchError` after `stop`."""
         if self.over:
             raise LaunchError("grading was stopped")
         super().request(kind, fds)
+
+    def _share_modules(self, sock: socket.socket) -> None:
+        """None: what ranks need is in `WARM`, and what this process has is for grading alone."""
 
     def stop(self) -> None:
         """End it for good, with whatever it still runs."""
