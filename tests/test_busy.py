@@ -1,4 +1,4 @@
-"""A busy machine costs nobody points: perfect submissions of all units, at a load of 8."""
+"""Perfect submissions of all units keep all points on a machine at a load of 8."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def markdown_to_html(context: Context, source: str) -> str:
 
 
 class Harmless(Preprocessor):  # type: ignore[misc]
-    """Makes a graded notebook safe to show, whoever wrote its outputs and its metadata."""
+    """A preprocessor of nbconvert that makes a graded notebook safe to show in a browser."""
 
     def preprocess(
         self, nb: NotebookNode, resources: dict[str, Any]

@@ -16,8 +16,8 @@ from dtlab.ranks.system import usable_cpus
 
 __all__ = ["FOR_CELLS", "FOR_RANKS", "Patience"]
 
-# How many times its seconds a limit is stretched to at most. Of processes that ranks fork and that
-# end soon, nobody counts the CPU time, so ranks get less.
+# How many times its seconds a limit is stretched to at most. The CPU time of
+# short-lived processes that ranks fork is not counted, so the limit of ranks is stretched less.
 FOR_CELLS, FOR_RANKS = 10, 4
 
 

@@ -20,7 +20,7 @@ def finished(name: str, tries: str, answer: str, *says: str, before: str = "") -
 CATALOGUE = [
     Hostile(
         "a copy of its source",
-        "Runs the source of dtlab.collectives under a name of its own.",
+        "Runs the source of dtlab.collectives as a module with another name.",
         {"reduce_scatter": 0.0},
         20,
         answers={
@@ -91,7 +91,7 @@ CATALOGUE = [
         GONE,
     ),
     finished(
-        "a thread that nobody profiles",
+        "a thread without the profiler",
         "Calls the finished ring in a thread that Python's threading does not know",
         """
         import _thread
@@ -119,7 +119,7 @@ CATALOGUE = [
     ),
     finished(
         "a copy of its functions",
-        "Makes functions of its own of the code of dtlab.collectives, in a cell",
+        "Builds new functions from the code objects of dtlab.collectives, in a cell",
         """
         import types
 

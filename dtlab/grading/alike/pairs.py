@@ -72,9 +72,9 @@ def alike(
 ) -> list[Group]:
     """Groups of answers, joined by scores of `threshold` or more; those most alike first.
 
-    `submissions` are notebooks by learner, `released` is the one that was handed out: what stands
-    there counts for nobody. `solution` is the course's own. Cells that a learner added belong to
-    the part that they stand in.
+    `submissions` are notebooks by learner. Text of `released`, the notebook that was handed out,
+    is left out of the comparison. `solution` is the course's notebook with solutions. Cells that
+    a learner added belong to the part in which they stand.
     """
     regions = _regions(released)
     handed_out = [_source(cell) for cell in released.cells if cell.cell_type == "code"]
@@ -183,7 +183,7 @@ def _scores(
 ) -> Floats:
     """The score of every program with every other one, as a square table.
 
-    Passages in `known` count for nobody, nor do those that more than `many` programs have.
+    Passages in `known`, and those that more than `many` programs have, are left out.
     """
     if not programs:
         return np.zeros((0, 0))

@@ -86,7 +86,7 @@ def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
 
 
 def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
-    # An answer that could not be taken has one criterion, "answer", in place of all.
+    # If an answer could not be taken, its report has the single criterion "answer".
     rules = {one.name: one.points for part in judged for one in part.criteria}
     without = [part for part in judged if [one.name for one in part.criteria] == ["answer"]]
     counts = []

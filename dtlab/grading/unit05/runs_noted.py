@@ -57,7 +57,7 @@ def noted(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bytes(alive: Alive | None, before: Sequence[int]) -> int:
-    """What exists, once what nobody can reach any more is gone.
+    """Bytes of the tensors that exist after garbage has been collected.
 
     On a busy machine gloo's threads may hold the tensors of an operation for long, so there is
     time to come down to what existed after the first step.
