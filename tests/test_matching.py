@@ -382,6 +382,16 @@ def test_threads_that_take_turns_are_followed_in_their_order(threads: tuple[int,
     assert ranks.waiting == []
 
 
+def test_threads_are_several_where_two_ranks_begin_with_different_ones() -> None:
+    ranks = Ranks(2)
+    ranks.does(0, all_reduce("float32[1], SUM"), thread=7)
+    assert not ranks.machine.several_threads(0)
+    ranks.does(1, all_reduce("float32[1000], SUM"))
+    misfit = ranks.misfit
+    assert misfit is not None
+    assert ranks.machine.several_threads(misfit.ops[0].record.group)
+
+
 def test_a_wait_in_a_thread_of_its_own() -> None:
     ranks = Ranks(2)
     receive = recv(1, kind=ISSUE)

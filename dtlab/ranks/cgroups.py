@@ -14,7 +14,7 @@ _FILES = {  # controller: the files with its limit, version 1 and 2
     "memory": ("memory.limit_in_bytes", "memory.max"),
     "pids": ("pids.max", "pids.max"),
 }
-_SHARES = ("cpu.shares", "cpu.weight"), ("1024", "100"), ("2", "1")  # file, usual, least
+_SHARES = ("cpu.shares", "cpu.weight"), ("1024", "100"), ("102", "10")  # file, usual, a tenth
 _KILLS = ("memory.oom_control", "memory.events")  # where the kernel says whom it has ended
 _END_LIMIT = 1.0  # seconds until the last process is on its way out
 
@@ -59,11 +59,14 @@ class Group:
             (folder / ("cgroup.procs" if self._unified else "tasks")).write_text("0")
 
     def come_last(self, last: bool) -> None:
-        """Leave the CPUs to others as long as they want them; or have its usual share again."""
-        file, usual, least = (pair[self._unified] for pair in _SHARES)
+        """Get a tenth of the usual share of busy CPUs, or the usual share again.
+
+        With the least share that Linux offers, a cell on a busy machine would stand still.
+        """
+        file, usual, tenth = (pair[self._unified] for pair in _SHARES)
         folder = _ROOT / ("" if self._unified else "cpu") / self.name
         with suppress(OSError):  # not ours to say, or gone
-            (folder / file).write_text(least if last else usual)
+            (folder / file).write_text(tenth if last else usual)
 
     def used(self) -> float:
         """CPU seconds that all of its processes have taken, those that have ended too."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from dtlab.errors import DtlabError, Interrupted, LaunchError
 from dtlab.predict import Cluster
-from dtlab.ranks import asked, client, explain, inplace, reservations, strangers, system, walls
+from dtlab.ranks import asked, client, explain, inplace, reservations, strangers, walls
 from dtlab.ranks.enclosure import Enclosure
 from dtlab.ranks.output import Output
 from dtlab.ranks.protocol import Spec
@@ -164,7 +164,7 @@ def launch_sealed(
         timeout=timeout,
         trace=True,
         seed=0,
-        threads=max(1, int(system.usable_cpus() / world_size)),
+        threads=1,  # on a busy machine, threads that wait for each other stand still
         memory_limit=memory_limit,
         environment={**walls.environment(), "OMP_NUM_THREADS": "1"},
         folder=door.folder,

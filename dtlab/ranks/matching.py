@@ -292,8 +292,14 @@ class Machine:
         return None
 
     def several_threads(self, group: int) -> bool:
-        """Whether several threads of some rank have called collectives on a group."""
-        return any(len(latest) > 1 for (on, _), latest in self._latest.items() if on == group)
+        """Whether collectives on a group were called in different threads, in one rank or in two.
+
+        A second thread that a rank has not announced yet may have been met in another rank.
+        """
+        threads = {
+            thread for (on, _), latest in self._latest.items() if on == group for thread in latest
+        }
+        return len(threads) > 1
 
     def crossed_threads(self) -> Misfit | None:
         """After a failure: collectives of different threads in one group that do not fit.

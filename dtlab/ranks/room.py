@@ -28,6 +28,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import setproctitle
+import torch
 
 from dtlab.ranks import cells, client, protocol, server, system
 from dtlab.ranks.plain import NotPlain, Opaque, Sealed, decode, encode
@@ -90,6 +91,7 @@ def _launch_for(sock: socket.socket, walls: Walls) -> None:
 def _be_room(line: int, launches: socket.socket, walls: Walls) -> None:
     close_all_but(line, launches.fileno())
     step_behind(walls)
+    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other stand still
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     client.SERVER.adopt(launches)
     os.chdir(HOME if os.path.isdir(HOME) else "/")
