@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtlab
 from dtlab import errors
+from dtlab.ranks.journal import Journal
 from dtlab.ranks.recorder import Recorder
 from dtlab.trace import Trace
 from tests.marks import retried
@@ -662,3 +663,30 @@ def test_chrome_file_of_a_real_run(tmp_path: Path) -> None:
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {e["name"] for e in entries if e["ph"] == "X"} == {"barrier", "forward", "send", "recv"}
     assert sum(e["ph"] == "s" for e in entries) == 1
+
+
+# ------------------------------------------------------------------------- threads that go on
+
+
+def test_records_are_taken_while_another_thread_goes_on() -> None:
+    """What it does after its operations have been read belongs to the next records."""
+    journal = Journal(world_size=1, limit=100)
+    journal._members.append(("world", (0,)))
+
+    def operate(index: int) -> None:
+        row = (index, 0, 0, -1, 0, 4, -1, threading.get_ident(), -1, 0, time.perf_counter_ns())
+        journal._issued.append(row)
+        journal.block(index, row[-1])
+        journal.end(index, row[-1])
+        journal.source(index, 0)
+
+    class Growing(list[tuple[int, ...]]):
+        def __iter__(self) -> Any:
+            rows = [*super().__iter__()]
+            operate(len(rows))
+            return iter(rows)
+
+    journal._issued = Growing()
+    operate(0)
+    records = journal.records(0)
+    assert len(records.comm) == len(records.blocked) == 1

@@ -53,7 +53,7 @@ def share_that_counts(*pids: int) -> float:
 
 def test_waiting_for_a_cpu_does_not_count(start: Start) -> None:
     cpu = min(os.sched_getaffinity(0))
-    behind = start(cpu, 19)
+    behind = start(cpu, 10)
     start(cpu)
     start(cpu)
     assert 1 / FOR_CELLS <= share_that_counts(behind) < 0.5

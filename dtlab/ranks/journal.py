@@ -225,20 +225,20 @@ class Journal:
     def records(self, rank: int) -> Records:
         """Everything as plain columns. What has not ended until now ends now."""
         stopped = _now()
-        issued = _table(self._issued, 11)
+        # Threads may go on meanwhile. What refers to an operation is read before the operations.
+        sources, ended = _table(self._sources, 2), _table(self._ended, 2)
+        blocked, issued = _table(self._blocked, 4), _table(self._issued, 11)
         issued = issued[np.argsort(issued[:, 0])]
         first = int(issued[0, 0]) if len(issued) else 0
         issued[:, 0] -= first
         index, operator, group, peer, tag, size, dtype, thread, file, line, start = issued.T
         row_of = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
         row_of[index] = np.arange(len(issued))
-        peer = self._global_peers(row_of, first, group, peer)
+        peer = self._global_peers(row_of, first, sources, group, peer)
         size = self._whole_sizes(operator, group, size)
-        blocked = _table(self._blocked, 4)
         blocked[:, 0] = row_of[blocked[:, 0] - first]
         end = np.full(len(issued), stopped)
         np.minimum.at(end, blocked[:, 0], blocked[:, 2])
-        ended = _table(self._ended, 2)
         np.minimum.at(end, row_of[ended[:, 0] - first], ended[:, 1])
         names = [operator.name for operator in OPERATORS]
         names += sorted({span[0] for span in self._spans})
@@ -261,9 +261,10 @@ class Journal:
             max(0, next(self._count) - self.limit) + self._spans_dropped,
         )
 
-    def _global_peers(self, row_of: Ints, first: int, group: Ints, peer: Ints) -> Ints:
+    def _global_peers(
+        self, row_of: Ints, first: int, sources: Ints, group: Ints, peer: Ints
+    ) -> Ints:
         """Ranks of the world instead of ranks in a group; -1 stays."""
-        sources = _table(self._sources, 2)
         peer[row_of[sources[:, 0] - first]] = sources[:, 1]
         widest = max((len(ranks) for _, ranks in self._members), default=0)
         world = np.full((len(self._members) + 1, widest + 1), -1, dtype=np.int64)
@@ -285,7 +286,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
-    return np.array(rows, dtype=np.int64).reshape(-1, width)
+    return np.array([*rows], dtype=np.int64).reshape(-1, width)
 
 
 def _number_threads(*columns: Ints) -> None:
