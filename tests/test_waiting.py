@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's"),
 ]
 SPIN = "import os, sys\nos.sched_setaffinity(0, {cpu})\nos.nice({nice})\nprint(1, flush=True)\n"
-SECONDS = 1.0
+SECONDS = 3.0  # a process that is not urgent may wait for half a second at a time
 
 Start = Callable[..., int]
 
@@ -56,7 +56,7 @@ def test_waiting_for_a_cpu_does_not_count(start: Start) -> None:
     behind = start(cpu, 10)
     start(cpu)
     start(cpu)
-    assert 1 / FOR_CELLS <= share_that_counts(behind) < 0.5
+    assert 0.9 / FOR_CELLS < share_that_counts(behind) < 0.5
 
 
 def test_sleeping_counts(start: Start) -> None:
