@@ -669,7 +669,7 @@ def test_chrome_file_of_a_real_run(tmp_path: Path) -> None:
 
 
 def test_records_are_taken_while_another_thread_goes_on() -> None:
-    """What it does after its operations have been read belongs to the next records."""
+    """What it does after its operations have been read is left out of these records."""
     journal = Journal(world_size=1, limit=100)
     journal._members.append(("world", (0,)))
 

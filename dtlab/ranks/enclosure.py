@@ -97,7 +97,7 @@ class Enclosure:
         return Room(line, ends, self)
 
     def come_last(self, last: bool) -> None:
-        """Let everything here run only while nobody else wants to; or as ever again."""
+        """Give everything here a tenth of its usual share of busy CPUs, or all of it again."""
         self._group.come_last(last)
 
     def patience(self, seconds: float) -> Patience:

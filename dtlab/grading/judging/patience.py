@@ -15,7 +15,7 @@ PATIENCE = 1.5  # seconds that a cell may take before others come first
 
 @contextmanager
 def standing_back(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterator[None]:
-    """If this lasts, `waits(True)`, and what runs there comes last; `waits(False)` at its end.
+    """If this lasts, `waits(True)`, and what runs there gets less CPU; `waits(False)` at its end.
 
     Between the two something else may be done, for which `waits(False)` may wait in its turn: what
     has to end is to be ended before.
