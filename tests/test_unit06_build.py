@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtlab.grading import find_part
+from dtlab.grading.checking.resident import ResidentCase
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.unit06.build import PARTS
 from dtlab.grading.unit06.column import COLUMN, Column
 from dtlab.grading.unit06.heads import ATTENTION, OfAttention, Refusing
@@ -22,9 +24,15 @@ from dtlab.training.models import Attention, GPTConfig
 from tests.staying import on_ranks
 
 
+def plan_of(part: Any, seed: int = 0) -> list[Trial]:
+    """What is tried with this seed, apart from the trial whose memory the kernel counts."""
+    trials: list[Trial] = part.check.trials(seed)
+    return [trial for trial in trials if not isinstance(trial.cases[0], ResidentCase)]
+
+
 def cases(part: Any, seed: int = 0) -> list[Any]:
-    """All cases of a part that are tried with this seed."""
-    return [case for trial in part.check.trials(seed) for case in trial.cases]
+    """All cases of `plan_of`."""
+    return [case for trial in plan_of(part, seed) for case in trial.cases]
 
 
 # What is tried ---------------------------------------------------------------------------------
@@ -32,7 +40,7 @@ def cases(part: Any, seed: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
-    plans = [part.check.trials(seed) for seed in range(10)]
+    plans = [plan_of(part, seed) for seed in range(10)]
     assert len({str(plan) for plan in plans}) == 10
     for plan in plans:
         assert {trial.world_size for trial in plan} == {1, 2, 3, 4} - ({2} & missing(part))
@@ -58,7 +66,7 @@ def test_ranks_do_not_divide_what_they_share(part: Any) -> None:
 
 def test_an_uneven_mlp_is_uneven_and_the_others_are_not() -> None:
     for seed in range(20):
-        for trial in MLP.check.trials(seed):  # type: ignore[attr-defined]
+        for trial in plan_of(MLP, seed):
             for case in trial.cases:
                 ranks = len(case.groups[0]) if case.groups else trial.world_size
                 assert bool(case.inner % ranks) == (case.topic == "uneven")
@@ -66,7 +74,7 @@ def test_an_uneven_mlp_is_uneven_and_the_others_are_not() -> None:
 
 def test_refused_are_heads_that_do_not_divide_and_no_others() -> None:
     for seed in range(20):
-        for trial in ATTENTION.check.trials(seed):  # type: ignore[attr-defined]
+        for trial in plan_of(ATTENTION, seed):
             for case in trial.cases:
                 ranks = len(case.groups[0]) if case.groups else trial.world_size
                 fits = not case.heads % ranks and not case.kv_heads % ranks
@@ -140,7 +148,7 @@ def test_dense_attention_is_that_of_the_models_and_groups_repeat_keys() -> None:
 
 def test_a_rank_is_given_nothing_of_the_others() -> None:
     for part in PARTS:
-        for trial in part.check.trials(0):  # type: ignore[attr-defined]
+        for trial in plan_of(part):
             for case in trial.cases:
                 assert isinstance(case, Pass)
                 given = case.given(0, trial.world_size).values()

@@ -49,6 +49,7 @@ class Run:
     backend: str
     stderr: list[str] = field(default_factory=list, repr=False)
     cluster: Cluster | None = None  # whose links were emulated
+    resident: list[list[int | None]] = field(default_factory=list, repr=False)  # counts of memory
 
     @property
     def world_size(self) -> int:
@@ -206,6 +207,7 @@ def run_of(
         backend=spec.backend,
         stderr=output.kept("err"),
         cluster=spec.cluster,
+        resident=collected.outcome.resident if collected.outcome else [],
     )
     return run, explain.warnings_of(collected)
 

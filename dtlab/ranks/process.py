@@ -71,6 +71,7 @@ def run_rank(
         if walls:
             step_behind(walls, rank)
         _become_ordinary(rank, spec, out, err, ends.stack_writer)
+        os.environ[protocol.STATUS_FD] = str(ends.status.fileno())
         outcome = Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
         threading.excepthook = outcome.thread_failed
         try:

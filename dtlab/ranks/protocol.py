@@ -16,6 +16,7 @@ WARDEN_TITLE = "dtlab-rank-warden"
 ROOM_TITLE = "dtlab-room"
 
 IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
+STATUS_FD = "DTLAB_STATUS_FD"  # and this one: its line to the supervisor
 
 # Set to anything, it keeps the watcher out of launches with trace=False, to measure what it costs.
 UNWATCHED = "DTLAB_UNWATCHED"
@@ -69,8 +70,10 @@ RETURNED = b"F"  # the function has returned
 RAISED = b"X"  # the function has raised, or left by sys.exit
 IMPORTED = b"I"  # modules were imported that the server could have had ready
 DELIVERED = b"D"  # everything has been handed to the notebook
+COUNT = b"K"  # count my memory now
 GO = b"g"  # all are ready: begin
 LEAVE = b"l"  # all are done: end
+COUNTED = b"k"  # its memory has been counted
 REJOIN = b"j"  # the process group is broken: make another
 CUT = b"c"  # on a line of its own: cut all connections to peers
 CUT_STORE = b"C"  # and to the store, where ranks wait for a group that others do not make
@@ -186,5 +189,6 @@ class Outcome:
     loopback: int | None = None  # bytes, headers included, that ranks sent by any way (walls only)
     hidden: int | None = None  # those of them that no socket of a rank was seen to send
     pairs: list[tuple[int, int, int]] | None = None  # of `wire`: source, target, bytes
+    resident: list[list[int | None]] = field(default_factory=list)  # counts of each rank's memory
     rejoined: bool = False  # a session's ranks have another process group since
     over: str = ""  # why a session cannot go on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from dtlab.ranks import protocol, stacks
+from dtlab.ranks import protocol, resident, stacks
 from dtlab.ranks.protocol import RankEnd
 
 __all__ = ["Rank"]
@@ -22,6 +22,7 @@ class Rank:
         self.stack = stack
         self.end = RankEnd()
         self.letters: set[int] = set()  # every status letter so far
+        self.resident: list[int | None] = []  # bytes of memory, each time that it asked
         self.alive = True  # until it has been reaped
         self.talks = True  # until its end of `status` is closed
 
@@ -52,4 +53,8 @@ class Rank:
             self.status.close()
             self.talks = False
         self.letters.update(letters)
+        for _ in range(letters.count(protocol.COUNT)):
+            if len(self.resident) < resident.MOST:
+                self.resident.append(resident.bytes_of(self.pid))
+            self.tell(protocol.COUNTED)
         return letters

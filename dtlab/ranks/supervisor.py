@@ -148,6 +148,7 @@ class Supervisor:
         return Outcome(
             reason, ends, self.failed, wire, self.finding, waiting, lost,
             self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
+            resident=[rank.resident for rank in self.ranks],
         )  # fmt: skip
 
     # ------------------------------------------------------------------ begin

@@ -119,13 +119,14 @@ class Observation:
     """What was seen of one trial.
 
     `results[case][rank]` is what a case returned; empty where the launch failed: then `error` is
-    set.
+    set. `resident[rank]` are bytes of memory by the kernel's count, each time that a case asked.
     """
 
     trial: Trial
     results: list[list[Any]] = field(default_factory=list)
     trace: Trace | None = None
     error: RanksError | None = None
+    resident: list[list[int | None]] = field(default_factory=list)
 
     @property
     def hung(self) -> bool:
@@ -233,7 +234,7 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     except Exception as error:  # noqa: BLE001  ranks may send whatever they want
         failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
-    return Observation(trial, results, run.trace)
+    return Observation(trial, results, run.trace, resident=run.resident)
 
 
 def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:

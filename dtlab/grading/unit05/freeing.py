@@ -9,6 +9,14 @@ from typing import Any, ClassVar
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.resident import (
+    Mark,
+    Moment,
+    ResidentCase,
+    grown_by,
+    layers_of,
+    use_twice,
+)
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.blocks import OnBlock, alike, draw_blocks
@@ -102,6 +110,37 @@ class Freeing(OnBlock):
             yield "backward", f"after the next gather, backward has wrong gradients. {_READ}"
 
 
+class ResidentFree(ResidentCase):
+    """After a forward pass, with parameters that are views of flat."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """See `ResidentCase`."""
+        return (Moment("storage", "after free", lambda size, n: -size, _BACK),)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_free_after_forward, fn)
+
+
+def _free_after_forward(fn: Callable[..., Any], width: int, mark: Mark) -> Any:
+    import torch
+
+    from dtlab.grading.unit05.blocks import flat_of, lay
+
+    layers = layers_of(width)
+    flat = flat_of(list(layers.parameters()), 1)
+    lay(layers, flat)
+    loss = layers(torch.ones(2, width)).sum()
+    mark()
+    fn(layers, flat)
+    mark()
+    return loss
+
+
 def _storage(parameter: Any) -> Any:
     return parameter.untyped_storage()
 
@@ -144,7 +183,7 @@ def _trials(seed: int) -> list[Trial]:
     def cases(topic: str) -> list[Freeing]:
         return [Freeing(draw.randrange(10**6), net, topic) for net in draw_blocks(draw)]
 
-    return [Trial(1, cases("storage")), Trial(1, cases("own"))]
+    return [Trial(1, cases("storage")), Trial(1, cases("own")), Trial(1, [ResidentFree()])]
 
 
 FREE = Part(
@@ -158,7 +197,8 @@ FREE = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("storage", 2, judge("storage", "the storage is given back after forward")),
+            Rule("storage", 2, judge("storage", "the storage is given back after forward",
+                                     also=grown_by("storage"))),
             # Without freeing anything, a learner would earn all that follows.
             Rule("own", 1, judge("own", "and so is the block's own memory at first"), "storage"),
             Rule("shapes", 1, judge("shapes", "parameters keep objects and shapes"), "storage"),

@@ -12,6 +12,14 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.resident import (
+    Mark,
+    Moment,
+    ResidentCase,
+    grown_by,
+    layers_of,
+    use_twice,
+)
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
@@ -173,6 +181,47 @@ class Owned(OnBlock):
         )
 
 
+class ResidentStage2(ResidentCase):
+    """All state is there once a step is made; then come the gradients of the next one."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """See `ResidentCase`."""
+        return (
+            Moment(
+                "optimizer", "after a step", lambda size, n: 3 * size / n,
+                "Beside the parameters an owner keeps a share of them, and Adam's state for it.",
+            ),
+            Moment(
+                "gradients", "once the next gradients are reduced", lambda size, n: size / n,
+                "An owner keeps its share of the gradients.",
+            ),
+        )  # fmt: skip
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_two_steps, fn)
+
+
+def _two_steps(fn: Callable[..., Any], width: int, mark: Mark) -> None:
+    import torch
+
+    layers, inputs = layers_of(width), torch.ones(2, width)
+    mark()
+    stage = fn(list(layers.parameters()), _adam)
+    _loss(layers, inputs).backward()
+    stage.reduce()
+    stage.step()
+    layers.zero_grad()
+    mark()
+    _loss(layers, inputs).backward()
+    stage.reduce()
+    mark()
+
+
 def _adam(tensors: Sequence[Tensor]) -> Any:
     """Not PyTorch's own: the first one that a process makes takes a second or two."""
     from dtlab.grading.unit05.adam import Adam
@@ -205,6 +254,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(4, [case(LARGE, "large")]),
         Trial(1, [case(plain)]),
         Trial(2, [case(unused, "missing")]),
+        Trial(2, [ResidentStage2()]),
     ]
 
 
@@ -230,8 +280,10 @@ STAGE_2 = Part(
                     also=traffic("large", 2 * _STEPS, _BYTES),
                 ),
             ),
-            Rule("gradients", 2, judge("gradients", "only an owner's share is left", "result")),
-            Rule("optimizer", 1, judge("optimizer", "state for the own share only", "result")),
+            Rule("gradients", 2, judge("gradients", "only an owner's share is left", "result",
+                                      also=grown_by("gradients"))),
+            Rule("optimizer", 1, judge("optimizer", "state for the own share only", "result",
+                                      also=grown_by("optimizer"))),
             Rule("missing", 1, judge("missing", "what has no gradient stays", "result")),
         ),
     ),

@@ -11,6 +11,14 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.resident import (
+    Mark,
+    Moment,
+    ResidentCase,
+    grown_by,
+    layers_of,
+    use_twice,
+)
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.blocks import LARGE, OnBlock, alike, draw_blocks, flat_of, off_from
@@ -112,6 +120,36 @@ class Reducing(OnBlock):
                 yield "freed", f"rank {rank}: piece.grad is a view of all gradients. {_LEFT}"
 
 
+class ResidentReduce(ResidentCase):
+    """Whole gradients before, a piece of them afterwards."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """See `ResidentCase`."""
+        return (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_reduce_once, fn)
+
+
+def _reduce_once(fn: Callable[..., Any], width: int, mark: Mark) -> None:
+    import torch
+    import torch.distributed as dist
+
+    layers = layers_of(width)
+    whole = sum(one.numel() for one in layers.parameters())
+    piece = torch.nn.Parameter(torch.zeros(whole // dist.get_world_size()))
+    for parameter in layers.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    mark()
+    fn(layers, piece)
+    mark()
+
+
 def _how(got: Any, wanted: Tensor, own: Sequence[Tensor], mean: Tensor, rank: int) -> str:
     """In what piece.grad is wrong, where it is something that people do."""
     size = len(own)
@@ -162,6 +200,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(1, [case(plain, "mean")]),
         Trial(2, [case(plain, "adds", 2)]),
         Trial(2, [case(plain, "missing"), case(tied, "missing")]),
+        Trial(2, [ResidentReduce()]),
     ]
 
 
@@ -187,7 +226,8 @@ REDUCE = Part(
                     also=traffic("bytes", 1, _BYTES),
                 ),
             ),
-            Rule("freed", 1, judge("freed", "no whole gradient is left", "mean")),
+            Rule("freed", 1, judge("freed", "no whole gradient is left", "mean",
+                                  also=grown_by("freed"))),
             Rule("missing", 1, judge("missing", "a missing gradient counts as 0", "mean")),
             Rule("adds", 1, judge("adds", "a second pass adds up", "mean")),
         ),

@@ -9,6 +9,14 @@ from typing import Any, ClassVar
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.resident import (
+    Mark,
+    Moment,
+    ResidentCase,
+    grown_by,
+    layers_of,
+    use_twice,
+)
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.unit05.blocks import OnBlock, alike, draw_blocks, flat_of, off_from
@@ -101,6 +109,31 @@ class Sharding(OnBlock):
             )
 
 
+class ResidentShard(ResidentCase):
+    """A piece, once flat is gone."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """See `ResidentCase`."""
+        return (Moment("memory", "with piece alone", lambda size, n: size / n, _VIEW),)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_keep_piece, fn)
+
+
+def _keep_piece(fn: Callable[..., Any], width: int, mark: Mark) -> Any:
+    layers = layers_of(width)
+    mark()
+    piece = fn(layers)[1]
+    mark()
+    return piece
+
+
+_VIEW = "A view of the whole keeps all of it."
 _FLAT = (
     "Parameters lie end to end in one dim, in the order of block.parameters(), each of them once."
 )
@@ -112,7 +145,7 @@ def _trials(seed: int) -> list[Trial]:
     return [
         Trial(ranks, [Sharding(draw.randrange(10**6), net, "flat") for net in draw_blocks(draw)])
         for ranks in (3, 4, 2, 1)
-    ]
+    ] + [Trial(2, [ResidentShard()])]
 
 
 SHARD = Part(
@@ -131,7 +164,8 @@ SHARD = Part(
             Rule(
                 "piece", 2, judge("piece", "each rank's piece is its own part", "flat", "padding")
             ),
-            Rule("memory", 1, judge("memory", "it holds its own bytes only", "piece")),
+            Rule("memory", 1, judge("memory", "it holds its own bytes only", "piece",
+                                   also=grown_by("memory"))),
         ),
     ),
     reference="dtlab.parallel.shards.FlatLayout",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Noted, judge
 from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.resident import Mark, grown_by, use_twice
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit06.modules import ModuleCase, Shards, shape_of
+from dtlab.grading.unit06.modules import ModuleCase, ResidentShards, Shards, shape_of
 from dtlab.grading.unit06.passes import Calls, own_group, wrong_calls
 
 if TYPE_CHECKING:
@@ -143,6 +144,28 @@ class Refusing(OfAttention):
             yield "refuses", f"{said}. A rank has whole heads: raise ValueError where it cannot."
 
 
+class ResidentAttention(ResidentShards):
+    """With eight heads."""
+
+    elements = 4 * 1024**2
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_make, fn)
+
+
+def _make(fn: Callable[..., Any], width: int, mark: Mark) -> Any:
+    from torch import nn
+
+    mark()
+    dense = [nn.Linear(width, 3 * width), nn.Linear(width, width)]
+    module = fn(*dense, 8, 8, None)
+    del dense
+    mark()
+    return module
+
+
 def _advice(half: str, made: Sequence[Event]) -> str:
     if not made and half == "backward":
         return "Its gradient of x is a part of a sum."
@@ -180,6 +203,7 @@ def _trials(seed: int) -> list[Trial]:
                 case("refuses", Refusing, heads=6, kv_heads=6),
             ],
         ),
+        Trial(2, [ResidentAttention()]),
     ]
 
 
@@ -218,7 +242,8 @@ ATTENTION = Part(
             ),
             Rule("refuses", 1, judge("refuses", "heads that do not divide are refused")),
             Rule("group", 1, judge("group", "only its group's ranks count", *_USED)),
-            Rule("memory", 1, judge("memory", "a rank keeps its shards alone", "shards")),
+            Rule("memory", 1, judge("memory", "a rank keeps its shards alone", "shards",
+                                   also=grown_by("memory"))),
         ),
     ),
     reference="dtlab.parallel.parallel_attention.ParallelAttention",

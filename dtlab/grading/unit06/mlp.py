@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import judge
 from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.resident import Mark, grown_by, use_twice
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.unit06.modules import ModuleCase, Shards, shape_of
+from dtlab.grading.unit06.modules import ModuleCase, ResidentShards, Shards, shape_of
 from dtlab.grading.unit06.passes import wrong_calls
 
 if TYPE_CHECKING:
@@ -89,6 +90,28 @@ class OfMLP(ModuleCase):
         )
 
 
+class ResidentMLP(ResidentShards):
+    """Four times as wide inside."""
+
+    elements = 8 * 1024**2
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        """See `Case`."""
+        return use_twice(_make, fn)
+
+
+def _make(fn: Callable[..., Any], width: int, mark: Mark) -> Any:
+    from torch import nn
+
+    mark()
+    dense = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    module = fn(dense, None)
+    del dense
+    mark()
+    return module
+
+
 def _advice(half: str, made: Sequence[Event]) -> str:
     if not made:
         return (
@@ -114,6 +137,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(2, [case("uneven", inner=draw.choice([9, 11]))]),
         Trial(4, [case("group", groups=draw_groups(draw, 4, 2))]),
         Trial(4, [case("uneven", inner=draw.choice([5, 6, 9]))]),
+        Trial(2, [ResidentMLP()]),
     ]
 
 
@@ -145,7 +169,8 @@ MLP = Part(
                     also=wrong_calls(_advice),
                 ),
             ),
-            Rule("memory", 1, judge("memory", "a rank keeps its shards alone", "shards")),
+            Rule("memory", 1, judge("memory", "a rank keeps its shards alone", "shards",
+                                   also=grown_by("memory"))),
             Rule("uneven", 1, judge("uneven", "also where ranks do not divide", *_USED)),
             Rule("group", 1, judge("group", "only its group's ranks count", *_USED)),
         ),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.faults import Fault, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import members_of
+from dtlab.grading.checking.resident import Moment, ResidentCase
 from dtlab.grading.unit06.passes import (
     FINISHED,
     FORWARD,
@@ -32,7 +33,7 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ModuleCase", "Shards", "shape_of"]
+__all__ = ["ModuleCase", "ResidentShards", "Shards", "shape_of"]
 
 Shards = dict[str, "Tensor"]  # by the name that the learner gives them
 _SLACK = 64  # bytes that a module may hold beside its shards
@@ -220,6 +221,19 @@ class ModuleCase(Pass):
         return ""
 
 
+class ResidentShards(ResidentCase):
+    """What is left of the dense layers once a module is made of them."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = PAIR
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        """See `ResidentCase`."""
+        return (Moment("memory", "once it is made", lambda size, n: size / n, _VIEW),)
+
+
+_VIEW = "A view keeps all that it is a view of: clone() what is the rank's own."
 _NAMES = "Each shard is an attribute of the module with the name that the text gives it."
 
 
@@ -232,5 +246,5 @@ def _held(seen: Noted, held: int) -> str:
     more = "and the dense layers stay alive after that, because something of the module has them"
     return (
         f"it holds {amount(seen['held'])}{f', {more}' if seen['kept'] else ''}; its shards have "
-        f"{amount(held)}. A view keeps all that it is a view of: clone() what is the rank's own."
+        f"{amount(held)}. {_VIEW}"
     )

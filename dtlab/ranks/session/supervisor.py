@@ -94,6 +94,7 @@ class SessionSupervisor(Supervisor):
         self._cut_off = False
         for rank in self.ranks:
             takes_part = rank.rank in taking_part
+            rank.resident = []
             rank.letters = set() if takes_part else {protocol.DELIVERED[0], protocol.RETURNED[0]}
             rank.end = RankEnd() if takes_part else RankEnd("idle")
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from dtlab.collectives import ring_all_gather, ring_reduce_scatter
 from dtlab.parallel.zero import Zero2
+from dtlab.training.live import Storages
 
 
 class Right:
@@ -177,6 +178,29 @@ class KeepsGradients(Right):
         pass
 
 
+class KeepsGradientsAsBytes(Right):
+    def forget(self):
+        self.kept = [one.grad.numpy().tobytes() for one in self.parameters if one.grad is not None]
+        super().forget()
+
+
+class KeepsStateAsBytes(Right):
+    """The parameters once more, where no count of tensors finds them."""
+
+    def step(self):
+        super().step()
+        self.kept = [one.detach().numpy().tobytes() for one in self.parameters]
+
+
+class PatchesTheCount(Right):
+    """Keeps all gradients, and sets aside what counts tensors."""
+
+    def forget(self):
+        Storages.bytes = property(lambda self: 0)
+        self.kept = [one.grad for one in self.parameters]
+        super().forget()
+
+
 class KeepsZeros(Right):
     def forget(self):
         for parameter in self.parameters:
@@ -334,6 +358,9 @@ WRONG = {
     ByGloosOwn: {"bytes": "left rank"},
     BroadcastsShares: {"bytes": "left rank"},
     KeepsGradients: {"gradients": "nobody keeps a view"},
+    KeepsGradientsAsBytes: {"optimizer": "the kernel counts"},
+    KeepsStateAsBytes: {"optimizer": "the kernel counts"},
+    PatchesTheCount: {"optimizer": "the kernel counts"},
     KeepsZeros: {"gradients": "nobody keeps a view"},
     AViewOfAll: {"gradients": "nobody keeps a view"},
     KeepsABucket: {"gradients": "nobody keeps a view"},

@@ -26,6 +26,11 @@ def untouched(block, flat):
     raise NotImplementedError()
 
 
+def keeps_the_bytes_of_all(block, flat):
+    block.kept = flat.clone().numpy().tobytes()
+    right(block, flat)
+
+
 def nothing_at_all(block, flat):
     pass
 
@@ -168,6 +173,7 @@ RIGHT = [numbers_overwritten_first, right, the_other_order, strided]
 
 WRONG = {
     untouched: {"storage": "is not written yet"},
+    keeps_the_bytes_of_all: {"storage": "the kernel counts"},
     nothing_at_all: {"storage": "still has"},
     forgets_the_parameters_only: {"storage": "still has"},
     deletes_the_name: {"storage": "still has"},

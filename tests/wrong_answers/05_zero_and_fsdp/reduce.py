@@ -43,6 +43,12 @@ def untouched(block, piece):
     raise NotImplementedError()
 
 
+def keeps_the_bytes_of_all(block, piece):
+    gradients = [one.grad for one in block.parameters() if one.grad is not None]
+    piece.kept = [one.numpy().tobytes() for one in gradients]
+    right(block, piece)
+
+
 def does_nothing(block, piece):
     forget(block)
 
@@ -238,6 +244,7 @@ WRONG = {
     all_reduced: {"bytes": "left rank"},
     by_gloos_own: {"bytes": "left rank"},
     all_gathered: {"bytes": "left rank"},
+    keeps_the_bytes_of_all: {"freed": "the kernel counts"},
     keeps_gradients: {"freed": "whole gradients are left"},
     sets_them_to_zero: {"freed": "whole gradients are left"},
     a_view_of_all: {"freed": "is a view of all gradients"},

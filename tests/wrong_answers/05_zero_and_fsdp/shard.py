@@ -26,6 +26,12 @@ def right(block):
 # Wrong ------------------------------------------------------------------------------------------
 
 
+def keeps_the_bytes_of_all(block):
+    flat, piece = right(block)
+    piece.kept = flat.numpy().tobytes()
+    return flat, piece
+
+
 def untouched(block):
     raise NotImplementedError()
 
@@ -45,7 +51,8 @@ def the_other_way_round(block):
 
 
 def tied_weights_twice(block):
-    flat = end_to_end([one for layer in block.layers for one in layer.parameters()])
+    layers = getattr(block, "layers", block)
+    flat = end_to_end([one for layer in layers for one in layer.parameters()])
     return flat, nn.Parameter(own(flat).clone())
 
 
@@ -178,6 +185,7 @@ WRONG = {
     all_of_it: {"piece": "has the shape"},
     no_parameter: {"piece": "is no nn.Parameter"},
     a_frozen_piece: {"piece": "is no nn.Parameter"},
+    keeps_the_bytes_of_all: {"memory": "the kernel counts"},
     a_view: {"memory": "is a view of the whole"},
     a_detached_view: {"memory": "is a view of the whole"},
     by_the_library: {"flat": "finished code"},

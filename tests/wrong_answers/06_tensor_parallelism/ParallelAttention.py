@@ -228,6 +228,12 @@ class Views(Right):
         return tensor
 
 
+class KeepsTheBytesOfAll(Right):
+    def __init__(self, qkv, projection, heads, kv_heads, group=None):
+        super().__init__(qkv, projection, heads, kv_heads, group)
+        self.kept = [one.detach().numpy().tobytes() for one in (qkv.weight, projection.weight)]
+
+
 class DenseKept(Right):
     def __init__(self, qkv, projection, heads, kv_heads, group=None):
         super().__init__(qkv, projection, heads, kv_heads, group)
@@ -292,6 +298,7 @@ WRONG = {
     Asserts: {"refuses": "it raises AssertionError"},
     AllRanks: {"group": "y is off"},
     Views: {"memory": "clone()"},
+    KeepsTheBytesOfAll: {"memory": "the kernel counts"},
     DenseKept: {"memory": "stay alive"},
     by_the_library: {"shards": "finished code"},
 }

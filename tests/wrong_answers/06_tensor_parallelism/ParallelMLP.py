@@ -229,6 +229,12 @@ class Views(Right):
         return tensor
 
 
+class KeepsTheBytesOfAll(Right):
+    def __init__(self, dense, group=None):
+        super().__init__(dense, group)
+        self.kept = [one.detach().numpy().tobytes() for one in dense.parameters()]
+
+
 class DenseKept(Right):
     def __init__(self, dense, group=None):
         super().__init__(dense, group)
@@ -362,6 +368,7 @@ WRONG = {
     XFromTheFirst: {"calls": "broadcast"},
     TwoSums: {"calls": "all_reduce"},
     Views: {"memory": "clone()"},
+    KeepsTheBytesOfAll: {"memory": "the kernel counts"},
     DenseKept: {"memory": "clone()"},
     DenseHidden: {"memory": "stay alive"},
     ChunkedFeatures: {"uneven": ""},
