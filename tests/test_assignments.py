@@ -59,17 +59,27 @@ def test_a_score_that_no_check_gives_is_an_error(wrong: tuple[float, float, floa
 
 
 def test_without_words_all_of_the_unit_is_asked_for() -> None:
-    asked = wanted("01")
+    asked = wanted(["01"])
     assert asked.weights == {part.name: part.points for part in PARTS if part.unit == "01"}
-    assert asked.levels == [1, 2, 3]
+    assert asked.levels("01") == [1, 2, 3]
 
 
 def test_levels_parts_and_points() -> None:
-    asked = wanted("01", "2, 1", "01/step,ring_all_reduce", "01/ring_all_reduce=20.5")
+    asked = wanted(["01"], "2, 1", "01/step,ring_all_reduce", "01/ring_all_reduce=20.5")
     assert asked.weights == {"01/step": find_part("01/step").points, RING: 20.5}
-    assert asked.levels == [1, 2]
-    assert wanted("01", parts="ring_all_reduce").levels == [2]
-    assert wanted("01", levels="3").levels == [3]
+    assert asked.levels("01") == [1, 2]
+    assert wanted(["01"], parts="ring_all_reduce").levels("01") == [2]
+    assert wanted(["01"], levels="3").levels("01") == [3]
+
+
+def test_parts_of_several_units() -> None:
+    asked = wanted(["01", "02"], parts="ring_all_reduce, 02/ddp_step")
+    assert [part.name for part in asked.parts] == [RING, "02/ddp_step"]
+    assert (asked.levels("01"), asked.levels("02")) == ([2], [1])
+    assert asked.file("02", 2) == "02-level-2.ipynb"
+    assert wanted(["01"]).file("01", 2) == "level-2.ipynb"
+    with pytest.raises(DtlabError, match="nothing is asked for of unit 02"):
+        wanted(["01", "02"], parts=RING)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +87,7 @@ def test_levels_parts_and_points() -> None:
     [
         ({"parts": "01/ring_al_reduce"}, "Did you mean '01/ring_all_reduce'"),
         ({"parts": "02/step"}, "unit 01 has no part '02/step'"),
+        ({"parts": "02/step"}, "name the units, as in: dtlab release 01,02"),
         ({"levels": "1", "parts": RING}, "is of level 2, and --levels 1 leaves that out"),
         ({"levels": "1,2", "parts": RING}, "has level 1, and --parts none of its parts"),
         ({"levels": "4"}, "no level '4'. There are 1, 2, 3"),
@@ -92,7 +103,7 @@ def test_levels_parts_and_points() -> None:
 )
 def test_what_does_not_fit_is_told(words: dict[str, str], message: str) -> None:
     with pytest.raises(DtlabError, match=re.escape(message)):
-        wanted("01", **words)
+        wanted(["01"], **words)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def beside(part: Part) -> list[Part]:
 
 def only(part: Part, points: float | None = None, there: tuple[str, ...] = ()) -> NotebookNode:
     weights = {part.name: part.points if points is None else points}
-    return cut(level_of(part), beside(part), weights, there)
+    return cut(level_of(part), beside(part), weights, dict(zip(there, there, strict=True)))
 
 
 def ids(notebook: NotebookNode) -> list[str]:
@@ -50,7 +50,8 @@ def test_a_whole_level_stays_as_it_is(level: Path) -> None:
     whole = nbformat.read(level, as_version=4)
     parts = [part for part in PARTS if ROOT / "solutions" / Course(ROOT).level(part) == level]
     lesson = f"../../notebooks/{level.parent.name}.ipynb"
-    everything = {lesson, *(f"level-{number}.ipynb" for number in (1, 2, 3))}
+    names = (lesson, *(f"level-{number}.ipynb" for number in (1, 2, 3)))
+    everything = {name: name for name in names}
     assert cut(whole, parts, {part.name: part.points for part in parts}, everything) == whole
 
 
@@ -109,7 +110,7 @@ def test_what_is_said_of_the_whole_level_goes_with_a_part_of_it() -> None:
     assert said in level_of(step).cells[0].source
     assert said not in only(step).cells[0].source
     weights = {part.name: part.points + 1 for part in beside(step)}
-    title = cut(level_of(step), beside(step), weights, ()).cells[0].source
+    title = cut(level_of(step), beside(step), weights, {}).cells[0].source
     assert said in title
     assert "In this assignment the level has 30 points, about 27 minutes." in title
 
@@ -130,11 +131,19 @@ def test_no_link_leads_to_what_is_not_there() -> None:
     assert "Know before: lesson 01 and Level II." in only(find_part("01/mend_2")).cells[0].source
 
 
+def test_links_lead_to_the_names_that_notebooks_have_in_the_assignment() -> None:
+    part = find_part("01/mend_2")
+    there = {"level-2.ipynb": "01-level-2.ipynb"}
+    title = cut(level_of(part), beside(part), {part.name: part.points}, there).cells[0].source
+    assert "[Level II](01-level-2.ipynb)" in title
+
+
 def test_what_comes_next_is_said_where_it_is_there() -> None:
     step = find_part("01/step")
     weights = {part.name: part.points for part in beside(step)}
-    assert "next" in ids(cut(level_of(step), beside(step), weights, {"level-2.ipynb"}))
-    assert "next" not in ids(cut(level_of(step), beside(step), weights, {"level-1.ipynb"}))
+    for level in (1, 2):
+        there = {f"level-{level}.ipynb": f"level-{level}.ipynb"}
+        assert ("next" in ids(cut(level_of(step), beside(step), weights, there))) is (level == 2)
     assert "next" not in ids(only(step, there=("level-2.ipynb",)))
 
 
@@ -152,7 +161,7 @@ def test_another_weight_is_said_and_counts(points: float, said: str | None) -> N
 def test_the_original_is_not_touched() -> None:
     whole = level_of(find_part(RING))
     before = nbformat.writes(whole)
-    cut(whole, beside(find_part(RING)), {RING: 3}, ())
+    cut(whole, beside(find_part(RING)), {RING: 3}, {})
     assert nbformat.writes(whole) == before
 
 
@@ -161,7 +170,7 @@ def test_a_part_without_its_line_of_points_is_named() -> None:
     text = cell(whole, "ring_all_reduce-text")
     text.source = text.source.replace("10 points · ", "some points · ")
     with pytest.raises(DtlabError, match=r"ring_all_reduce begins.*10 points · 35 minutes"):
-        cut(whole, beside(find_part(RING)), {RING: 3}, ())
+        cut(whole, beside(find_part(RING)), {RING: 3}, {})
 
 
 @pytest.mark.proof

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,16 @@ def test_a_defence_is_graded_in_the_cell_that_is_filled_in() -> None:
     assert isinstance(PART.check, Defence)
     assert PART.check.rows == ["| 2 | the number that decided |", "| 1.5 | what if |"]
     assert not find_part("01/step").by_hand
+
+
+def test_the_rubric_to_click_on_counts_what_the_cell_counts() -> None:
+    assert isinstance(PART.check, Defence)
+    form = PART.check.form(7)
+    assert re.findall('data-points="(.+?)"> (.+?): <span>(.+?)<', form) == [
+        ("4", "4", "the number that decided"),
+        ("3", "3", "what if"),
+    ]
+    assert "&lt;b&gt;" in Defence(((1, "<b>"),)).form(1)
 
 
 def test_a_check_of_it_says_who_grades_it() -> None:
@@ -109,7 +120,7 @@ def test_a_defence_in_a_code_cell_or_without_a_form_is_refused() -> None:
 def test_an_assignment_may_give_it_another_weight() -> None:
     notebook = asking()
     normalise(notebook, [PART])
-    text, answer = cut(notebook, [PART], {"05/why": 7}, ()).cells[1:]
+    text, answer = cut(notebook, [PART], {"05/why": 7}, {}).cells[1:]
     assert "*7 points · 15 minutes" in text.source
     assert "The table counts 3.5 points; they give 7 points in this assignment" in text.source
     assert (answer.metadata.nbgrader.points, answer.source) == (7, FORM)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from dtlab.errors import DtlabError
@@ -24,10 +26,10 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "release",
         help="for instructors: make an assignment in a course folder",
         description="Makes an assignment of a unit, or of some of its levels or parts, in a "
-        "course folder of your own. Without a unit it keeps the repository in order: it "
-        "normalises notebooks/ and solutions/, and generates exercises/.",
+        "course folder of your own; or of several units. Without a unit it keeps the repository "
+        "in order: it normalises notebooks/ and solutions/, and generates exercises/.",
     )
-    release.add_argument("unit", nargs="?", help='its number, as "01"')
+    release.add_argument("unit", nargs="?", help='its number, as "01"; or several, as "01,02"')
     release.add_argument("--levels", metavar="1,2", help="only these levels")
     release.add_argument(
         "--parts",
@@ -44,7 +46,9 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "else the folder you are in",
     )  # fmt: skip
     release.add_argument(
-        "--force", action="store_true", help="replace the notebooks of an assignment that exists"
+        "--force",
+        action="store_true",
+        help="replace the notebooks of an assignment that exists, also to add parts to it",
     )
     release.set_defaults(run=_release)
 
@@ -147,8 +151,9 @@ def _release(options: argparse.Namespace) -> None:
         name: getattr(options, name)
         for name in ("levels", "parts", "points", "due", "name", "course", "force")
     }
+    lines: Iterator[str]
     if options.unit and options.parts == "list":
-        lines = iter(listed(options.unit))
+        lines = chain.from_iterable(listed(unit.strip()) for unit in options.unit.split(","))
     elif options.unit:
         lines = release_assignment(options.unit, **chosen)
     elif any(chosen.values()):

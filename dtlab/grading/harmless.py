@@ -29,6 +29,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode
 
+from dtlab.grading.checking.defences import Defence
+
 __all__ = ["Harmless", "harmless_html", "markdown_to_html", "safe_data"]
 
 _RASTER = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8\xff"}  # and how such a file begins
@@ -108,12 +110,29 @@ def safe_data(data: Mapping[str, Any]) -> dict[str, str]:
 
 @pass_context
 def markdown_to_html(context: Context, source: str) -> str:
-    """nbconvert's rendering of Markdown, sanitised. A filter of its templates."""
+    """nbconvert's rendering of Markdown, sanitised. A filter of its templates.
+
+    In formgrader the text of a written defence stands below its rubric, which can be clicked on.
+    """
     cell = context.get("cell", {})
     renderer = IPythonRenderer(
         escape=False, attachments=cell.get("attachments", {}), exclude_anchor_links=True
     )
-    return harmless_html(MarkdownWithMath(renderer=renderer).render(source))
+    text = harmless_html(MarkdownWithMath(renderer=renderer).render(source))
+    in_formgrader = "submission_id" in context.get("resources", {})
+    return _rubric(cell.get("metadata", {}).get("nbgrader", {})) + text if in_formgrader else text
+
+
+def _rubric(role: Mapping[str, Any]) -> str:
+    """The rubric of the cell with this role of nbgrader's, if a person grades it."""
+    if not (role.get("grade") and role.get("solution")):
+        return ""
+    from dtlab.grading.parts import known_parts
+
+    for part in known_parts():
+        if isinstance(part.check, Defence) and part.grade_id == role.get("grade_id"):
+            return part.check.form(float(role["points"]))
+    return ""
 
 
 class Harmless(Preprocessor):  # type: ignore[misc]

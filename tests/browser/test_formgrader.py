@@ -13,13 +13,14 @@ import pytest
 from nbgrader.api import Gradebook
 from playwright.sync_api import Page, expect
 
+from dtlab.grading import find_part
 from dtlab.grading.assignments.release import release_assignment
 from dtlab.grading.classroom.command import grade
 from dtlab.grading.settings import course_directory
 from tests.browser.lab import IN_A_BROWSER, chromium, running_in
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
-NAME, PART = "week-1", "averages"
+NAME, PART, DEFENCE = "week-1", "averages", "week-2"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,12 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own.source = 'learner = "ada"'
     nbformat.write(notebook, path)
     assert grade(NAME, course=folder)
+    for _ in release_assignment("05", parts="05/defence", name=DEFENCE, course=folder):
+        pass
+    place = folder / "submitted" / "ada" / DEFENCE
+    place.mkdir(parents=True)
+    shutil.copy(folder / "source" / DEFENCE / "level-3.ipynb", place)
+    assert grade(DEFENCE, course=folder)
     return folder
 
 
@@ -54,6 +61,15 @@ def scores(course: Path) -> list[float]:
     directory = course_directory(course)
     with Gradebook(directory.db_url, directory.course_id) as book:
         return [one.score for one in book.assignment_submissions(NAME)]
+
+
+def the_defence(course: Path) -> tuple[float | None, str]:
+    """Its points, and the comment below it."""
+    directory = course_directory(course)
+    with Gradebook(directory.db_url, directory.course_id) as book:
+        grade = book.find_grade("defence", "level-3", DEFENCE, "ada")
+        comment = book.find_comment("defence", "level-3", DEFENCE, "ada")
+        return grade.manual_score, comment.manual_comment or ""
 
 
 def test_formgrader_shows_the_assignment_and_takes_points(page: Page, course: Path) -> None:
@@ -80,3 +96,37 @@ def test_formgrader_shows_the_assignment_and_takes_points(page: Page, course: Pa
 def test_manual_points_survive_the_next_run(page: Page, course: Path) -> None:
     assert grade(NAME, course=course, again=True)
     assert sorted(scores(course)) == [0.0, 3.0]
+
+
+def test_a_click_on_the_rubric_gives_points_and_says_what_for(page: Page, course: Path) -> None:
+    rubric = [what for _, what in find_part("05/defence").check.rubric]
+    address = page.url.partition("/formgrader")[0]
+    page.goto(f"{address}/formgrader/gradebook/{DEFENCE}/level-3")
+    page.get_by_role("link", name="Submission #1").click()
+    boxes = page.locator(".nbgrader_cell input[type=checkbox]")
+    expect(boxes).to_have_count(len(rubric), timeout=30_000)
+    page.wait_for_load_state("networkidle")
+    comment = page.locator("textarea.comment").last
+    comment.fill("Well argued.")
+    comment.press("Tab")
+    most = [float(one) for one in boxes.evaluate_all("all => all.map(one => one.dataset.points)")]
+    boxes.nth(0).check()
+    boxes.nth(1).check()
+    boxes.nth(1).uncheck()
+    if "DTLAB_SHOTS" in os.environ:
+        page.screenshot(path=f"{os.environ['DTLAB_SHOTS']}/rubric.png", full_page=True)
+    deadline = time.monotonic() + 15
+    said = f"{most[0]:g} of {most[0]:g}: {rubric[0]}", f"0 of {most[1]:g}: {rubric[1]}"
+    while time.monotonic() < deadline:
+        points, text = the_defence(course)
+        if points == most[0] and said[1] in text:
+            break
+        page.wait_for_timeout(100)
+    assert points == most[0]
+    lines = [line for line in text.split("\n") if line]
+    assert lines[:2] == [*said]
+    assert lines[-1] == "Well argued."
+    page.reload()
+    page.wait_for_load_state("networkidle")
+    expect(boxes.nth(0)).to_be_checked()
+    expect(boxes.nth(1)).not_to_be_checked()

@@ -14,7 +14,7 @@ is about the level as a whole, and gives way to one sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from nbformat import NotebookNode
@@ -31,12 +31,13 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+\.ipynb)(?:#[^)\s]*)?\)")
 
 
 def cut(
-    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, there: Collection[str]
+    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, there: Mapping[str, str]
 ) -> NotebookNode:
     """A copy of a level's notebook that asks for the parts in `weights`, for so many points each.
 
-    `parts` are all parts of the level, in order. `there` has the names of the assignment's files:
-    links to other notebooks become plain text. Raises `DtlabError` where no part can be told.
+    `parts` are all parts of the level, in order. `there` has the unit's files that the assignment
+    has too, and their names in it: links to other notebooks become plain text. Raises `DtlabError`
+    where no part can be told.
     """
     new = deepcopy(notebook)
     cells, spans = new.cells, _spans(new.cells, parts)
@@ -52,7 +53,7 @@ def cut(
         gone |= {place for place in range(end, len(cells)) if _is_prose(cells[place])}
     new.cells = [cell for place, cell in enumerate(cells) if place not in gone]
     for cell in filter(_is_prose, new.cells):
-        cell.source = _LINK.sub(lambda link: link[0] if link[2] in there else link[1], cell.source)
+        cell.source = _LINK.sub(lambda link: _link(link, there), cell.source)
     return new
 
 
@@ -86,7 +87,11 @@ def _is_prose(cell: NotebookNode, about: str = "") -> bool:
     )
 
 
-def _links_elsewhere(cell: NotebookNode, there: Collection[str]) -> bool:
+def _link(link: re.Match[str], there: Mapping[str, str]) -> str:
+    return link[0].replace(link[2], there[link[2]]) if link[2] in there else link[1]
+
+
+def _links_elsewhere(cell: NotebookNode, there: Mapping[str, str]) -> bool:
     return any(link[2] not in there for link in _LINK.finditer(cell.source))
 
 

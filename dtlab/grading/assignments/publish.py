@@ -9,16 +9,30 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import nbformat
 from nbformat import NotebookNode
-from nbgrader.api import Assignment, Gradebook, MissingEntry
+from nbgrader.api import (
+    Assignment,
+    BaseCell,
+    Comment,
+    Grade,
+    Gradebook,
+    GradeCell,
+    MissingEntry,
+    Notebook,
+    SolutionCell,
+    SourceCell,
+    SubmittedAssignment,
+    SubmittedNotebook,
+)
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
-from nbgrader.utils import capture_log
+from nbgrader.utils import capture_log, is_grade, is_locked, is_solution
 
 from dtlab.errors import DtlabError
 from dtlab.grading.assignments.cutting import cut
@@ -35,7 +49,6 @@ _NOT_COPIED = (".ipynb", ".pyc")
 
 def publish(
     home: Course,
-    unit: str,
     asked: Wanted,
     folder: Path,
     name: str,
@@ -46,47 +59,58 @@ def publish(
     """Makes the assignment `name` in a course folder from the solutions in `home`.
 
     Raises `DtlabError` where there is one of that name, save with `force`; and also then where
-    learners have handed in other parts, since their grades would be lost.
+    learners have handed in parts that it would not have any more, since grades would be lost.
     """
-    origin = home.root / "solutions" / unit
-    notebooks = _notebooks(origin, asked)
+    notebooks: dict[str, NotebookNode] = {}
+    beside: list[Path] = []
+    for unit in asked.units:
+        origin = home.root / "solutions" / home.unit(unit)
+        notebooks |= _notebooks(origin, unit, asked)
+        beside += _beside(origin)
     yield from begin_course(folder)
     directory = course_directory(folder)
     source, release = (
         Path(directory.format_path(step, ".", name))
         for step in (directory.source_directory, directory.release_directory)
     )
-    known, regrade = _settled(directory, name, notebooks, (source, release), force)
+    settled = _settled(directory, name, notebooks, (source, release), force)
     try:
         with _as_it_was_on_failure(source, release):
-            _write(notebooks, origin, source)
-            _generate(directory, name)
+            _write(notebooks, beside, source)
+            handed_in = settled.known and bool(settled.students)
+            with _open_for_more(directory, name, notebooks, handed_in):
+                _generate(directory, name)
     except BaseException:
-        _as_before(directory, name, known)
+        _as_before(directory, name, settled.known)
         raise
     due = _registered(directory, name, due)
     for level in notebooks:
         yield f"{source / level}   {_content(asked, level)}"
     yield f"{release}   generated"
     yield f"{name}: {asked.points:g} points{_due(due)}"
-    if regrade:
-        yield f"Points have changed. Grade again what was handed in: {', '.join(regrade)}."
+    students = ", ".join(settled.students)
+    if settled.added:
+        yield (
+            f"Added: {', '.join(settled.added)}. Handed in before that: {students}. They lose "
+            "these points unless they hand in again, with the new notebook."
+        )
+    if settled.changed:
+        yield f"Points have changed. Grade again what was handed in: {students}."
 
 
-def _notebooks(origin: Path, asked: Wanted) -> dict[str, NotebookNode]:
-    """The instructor's notebooks of the assignment, by file name."""
-    files = {path.name for path in _beside(origin)}
-    there = files | {f"level-{level}.ipynb" for level in asked.levels}
+def _notebooks(origin: Path, unit: str, asked: Wanted) -> dict[str, NotebookNode]:
+    """The instructor's notebooks of the assignment from one unit, by their names there."""
+    there = {path.name: path.name for path in _beside(origin)}
+    there |= {f"level-{level}.ipynb": asked.file(unit, level) for level in asked.levels(unit)}
     made = {}
-    for level in asked.levels:
+    for level in asked.levels(unit):
         path = origin / f"level-{level}.ipynb"
         if not path.is_file():
             raise DtlabError(f"there is no {path} to make level {level} of.")
         notebook = nbformat.read(path, as_version=4)
-        unit = asked.unit
         parts = [part for part in known_parts() if (part.unit, part.level) == (unit, level)]
         normalise(notebook, parts, name=str(path))
-        made[path.name] = cut(notebook, parts, asked.weights, there)
+        made[there[path.name]] = cut(notebook, parts, asked.weights, there)
     return made
 
 
@@ -96,17 +120,27 @@ def _beside(origin: Path) -> list[Path]:
     return [path for path in found if path.suffix not in _NOT_COPIED]
 
 
+@dataclass(frozen=True)
+class _Settled:
+    """Whether the gradebook knows an assignment, and who has handed it in.
+
+    For them: the parts that are added, and whether points of the others change.
+    """
+
+    known: bool
+    students: list[str]
+    added: list[str]
+    changed: bool
+
+
 def _settled(
     directory: CourseDirectory,
     name: str,
     notebooks: Mapping[str, NotebookNode],
     folders: tuple[Path, Path],
     force: bool,
-) -> tuple[bool, list[str]]:
-    """Whether the gradebook knows the assignment, and whose grades are of other weights.
-
-    Raises `DtlabError` where something would be overwritten, or lost.
-    """
+) -> _Settled:
+    """Raises `DtlabError` where something would be overwritten, or lost."""
     with Gradebook(directory.db_url, directory.course_id) as book:
         try:
             assignment = book.find_assignment(name)
@@ -127,12 +161,20 @@ def _settled(
         for cell in notebook.cells
         if cell.metadata.get("nbgrader")
     }
-    if students and old and old.keys() != new.keys():
+    late = bool(old and students)
+    if late and old.keys() - new.keys():
+        gone = sorted({cell.removesuffix("-check") for _, cell in old.keys() - new.keys()})
         raise DtlabError(
-            f"{name} has been handed in by {_some(sorted(students))}, with other parts: grades "
-            "would be lost. Take another --name for this one."
+            f"{name} has been handed in by {_some(sorted(students))}, with {', '.join(gone)}: "
+            "grades would be lost. Ask for these too, or take another --name for this one."
         )
-    return assignment is not None, sorted(students) if old and old != new else []
+    added = [cell for cell in new if late and cell not in old and new[cell] is not None]
+    return _Settled(
+        assignment is not None,
+        sorted(students),
+        [cell.removesuffix("-check") for _, cell in added],
+        late and any(new[cell] != points for cell, points in old.items()),
+    )
 
 
 def _cells_in(assignment: Assignment | None) -> dict[tuple[str, str], float | None]:
@@ -150,12 +192,79 @@ def _handed_in(directory: CourseDirectory, name: str) -> list[Path]:
     return [path for path in root.glob(str(pattern.relative_to(root))) if path.is_dir()]
 
 
-def _write(notebooks: Mapping[str, NotebookNode], origin: Path, source: Path) -> None:
+@contextmanager
+def _open_for_more(
+    directory: CourseDirectory, name: str, notebooks: Mapping[str, NotebookNode], handed_in: bool
+) -> Iterator[None]:
+    """Lets nbgrader add to an assignment that was handed in, which it refuses.
+
+    The gradebook gets new notebooks and cells before nbgrader compares, and afterwards each
+    submission gets a place for their points. Where anything goes wrong meanwhile they go again.
+    """
+    new: list[Notebook | BaseCell | SourceCell] = []
+    with Gradebook(directory.db_url, directory.course_id) as book:
+        for file, notebook in notebooks.items() if handed_in else ():
+            known = book.find_assignment(name)
+            found = [one for one in known.notebooks if one.name == Path(file).stem]
+            if found:
+                new += _missing(found[0], notebook)
+            else:
+                new.append(Notebook(name=Path(file).stem, assignment=known))
+        book.db.add_all(new)
+        book.db.commit()
+        try:
+            yield
+        except BaseException:
+            for cell in new:
+                book.db.delete(cell)
+            book.db.commit()
+            raise
+        book.db.expire_all()
+        for submission in book.find_assignment(name).submissions if handed_in else ():
+            book.db.add_all([*_lacking(submission)])
+        book.db.commit()
+
+
+def _missing(known: Notebook, notebook: NotebookNode) -> Iterator[BaseCell | SourceCell]:
+    """The cells of a notebook that the gradebook lacks."""
+    cells = (*known.grade_cells, *known.solution_cells, *known.source_cells)
+    have = {(type(one), one.name) for one in cells}
+    for cell in notebook.cells:
+        role = cell.metadata.get("nbgrader", {})
+        name, kind = role.get("grade_id"), {"cell_type": cell.cell_type}
+        if is_grade(cell) and (GradeCell, name) not in have:
+            yield GradeCell(name=name, notebook=known, max_score=float(role["points"]), **kind)
+        if is_solution(cell) and (SolutionCell, name) not in have:
+            yield SolutionCell(name=name, notebook=known)
+        roles = is_grade(cell) or is_solution(cell) or is_locked(cell)
+        if roles and (SourceCell, name) not in have:
+            yield SourceCell(name=name, notebook=known, **kind)
+
+
+def _lacking(
+    submission: SubmittedAssignment,
+) -> Iterator[SubmittedNotebook | Grade | Comment]:
+    """The rows of a submission that nbgrader would make for it today, and that it lacks."""
+    have = {one.notebook_id: one for one in submission.notebooks}
+    for notebook in submission.assignment.notebooks:
+        own = have.get(notebook.id) or SubmittedNotebook(notebook=notebook, assignment=submission)
+        yield own
+        graded = {grade.cell_id for grade in own.grades}
+        told = {comment.cell_id for comment in own.comments}
+        for cell in notebook.grade_cells:
+            if cell.id not in graded:
+                yield Grade(cell_id=cell.id, notebook=own)
+        for cell in notebook.solution_cells:
+            if cell.id not in told:
+                yield Comment(cell_id=cell.id, notebook=own)
+
+
+def _write(notebooks: Mapping[str, NotebookNode], beside: list[Path], source: Path) -> None:
     """Writes the notebooks in place of older ones; what else is in the folder stays."""
     source.mkdir(parents=True, exist_ok=True)
-    for old in source.glob("level-?.ipynb"):
+    for old in source.glob("*level-?.ipynb"):
         old.unlink()
-    for file in _beside(origin):
+    for file in beside:
         shutil.copy(file, source)
     for name, notebook in notebooks.items():
         (source / name).write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
@@ -212,7 +321,7 @@ def _as_it_was_on_failure(*folders: Path) -> Iterator[None]:
 
 
 def _content(asked: Wanted, level: str) -> str:
-    parts = [part for part in asked.parts if level == f"level-{part.level}.ipynb"]
+    parts = [part for part in asked.parts if level == asked.file(part.unit, part.level)]
     points = sum(asked.weights[part.name] for part in parts)
     return f"{points:g} points: {', '.join(part.symbol for part in parts)}"
 

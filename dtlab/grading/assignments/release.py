@@ -29,16 +29,18 @@ def release_assignment(
 ) -> Iterator[str]:
     """Makes an assignment in a course folder, and says what it did, line by line.
 
-    The arguments are those of `dtlab release`. Raises `DtlabError` where it cannot be done; then
-    everything is as it was.
+    The arguments are those of `dtlab release`; `unit` may name several, "01,02". Raises
+    `DtlabError` where it cannot be done; then everything is as it was.
     """
 
     home = _home()
-    unit_name = home.unit(unit)
-    asked = wanted(unit_name[:2], levels, parts, points)
+    units = sorted({home.unit(one.strip()) for one in unit.split(",")})
+    if len(units) > 1 and not name:
+        raise DtlabError("an assignment of several units needs a name of its own: --name week-3.")
+    asked = wanted([one[:2] for one in units], levels, parts, points)
     moment = due_date(due) if due else None
-    name = _good_name(name or unit_name)
-    yield from publish(home, unit_name, asked, _folder(home, course), name, moment, force=force)
+    name = _good_name(name or units[0])
+    yield from publish(home, asked, _folder(home, course), name, moment, force=force)
 
 
 def _home() -> Course:

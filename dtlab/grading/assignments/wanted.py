@@ -1,4 +1,4 @@
-"""What an assignment asks for: levels and parts of one unit, and their points."""
+"""What an assignment asks for: levels and parts of one unit or several, and their points."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Wanted", "listed", "wanted"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an assignment asks for: the parts of one unit, in order, and their points."""
+    """What an assignment asks for: units, parts of them in order, and their points."""
 
-    unit: str
+    units: tuple[str, ...]
     weights: Mapping[str, float]
 
     @property
@@ -25,10 +25,13 @@ class Wanted:
         """The parts that are asked for."""
         return [part for part in known_parts() if part.name in self.weights]
 
-    @property
-    def levels(self) -> list[int]:
-        """The levels that they are of."""
-        return sorted({part.level for part in self.parts})
+    def levels(self, unit: str) -> list[int]:
+        """The levels that the parts of a unit are of."""
+        return sorted({part.level for part in self.parts if part.unit == unit})
+
+    def file(self, unit: str, level: int) -> str:
+        """Its notebook: "level-2.ipynb", and where there are several units "01-level-2.ipynb"."""
+        return f"{unit}-" * (len(self.units) > 1) + f"level-{level}.ipynb"
 
     @property
     def points(self) -> float:
@@ -37,14 +40,17 @@ class Wanted:
 
 
 def wanted(
-    unit: str, levels: str | None = None, parts: str | None = None, points: str | None = None
+    units: Sequence[str],
+    levels: str | None = None,
+    parts: str | None = None,
+    points: str | None = None,
 ) -> Wanted:
-    """Reads what to ask for of the unit "01": "1,2", "01/step,01/results" and "01/step=12".
+    """Reads what to ask for of units, as ["01"]: "1,2", "01/step,01/results" and "01/step=12".
 
-    Without `levels` and `parts` all of the unit; without `points` what the checks count. Raises
+    Without `levels` and `parts` all of them; without `points` what the checks count. Raises
     `DtlabError` for names that are not known, and for what does not fit together.
     """
-    known = {part.name: part for part in known_parts() if part.unit == unit}
+    known = {part.name: part for part in known_parts() if part.unit in units}
     every = sorted({part.level for part in known.values()})
     chosen = [_level(word, every) for word in _words(levels)] or every
     named = {_part(word, known).name for word in _words(parts)}
@@ -65,8 +71,11 @@ def wanted(
                 f"--levels has level {level}, and --parts none of its parts. Leave the level out, "
                 f"or name some: {', '.join(p.name for p in known.values() if p.level == level)}."
             )
+    for unit in units:
+        if all(part.unit != unit for part in asked):
+            raise DtlabError(f"nothing is asked for of unit {unit}: leave it out, or name parts.")
     return Wanted(
-        unit, {part.name: part.points for part in asked} | _weights(points, known, asked)
+        tuple(units), {part.name: part.points for part in asked} | _weights(points, known, asked)
     )
 
 
@@ -98,15 +107,15 @@ def _level(word: str, every: Sequence[int]) -> int:
 
 def _part(word: str, known: Mapping[str, Part]) -> Part:
     """The part with this name, which may lack its unit."""
-    unit = next(iter(known)).partition("/")[0]
-    name = word if "/" in word else f"{unit}/{word}"
-    if name in known:
-        return known[name]
-    close = get_close_matches(name, known, n=1)
+    for name in known:
+        if word in (name, name.partition("/")[2]):
+            return known[name]
+    units = sorted({part.unit for part in known.values()})
+    close = get_close_matches(word if "/" in word else f"{units[0]}/{word}", known, n=1)
     guess = f" Did you mean {close[0]!r}?" if close else ""
     raise DtlabError(
-        f"unit {unit} has no part {word!r}.{guess} Its parts: {', '.join(known)}. An assignment "
-        "is of one unit."
+        f"unit {' and '.join(units)} has no part {word!r}.{guess} Its parts: {', '.join(known)}. "
+        "For parts of several units, name the units, as in: dtlab release 01,02."
     )
 
 

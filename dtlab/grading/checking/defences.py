@@ -1,11 +1,13 @@
 """Written defences: text that a person grades, by a rubric.
 
 Defence(rubric)  ──>  nbgrader's metadata of a text cell  ──>  formgrader, where points are given
-                 └──>  the table above that cell, which learners read
+                 ├──>  the table above that cell, which learners read
+                 └──>  form(): the same in formgrader, to click on
 """
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,20 @@ class Defence:
         """The rubric as rows of the table in the notebook: "| 2 | the number that decided |"."""
         return [f"| {points:g} | {what} |" for points, what in self.rubric]
 
+    def form(self, points: float) -> str:
+        """The rubric as HTML for formgrader, whose cell counts `points`: a box for each row.
+
+        A tick enters the sum as the score, and what was earned into the comment, where the
+        learner reads it. Both can be changed by hand afterwards.
+        """
+        worth = [points * own / self.points for own, _ in self.rubric]
+        rows = "".join(
+            f'<div><label><input type="checkbox" data-points="{most:g}"> '
+            f"{most:g}: <span>{html.escape(what)}</span></label></div>"
+            for most, (_, what) in zip(worth, self.rubric, strict=True)
+        )
+        return f'<div class="well well-sm">{rows}<script>{_FORM}</script></div>'
+
     def run(
         self,
         symbol: str,
@@ -46,3 +62,36 @@ class Defence:
             f"{symbol!r}, and look at the table above that for what earns the {self.points:g} "
             "points."
         )
+
+
+# In formgrader's page, where $ is jQuery, which saves a score or a comment when it changes. Which
+# boxes are ticked is read from the comment, which arrives a moment after the page.
+_FORM = """
+{
+  const form = document.currentScript.parentElement;
+  $(() => {
+    const cell = form.closest(".nbgrader_cell");
+    const score = cell.querySelector(".score"), comment = cell.querySelector(".comment");
+    const rows = [...form.querySelectorAll("label")].map((label) => {
+      const box = label.querySelector("input"), most = Number(box.dataset.points);
+      const said = (points) => `${points} of ${most}: ${label.querySelector("span").textContent}`;
+      return { box, most, full: said(most), none: said(0) };
+    });
+    const lines = () => comment.value.split("\\n").filter((line) => line.trim());
+    $(document).ajaxComplete(() => {
+      for (const row of rows) row.box.checked = lines().includes(row.full);
+    });
+    form.addEventListener("change", (event) => {
+      event.stopPropagation();
+      const ours = rows.flatMap((row) => [row.full, row.none]);
+      const own = lines().filter((line) => !ours.includes(line));
+      const earned = rows.map((row) => (row.box.checked ? row.most : 0));
+      const told = rows.map((row) => (row.box.checked ? row.full : row.none));
+      comment.value = [...told, ...own].join("\\n\\n");
+      score.value = Number(earned.reduce((sum, one) => sum + one, 0).toFixed(4));
+      $(score).trigger("change");
+      $(comment).trigger("change");
+    });
+  });
+}
+"""
