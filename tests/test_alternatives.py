@@ -1,0 +1,110 @@
+"""Right answers that are written differently and handed in as notebooks: all get all points.
+
+An assignment of each unit has those parts that ask for a function, and of which three right
+answers are known; three students hand in one each, and `dtlab grade` judges them behind walls.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbgrader.api import Gradebook
+
+from dtlab.grading import Part, known_parts
+from dtlab.grading.assignments.release import release_assignment
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.classroom.command import grade
+from dtlab.grading.settings import course_directory
+from tests.wrong_answers import FOLDER, Answers, answers_of
+
+STUDENTS, NAME = ("ada", "bob", "cyd"), "week-1"
+
+
+def alternatives(unit: str) -> list[Answers]:
+    """The parts of a unit with three right answers that a cell can define."""
+    found = [answers_of(part) for part in known_parts() if part.unit == unit]
+    return [
+        one
+        for one in found
+        if one is not None
+        and type(one.part.check).run is Check.run
+        and len(one.right) >= len(STUDENTS)
+        and all(hasattr(answer, "__name__") for answer in one.right)
+    ]
+
+
+UNITS = [unit for unit in sorted({part.unit for part in known_parts()}) if alternatives(unit)]
+
+
+def cell_of(answer: Callable[..., Any], part: Part) -> str:
+    """A cell that defines `answer` as a part's, with all that it needs of its file."""
+    (path,) = FOLDER.glob(f"{part.unit}_*/{part.symbol}.py")
+    tree = ast.parse(path.read_text())
+    needed, known = {answer.__name__}, set[str]()
+    while needed != known:
+        known = set(needed)
+        for node in tree.body:
+            if _binds(node) & known and not isinstance(node, ast.ImportFrom):
+                names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+                needed |= {one.id for one in names}
+    kept = [node for node in tree.body if _binds(node) & needed]
+    for node in kept:
+        if isinstance(node, ast.ImportFrom):
+            node.names = [one for one in node.names if (one.asname or one.name) in needed]
+    lines = [ast.unparse(node) for node in kept]
+    return "\n\n".join([*lines, f"{part.symbol} = {answer.__name__}"])
+
+
+def _binds(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {one.asname or one.name.partition(".")[0] for one in node.names}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+
+def hand_in(folder: Path, number: int, parts: Sequence[Answers]) -> None:
+    place = folder / "submitted" / STUDENTS[number] / NAME
+    shutil.copytree(folder / "release" / NAME, place)
+    for path in place.glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        cells = {cell.id: cell for cell in notebook.cells}
+        for one in parts:
+            if one.part.answer_id in cells:
+                cells[one.part.answer_id].source = cell_of(one.right[number], one.part)
+        path.chmod(0o644)
+        nbformat.write(notebook, path)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("unit", UNITS)
+def test_three_right_answers_of_each_part_keep_all_points(unit: str, tmp_path: Path) -> None:
+    parts = alternatives(unit)
+    folder = tmp_path / "course"
+    names = ",".join(one.part.name for one in parts)
+    assert list(release_assignment(unit, parts=names, name=NAME, course=folder))
+    for number in range(len(STUDENTS)):
+        hand_in(folder, number, parts)
+    assert grade(NAME, course=folder)
+    directory = course_directory(folder)
+    with Gradebook(directory.db_url, directory.course_id) as book:
+        lost = {
+            (student, cell.name, one.right[number].__name__): cell.auto_score
+            for number, student in enumerate(STUDENTS)
+            for notebook in book.find_submission(NAME, student).notebooks
+            for cell in notebook.grades
+            for one in parts
+            if one.part.grade_id == cell.name and cell.auto_score != one.part.points
+        }
+    assert lost == {}
+
+
+def test_they_are_of_twenty_parts_or_more() -> None:
+    assert sum(len(alternatives(unit)) for unit in UNITS) >= 20
