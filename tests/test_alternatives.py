@@ -10,7 +10,6 @@ import ast
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 import nbformat
@@ -58,9 +57,8 @@ def cell_of(answer: Callable[..., Any], part: Part) -> str:
     for node in kept:
         if isinstance(node, ast.ImportFrom):
             node.names = [one for one in node.names if (one.asname or one.name) in needed]
-    lines = [*map(ast.unparse, kept), f"return {answer.__name__}"]
-    own = indent("\n".join(lines), "    ")  # names of the notebook's own are not touched
-    return f"def alternative():\n{own}\n\n\n{part.symbol} = alternative()"
+    lines = [ast.unparse(node) for node in kept]
+    return "\n\n".join([*lines, f"{part.symbol} = {answer.__name__}"])
 
 
 def _binds(node: ast.stmt) -> set[str]:

@@ -24,12 +24,13 @@ from dtlab.grading.classroom.lines import line, summary
 from dtlab.grading.classroom.verdicts import Record
 from dtlab.grading.course import REPOSITORY, Course
 from dtlab.grading.notebooks import normalise
-from dtlab.grading.parts import defence_part
+from dtlab.grading.parts import Part
 from dtlab.grading.plugins import released_source
 from dtlab.grading.progress import Progress, Row
 from tests.a_class import NAME, Class, Kept, keep_path
 
-PART = defence_part("05/why", 3, "Why", 15, 2, (2, "the number that decided"), (1.5, "what if"))
+RUBRIC = ((2, "the number that decided"), (1.5, "what if"))
+PART = Part("05/why", 3, "Why", 15, 2, Defence(RUBRIC))
 FORM = "**Decided by:**\n\n### BEGIN SOLUTION\n93.6 GB.\n### END SOLUTION\n\n**Else:**"
 REAL = "05/defence"
 

@@ -22,13 +22,13 @@ from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.waits import Wait, judge_waits, waits_of
 from dtlab.grading.practice import practice
-from dtlab.grading.unit01 import choose, programs
-from dtlab.grading.unit01.choose import BUDGET, NETWORK, TABLE, OnTheWire, Questions
-from dtlab.grading.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
-from dtlab.grading.unit01.diagnose_cases import Batches, Blocks, Grid
-from dtlab.grading.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
+from dtlab.units.unit01 import choose, programs
+from dtlab.units.unit01.choose import BUDGET, NETWORK, TABLE, OnTheWire, Questions
+from dtlab.units.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
+from dtlab.units.unit01.diagnose_cases import Batches, Blocks, Grid
+from dtlab.units.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
 from tests.marks import first, retried
 from tests.staying import BENCH
 
@@ -346,7 +346,7 @@ def test_a_slice_is_summed_as_it_lies_in_memory(ranks: int, classes: int) -> Non
 
 
 def test_a_mended_program_may_call_a_barrier_but_no_other_stranger() -> None:
-    from dtlab.grading.unit01.diagnose_traffic import only
+    from dtlab.units.unit01.diagnose_traffic import only
 
     def seen(*names: str) -> Observation:
         events = [Event(0, "comm", name, (1,), 4, 0.0, 1.0, {}) for name in names]

@@ -21,7 +21,9 @@ from dtlab.grading import Criterion, Report, check, find_part, known_parts
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Case, Observation, Trial, observe
 from dtlab.grading.report import Reference
-from dtlab.grading.unit01.calls import (
+from dtlab.grading.words import amount
+from dtlab.trace import Event, Trace
+from dtlab.units.unit01.calls import (
     AllReduce,
     Answer,
     Broadcast,
@@ -30,10 +32,8 @@ from dtlab.grading.unit01.calls import (
     ReduceScatter,
     draw_groups,
 )
-from dtlab.grading.unit01.judges import Message
-from dtlab.grading.unit01.tree import rounds_of
-from dtlab.grading.words import amount
-from dtlab.trace import Event, Trace
+from dtlab.units.unit01.judges import Message
+from dtlab.units.unit01.tree_broadcast import rounds_of
 
 ROOT = Path(__file__).parent.parent
 

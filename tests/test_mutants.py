@@ -199,7 +199,7 @@ def toy(
     solution: str = CELL,
 ) -> Proof:
     """The proof of a part whose check looks at these cases."""
-    part = Part("00/total", 3, "Adding", "total", "total-check", 5, 1, ToyCheck(*cases))
+    part = Part("00/total", 3, "Adding", 5, 1, ToyCheck(*cases))
     answers = Answers(part, {sum_of_two: {"sum": "the sum"}}, [sum], equivalent)
     return Proof(part, solution, mutants(solution), answers)
 

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from dtlab.grading.unit00 import cure
-from dtlab.grading.unit00.dies import QUESTIONS
-from dtlab.grading.unit00.measured import (
+from dtlab.training.held import held_bytes
+from dtlab.units.unit00 import cure
+from dtlab.units.unit00.dies import QUESTIONS
+from dtlab.units.unit00.measured import (
     AdamByHand,
     Watch,
     batch_of,
@@ -21,8 +22,7 @@ from dtlab.grading.unit00.measured import (
     peaks,
     train,
 )
-from dtlab.grading.unit00.settings import KINDS, PLAN, draw_setting
-from dtlab.training.held import held_bytes
+from dtlab.units.unit00.settings import KINDS, PLAN, draw_setting
 
 PLAIN: dict[str, Any] = {
     "widths": [32, 64, 48, 16],

@@ -9,12 +9,12 @@ from torch.optim import SGD, Adam
 
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
-from dtlab.grading.unit00.efficiency_needed import EFFICIENCY
-from dtlab.grading.unit00.memory_moments import MOMENTS, moments
-from dtlab.grading.unit00.strategies import FACTS, LEAVES, chosen, draw_job
 from dtlab.predict.decision import TREE, Question
 from dtlab.training.held import held_bytes
 from dtlab.training.saved import saved_bytes
+from dtlab.units.unit00.efficiency import EFFICIENCY
+from dtlab.units.unit00.memory_moments import MOMENTS, moments
+from dtlab.units.unit00.strategies import FACTS, LEAVES, chosen, draw_job
 
 EVERYBODY = [f"somebody {number}" for number in range(40)]
 REASON = ["scenarios", "efficiency", "memory_moments", "five_scenarios"]

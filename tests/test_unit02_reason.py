@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler
 import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
-from dtlab.grading.unit02.all_reduces import buckets_of
 from dtlab.trace import Event, Trace
+from dtlab.units.unit02.all_reduces import buckets_of
 from tests.staying import on_ranks
 from tests.wrong_answers import answers_of
 

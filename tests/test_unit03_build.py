@@ -21,17 +21,17 @@ from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_source
-from dtlab.grading.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
-from dtlab.grading.unit03.graphs import Graphs
-from dtlab.grading.unit03.measuring import Measured, Measuring, Norms
-from dtlab.grading.unit03.optimizer import Still
-from dtlab.grading.unit03.scheduled import Rates, Resuming, Scheduled
-from dtlab.grading.unit03.shares import Shares
-from dtlab.grading.unit03.training import Accumulating
-from dtlab.grading.unit03.travel import travels_once
-from dtlab.grading.unit03.wrong import plain_value, wrong_gradients, wrong_loss
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
+from dtlab.units.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
+from dtlab.units.unit03.graphs import Graphs
+from dtlab.units.unit03.measuring import Measured, Measuring, Norms
+from dtlab.units.unit03.optimizer import Still
+from dtlab.units.unit03.scheduled import Rates, Resuming, Scheduled
+from dtlab.units.unit03.shares import Shares
+from dtlab.units.unit03.training import Accumulating
+from dtlab.units.unit03.travel import travels_once
+from dtlab.units.unit03.wrong import plain_value, wrong_gradients, wrong_loss
 
 RANKS = {
     "accumulate": {1},

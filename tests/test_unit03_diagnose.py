@@ -29,23 +29,23 @@ from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.unit03 import reach
-from dtlab.grading.unit03.reach_cases import BATCH, MEMORY, RANKS, SAMPLES
-from dtlab.grading.unit03.reach_judges import FIRST, TARGET, judge_batch, judge_updates
-from dtlab.grading.unit03.reach_plans import Setting
-from dtlab.grading.unit03.reach_training import train_by
-from dtlab.grading.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
-from dtlab.grading.unit03.runs_judges import (
+from dtlab.training.datasets import Split, digits
+from dtlab.training.learning_rate import WarmupThenDecay
+from dtlab.training.models import MLP
+from dtlab.units.unit03 import reach
+from dtlab.units.unit03.reach_cases import BATCH, MEMORY, RANKS, SAMPLES
+from dtlab.units.unit03.reach_judges import FIRST, TARGET, judge_batch, judge_updates
+from dtlab.units.unit03.reach_plans import Setting
+from dtlab.units.unit03.reach_training import train_by
+from dtlab.units.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
+from dtlab.units.unit03.runs_judges import (
     moved_within_an_update,
     moves,
     of_gradients,
     of_rates,
     other_rates,
 )
-from dtlab.grading.unit03.runs_symptoms import PROOFS, SYMPTOMS
-from dtlab.training.datasets import Split, digits
-from dtlab.training.learning_rate import WarmupThenDecay
-from dtlab.training.models import MLP
+from dtlab.units.unit03.runs_symptoms import PROOFS, SYMPTOMS
 from tests.marks import first
 from tests.mutants.sources import solution_of
 from tests.staying import BENCH

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dtlab.grading.unit04.fit_settings import (
+from dtlab.units.unit04.fit_settings import (
     MARGIN,
     Layer,
     Model,
@@ -15,7 +15,7 @@ from dtlab.grading.unit04.fit_settings import (
     draw_model,
     rules_of_thumb,
 )
-from dtlab.grading.unit04.fit_training import measure
+from dtlab.units.unit04.fit_training import measure
 
 SEEDS = range(8)
 SCALARS = 8  # bytes: a loss and its gradient

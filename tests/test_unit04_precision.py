@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.unit04.loss_scaler import LOSS_SCALER
-from dtlab.grading.unit04.master import MASTER_STEP
-from dtlab.grading.unit04.mastering import Mastered
-from dtlab.grading.unit04.nan_run_cases import OnDigits, scene
-from dtlab.grading.unit04.nan_run_symptoms import PROOF, SYMPTOMS
-from dtlab.grading.unit04.scaled_backward import SCALED_BACKWARD
-from dtlab.grading.unit04.scaling import Backwards
-from dtlab.grading.unit04.steps import Recorded, Scaling, _recorded
-from dtlab.grading.unit04.update_scale import next_scale
+from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
+from dtlab.units.unit04.master_step import PART as MASTER_STEP
+from dtlab.units.unit04.mastering import Mastered
+from dtlab.units.unit04.nan_run_cases import OnDigits, scene
+from dtlab.units.unit04.nan_run_symptoms import PROOF, SYMPTOMS
+from dtlab.units.unit04.scaled_backward import PART as SCALED_BACKWARD
+from dtlab.units.unit04.scaling import Backwards
+from dtlab.units.unit04.steps import Recorded, Scaling, _recorded
+from dtlab.units.unit04.update_scale import next_scale
 from tests.marks import first
 from tests.staying import BENCH
 
@@ -111,7 +111,7 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
-    import dtlab.grading.unit04.nan_run_script as scripts
+    import dtlab.units.unit04.nan_run_script as scripts
     from dtlab.grading.checking.warm import warm_up
     from dtlab.grading.scripts.reference import Optimizer
     from dtlab.grading.scripts.symptoms import Scene

@@ -12,10 +12,11 @@ import pytest
 from dtlab.grading import find_part
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.unit05.diagnose import PARTS
-from dtlab.grading.unit05.runs_cases import ShardedRun
-from dtlab.grading.unit05.runs_symptoms import SYMPTOMS
+from dtlab.units.unit05.runs_cases import ShardedRun
+from dtlab.units.unit05.runs_symptoms import SYMPTOMS
 from tests.staying import BENCH
+
+PARTS = [find_part(f"05/{name}") for name in ("giant_gather", "policies", "leak")]
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "05_zero_and_fsdp" / "level-3.ipynb"
 SHOWS = {"giant_gather": "giant gather", "policies": "rounded gradients", "leak": "grows"}
@@ -51,7 +52,7 @@ def test_the_notebook_lists_the_symptoms() -> None:
 
 
 def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
-    from dtlab.grading.unit05 import runs_scripts
+    from dtlab.units.unit05 import runs_scripts
 
     shown = cells()["symptoms"]
     for one in (runs_scripts.Layer, runs_scripts.Net):

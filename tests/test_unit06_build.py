@@ -9,19 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtlab.grading import find_part
+from dtlab.grading import find_part, known_parts
 from dtlab.grading.checking.resident import ResidentCase
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.unit06.build import PARTS
-from dtlab.grading.unit06.column import COLUMN, Column
-from dtlab.grading.unit06.heads import ATTENTION, OfAttention, Refusing
-from dtlab.grading.unit06.linear import LinearCase
-from dtlab.grading.unit06.mlp import MLP, OfMLP
-from dtlab.grading.unit06.passes import PRODUCT, Pass, difference
-from dtlab.grading.unit06.products import mark_products
-from dtlab.grading.unit06.row import ROW, Row
 from dtlab.training.models import Attention, GPTConfig
+from dtlab.units.unit06.column_linear import PART as COLUMN
+from dtlab.units.unit06.column_linear import Column
+from dtlab.units.unit06.linear import LinearCase
+from dtlab.units.unit06.parallel_attention import PART as ATTENTION
+from dtlab.units.unit06.parallel_attention import OfAttention, Refusing
+from dtlab.units.unit06.parallel_mlp import PART as MLP
+from dtlab.units.unit06.parallel_mlp import OfMLP
+from dtlab.units.unit06.passes import PRODUCT, Pass, difference
+from dtlab.units.unit06.products import mark_products
+from dtlab.units.unit06.row_linear import PART as ROW
+from dtlab.units.unit06.row_linear import Row
 from tests.staying import on_ranks
+
+PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 2)]
 
 
 def plan_of(part: Any, seed: int = 0) -> list[Trial]:

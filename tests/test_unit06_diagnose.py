@@ -9,13 +9,14 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading import find_part
+from dtlab.grading import find_part, known_parts
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.unit06.diagnose import PARTS
-from dtlab.grading.unit06.runs_cases import SharedRun, cut_dim
-from dtlab.grading.unit06.runs_symptoms import SYMPTOMS
+from dtlab.units.unit06.runs_cases import SharedRun, cut_dim
+from dtlab.units.unit06.runs_symptoms import SYMPTOMS
 from tests.staying import BENCH
+
+PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 3)]
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "06_tensor_parallelism" / "level-3.ipynb"
 SHOWS = {"gather_between": "gathers", "many_biases": "wrong start", "drift": "drift"}
@@ -52,7 +53,7 @@ def test_the_notebook_lists_the_symptoms() -> None:
 
 
 def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
-    from dtlab.grading.unit06 import runs_scripts
+    from dtlab.units.unit06 import runs_scripts
 
     shown = cells()["symptoms"]
     for one in (runs_scripts.Layer, runs_scripts.Net, runs_scripts.share_out):

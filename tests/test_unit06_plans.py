@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.unit06.plans_models import (
+from dtlab.units.unit06.plans_models import (
     attention_left_whole,
     draw_models,
     fitting,
     megatron,
 )
-from dtlab.grading.unit06.plans_rules import KINDS, PAIRS, Block, Cost, Model, Plan
-from dtlab.grading.unit06.plans_steps import Carried, spent, steps_of
+from dtlab.units.unit06.plans_rules import KINDS, PAIRS, Block, Cost, Model, Plan
+from dtlab.units.unit06.plans_steps import Carried, spent, steps_of
 from tests.staying import BENCH
 
 SEEDS = range(30)
@@ -30,7 +30,7 @@ def models(seed: int) -> list[Model]:
 
 
 def measured(model: Model, plan: Plan) -> Any:
-    from dtlab.grading.unit06.plans_engine import measure
+    from dtlab.units.unit06.plans_engine import measure
 
     trial = Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=15)
     one = BENCH.observe(trial, measure)

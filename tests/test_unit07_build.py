@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab.grading import find_part
+from dtlab.grading import find_part, known_parts
 from dtlab.grading.checking.faults import Noted
-from dtlab.grading.unit07 import all_forward_first, in_turns
-from dtlab.grading.unit07.balancing import BALANCE_STAGES, Balancing
-from dtlab.grading.unit07.build import PARTS
-from dtlab.grading.unit07.carried import Carried, loss_of, one_process, stage_net
-from dtlab.grading.unit07.holding import any_schedule
-from dtlab.grading.unit07.planned import Planned, written
-from dtlab.grading.unit07.running import RUN, Running, shuffled
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import Action, Schedule, gpipe, naive, one_f_one_b, validate, zb_h1
+from dtlab.units.unit07 import gpipe as all_forward_first
+from dtlab.units.unit07 import one_f_one_b as in_turns
+from dtlab.units.unit07.balance_stages import PART as BALANCE_STAGES
+from dtlab.units.unit07.balance_stages import Balancing
+from dtlab.units.unit07.carried import Carried, loss_of, one_process, stage_net
+from dtlab.units.unit07.peak_in_flight import any_schedule
+from dtlab.units.unit07.planned import Planned, written
+from dtlab.units.unit07.run import PART as RUN
+from dtlab.units.unit07.run import Running, shuffled
+
+PARTS = [part for part in known_parts() if (part.unit, part.level) == ("07", 2)]
 
 SIZES = list(itertools.product(range(1, 7), range(1, 9)))  # stages, microbatches
 

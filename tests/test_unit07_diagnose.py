@@ -9,26 +9,28 @@ from random import Random
 import nbformat
 import pytest
 
-from dtlab.grading import find_part
+from dtlab.grading import find_part, known_parts
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.grading.unit07.budget_cases import Planned
-from dtlab.grading.unit07.budget_settings import (
+from dtlab.predict import peak_in_flight
+from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
+from dtlab.trace import Trace
+from dtlab.units.unit07.budget_cases import Planned
+from dtlab.units.unit07.budget_settings import (
     Setting,
     between,
     draw_settings,
     library,
     needs_of,
 )
-from dtlab.grading.unit07.diagnose import PARTS, UNSYNCHRONISED
-from dtlab.grading.unit07.replicas_cases import Replica
-from dtlab.grading.unit07.replicas_symptoms import SYMPTOMS
-from dtlab.grading.unit07.slow_layers import Layers, draw_layers, events_of, filled, rows_of
-from dtlab.predict import peak_in_flight
-from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
-from dtlab.trace import Trace
+from dtlab.units.unit07.replicas_cases import Replica
+from dtlab.units.unit07.replicas_symptoms import SYMPTOMS
+from dtlab.units.unit07.slow_layers import Layers, draw_layers, events_of, filled, rows_of
+from dtlab.units.unit07.unsynchronised import PART as UNSYNCHRONISED
 from tests.staying import BENCH
+
+PARTS = [part for part in known_parts() if (part.unit, part.level) == ("07", 3)]
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
 STORIES = ("ZB-H1", "2 chunks", "ZB-H2")
@@ -152,7 +154,7 @@ def test_the_notebook_lists_the_symptoms() -> None:
 
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
-    from dtlab.grading.unit07.replicas_script import build
+    from dtlab.units.unit07.replicas_script import build
 
     case = Replica(0, 9, num_stages)
     sizes = [sum(one.nbytes for one in stage.parameters()) for stage in build(9, num_stages)]
@@ -224,7 +226,7 @@ def test_the_ceiling_is_where_more_microbatches_lead() -> None:
 def test_a_cut_by_cost_is_faster_on_an_emulated_cluster(warm: None) -> None:
     """The sign, over and over: by far less than what is simulated, for a busy machine's sake."""
     import dtlab
-    from dtlab.grading.unit07.slow_training import stage_step
+    from dtlab.units.unit07.slow_training import stage_step
 
     near = dtlab.Link(2e-5, 12.5e9)
     cluster = dtlab.Cluster(nodes=4, gpus_per_node=1, inter=near)

@@ -5,6 +5,7 @@ Units are found by themselves: whatever is in notebooks/NN_name.ipynb or solutio
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from dtlab.grading import Part, known_parts
 from dtlab.grading.checking.defences import Defence
 from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise_all
+from dtlab.grading.parts import unit_packages
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.workbook import start
 
@@ -77,7 +79,7 @@ def test_a_unit_has_a_lesson_and_three_levels(unit: str, file: str) -> None:
         path = ROOT / folder / unit / f"{file}.ipynb"
         assert path.is_file(), f"missing: {path.relative_to(ROOT)}"
     assert any((part.unit, f"level-{part.level}") == (unit[:2], file) for part in PARTS), (
-        f"no part of dtlab/grading/unit{unit[:2]} is of {file}"
+        f"no part of dtlab/units/unit{unit[:2]} is of {file}"
     )
 
 
@@ -85,6 +87,13 @@ def test_every_part_is_of_a_unit() -> None:
     assert {part.unit for part in PARTS} <= {unit[:2] for unit in UNITS}
     for names in ([part.name for part in PARTS], [(p.unit, p.grade_id) for p in PARTS]):
         assert len(names) == len(set(names))
+
+
+def test_a_part_is_in_the_module_with_its_name() -> None:
+    for package in unit_packages():
+        for name in importlib.import_module(package).PARTS:
+            part = importlib.import_module(f"{package}.{name}").PART
+            assert part.name == f"{package[-2:]}/{name}"
 
 
 @pytest.mark.parametrize("unit", UNDER_WAY)

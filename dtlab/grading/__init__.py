@@ -2,7 +2,7 @@
 
 What learners use: `report` (what they see), `questions/` (values to fill in), `trials` (a function
 of theirs on real ranks) and `checks` (criteria as data), `waits` and `mends` (broken programs),
-`parts` (the catalogue, `ask` and `check`) and a package for each unit. Around them: `practice`
+`parts` (the catalogue, `ask` and `check`). Units are packages of `dtlab.units`. Around: `practice`
 (blanks without points), `records` and `progress`, `course`, `workbook` and `notebooks` (files).
 
 What instructors use: `assignments/` (release), `mending/`, `judging/` and `classroom/` (grade),

@@ -106,7 +106,7 @@ def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
             raise DtlabError(
                 f"{name}: cell {cell.id!r} is graded, but no part says so. Parts here: "
                 f"{', '.join(part.grade_id for part in parts) or 'none'}. Add it to "
-                "dtlab/grading/unitNN, or take its grading away."
+                "dtlab/units/unitNN, or take its grading away."
             )
 
 

@@ -18,8 +18,7 @@ from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
 from dtlab.ranks.notices import notice
 
-__all__ = ["Checks", "Part", "ask", "check", "defence_part", "find_part", "known_parts",
-           "reason_part", "unit_packages"]  # fmt: skip
+__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "unit_packages"]
 
 
 class Checks(Protocol):
@@ -49,22 +48,29 @@ class Checks(Protocol):
 class Part:
     """One exercise part: the only place where its name, points and check are written down.
 
-    `level` is 1 to 3, `title` the heading of the part, `symbol` what the learner fills in,
-    `grade_id` the id of its graded cell, `minutes` the time it should take, `difficulty` 1 to 3,
-    `reference` the dotted name of the library's own version, `stretch` whether it goes beyond
-    what the unit needs.
+    `name` is "05/gather", in the module `dtlab.units.unit05.gather`; `level` is 1 to 3, `title`
+    the heading of the part, `minutes` the time it should take, `difficulty` 1 to 3, `symbol` what
+    the learner fills in, `grade_id` the id of its graded cell: both derive from the name unless
+    they are given. `reference` is the dotted name of the library's own version, `stretch` says
+    that the part goes beyond what the unit needs.
     """
 
     name: str
     level: int
     title: str
-    symbol: str
-    grade_id: str
     minutes: int
     difficulty: int
     check: Checks
+    symbol: str = ""
+    grade_id: str = ""
     reference: str | None = None
     stretch: bool = False
+
+    def __post_init__(self) -> None:
+        short = self.name.partition("/")[2]
+        ending = "" if self.by_hand else "-check"
+        object.__setattr__(self, "symbol", self.symbol or short)
+        object.__setattr__(self, "grade_id", self.grade_id or short + ending)
 
     @property
     def points(self) -> float:
@@ -101,30 +107,17 @@ class Part:
 
 
 def unit_packages() -> list[str]:
-    """The packages `dtlab.grading.unitNN`, in the order of the course."""
-    package = importlib.import_module("dtlab.grading")
+    """The packages `dtlab.units.unitNN`, in the order of the course."""
+    package = importlib.import_module("dtlab.units")
     found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [f"dtlab.grading.{name}" for name in found if re.fullmatch(r"unit\d\d", name)]
+    return [f"dtlab.units.{name}" for name in found if re.fullmatch(r"unit\d\d", name)]
 
 
 def known_parts() -> Iterator[Part]:
-    """All parts, unit after unit: each package of `unit_packages` lists its own as `PARTS`."""
+    """All parts, unit after unit, in the order in which each unit's `PARTS` names its modules."""
     for package in unit_packages():
-        yield from importlib.import_module(package).PARTS
-
-
-def reason_part(name: str, title: str, minutes: int, difficulty: int, check: Questions) -> Part:
-    """A part of Level I: questions, whose answers are called as the part is."""
-    symbol = name.partition("/")[2]
-    return Part(name, 1, title, symbol, f"{symbol}-check", minutes, difficulty, check)
-
-
-def defence_part(
-    name: str, level: int, title: str, minutes: int, difficulty: int, *rubric: tuple[float, str]
-) -> Part:
-    """A written defence, a text cell called as the part is; `rubric` has points and what for."""
-    symbol = name.partition("/")[2]
-    return Part(name, level, title, symbol, symbol, minutes, difficulty, Defence(rubric))
+        for name in importlib.import_module(package).PARTS:
+            yield importlib.import_module(f"{package}.{name}").PART
 
 
 def find_part(name: str) -> Part:

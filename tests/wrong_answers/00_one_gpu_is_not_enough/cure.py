@@ -1,6 +1,6 @@
 """Answers to 00/cure: the cheapest plan by which a model fits."""
 
-from dtlab.grading.unit00.measured import peaks
+from dtlab.units.unit00.measured import peaks
 
 # Right, written differently -------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ PHASES = ("forward", "backward", "step", "second")
 
 
 def measured(given):
-    from dtlab.grading.unit00.measured import peaks
+    from dtlab.units.unit00.measured import peaks
 
     answers = {}
     for name, model in given.items():

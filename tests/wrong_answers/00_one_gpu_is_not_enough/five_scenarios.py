@@ -4,7 +4,7 @@
 
 
 def by_the_library(given):
-    from dtlab.grading.unit00.strategies import fact_of, strategy_of
+    from dtlab.units.unit00.strategies import fact_of, strategy_of
 
     answers = {}
     for name, job in given.items():

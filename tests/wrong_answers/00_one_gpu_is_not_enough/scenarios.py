@@ -28,7 +28,7 @@ def by_hand(given):
 
 def by_the_library(given):
     """By `choose`; in other letters."""
-    from dtlab.grading.unit00.strategies import fact_of, strategy_of
+    from dtlab.units.unit00.strategies import fact_of, strategy_of
 
     answers = {}
     for name, job in given.items():

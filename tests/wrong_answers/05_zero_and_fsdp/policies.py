@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD
 
-from dtlab.grading.unit05.runs_scripts import Layer, train_policies
 from dtlab.parallel.zero import Zero3
+from dtlab.units.unit05.runs_scripts import Layer, train_policies
 from tests.wrong_answers.diagnoses import numbers_near
 from tests.wrong_answers.sharded_runs import changes_alike
 

@@ -10,8 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from dtlab.grading.unit06.runs_cases import cut_dim
-from dtlab.grading.unit06.runs_scripts import share_out, train_drift
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -19,6 +17,8 @@ from dtlab.parallel.tensor import (
     naive_column_linear,
     reduce_from_region,
 )
+from dtlab.units.unit06.runs_cases import cut_dim
+from dtlab.units.unit06.runs_scripts import share_out, train_drift
 
 SAID = {"symptom": "drift", "number": 3, "line": 5}
 

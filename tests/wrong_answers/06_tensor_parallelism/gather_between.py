@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from dtlab.grading.unit06.runs_scripts import share_out, train_gather
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -21,6 +20,7 @@ from dtlab.parallel.tensor import (
     reduce_from_region,
     scatter_to_region,
 )
+from dtlab.units.unit06.runs_scripts import share_out, train_gather
 
 SAID = {"symptom": "gathers", "number": 61440, "line": 6}
 

@@ -10,7 +10,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from dtlab.grading.unit06.runs_scripts import share_out, train_bias
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -18,6 +17,7 @@ from dtlab.parallel.tensor import (
     gather_from_region,
     reduce_from_region,
 )
+from dtlab.units.unit06.runs_scripts import share_out, train_bias
 
 SAID = {"symptom": "wrong start", "number": 4, "line": 6}
 

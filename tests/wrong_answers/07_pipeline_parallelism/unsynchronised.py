@@ -10,11 +10,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from dtlab.grading.unit07.replicas_script import train_replicas
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.mesh import make_mesh
 from dtlab.parallel.pipeline import PipelineStage, run_schedule
 from dtlab.schedules import gpipe, one_f_one_b
+from dtlab.units.unit07.replicas_script import train_replicas
 
 SAID = {"symptom": "first apart", "number": 8320, "line": 12}
 

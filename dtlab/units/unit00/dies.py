@@ -1,0 +1,140 @@
+"""The values of 00/dies: in which phase six real models peak, and where they run out of memory.
+
+What is right is measured: two iterations of each model are run (`measured.peaks`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Any
+
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
+from dtlab.units.unit00.settings import KINDS, Setting, draw_setting, setting_words
+
+__all__ = ["PART", "QUESTIONS"]
+
+_PHASES = ("forward", "backward", "step", "second")
+_CLEAR = 1.04  # times as many bytes, where one phase has more than another
+
+
+@lru_cache(maxsize=64)  # a model is asked about several times
+def _measured(setting: str) -> Mapping[str, int]:
+    from dtlab.units.unit00.measured import peaks
+
+    return peaks(json.loads(setting))
+
+
+def _peaks(setting: Setting) -> Mapping[str, int]:
+    return _measured(json.dumps(setting))
+
+
+def _draw(draw: Random) -> Values:
+    kinds = draw.sample(KINDS, len(KINDS))
+    models = {}
+    for name, kind in zip("abcdef", kinds, strict=True):
+        setting = _clear_setting(draw, kind)
+        models[name] = {"setting": setting, "limit": _limit(draw, _peaks(setting))}
+    return models
+
+
+def _clear_setting(draw: Random, kind: str) -> Setting:
+    """A model whose phases are alike, to the byte or so, or well apart where it matters."""
+    for _ in range(100):
+        setting = draw_setting(draw, kind)
+        sizes = _peaks(setting)
+        most = max(sizes.values())
+        if all(size > 0.999 * most or size * _CLEAR < most for size in sizes.values()):
+            return setting
+    raise AssertionError(f"no draw of {kind} has a clear peak")
+
+
+def _limit(draw: Random, sizes: Mapping[str, int]) -> int:
+    """Bytes at which it dies in one of the phases that have more than any before, or in none."""
+    highest = [0, *accumulate(sizes.values(), max)]
+    gaps = [(before, after) for before, after in pairwise(highest[1:]) if after > _CLEAR * before]
+    forward = round(0.8 * highest[1]), highest[1]
+    fits = highest[-1], round(1.2 * highest[-1])
+    below, above = draw.choice((forward, fits, *(gaps or [fits]) * 2))
+    return (below + above) // 2
+
+
+def _rows(given: Values) -> list[tuple[str, str]]:
+    return [
+        (f"model {name}", f"{setting_words(model['setting'])}; limit {model['limit']:,} bytes")
+        for name, model in given.items()
+    ]
+
+
+def _peak(model: Mapping[str, Any]) -> str:
+    sizes = _peaks(model["setting"])
+    return next(name for name in _PHASES if sizes[name] > 0.999 * max(sizes.values()))
+
+
+def _dies(model: Mapping[str, Any]) -> str:
+    sizes = _peaks(model["setting"])
+    return next((name for name in _PHASES if sizes[name] > model["limit"]), "fits")
+
+
+_PEAK_MISTAKES = {
+    "forward": "forward peaks where what it passes through is large and not kept. What comes on "
+    "top in backward?",
+    "backward": "backward has all that was kept, and gradients. What is there in the second "
+    "iteration that was not in the first?",
+    "step": "the optimizer has weights, gradients, its state, and scratch for one parameter. Is "
+    "that more than what a forward pass keeps?",
+    "second": "the second iteration has what the first one had, the optimizer's state, and "
+    "gradients that nobody cleared. Does your model have either, and is the step smaller?",
+}
+_DIES_MISTAKES = {
+    "forward": "add up weights, both batches, and what forward keeps of each layer.",
+    "backward": "it gets there only if forward fits. What does backward have on top?",
+    "step": "it gets there only if backward fits. How large are gradients and state?",
+    "second": "it gets there only if the first iteration fits. What has stayed since?",
+    "fits": "one of the phases takes more than the limit. Count that of the peak.",
+}
+
+
+def _questions(name: str) -> tuple[Question, Question]:
+    def choice(
+        right: Callable[[Mapping[str, Any]], str], why: Mapping[str, str], hint: str
+    ) -> Choice:
+        mistakes = (
+            Mistake(lambda given, one=one: "" if right(given[name]) == one else one, words)
+            for one, words in why.items()
+        )
+        options = dict.fromkeys(why, "")
+        return Choice(options, lambda given: right(given[name]), tuple(mistakes), hint)
+
+    return (
+        Question(
+            f"{name}_peak",
+            0.5,
+            f"the phase in which model {name} has the most bytes; the first of those alike",
+            choice(_peak, _PEAK_MISTAKES, "Measure a model like it."),
+        ),
+        Question(
+            f"{name}_dies",
+            1,
+            f"the first phase in which model {name} is beyond its limit, or that it fits",
+            choice(_dies, _DIES_MISTAKES, "Go through the phases in order."),
+        ),
+    )
+
+
+QUESTIONS = Questions(
+    _draw, _rows, tuple(question for name in "abcdef" for question in _questions(name))
+)
+
+PART = Part(
+    name="00/dies",
+    level=3,
+    title="Where does it die?",
+    minutes=25,
+    difficulty=2,
+    check=QUESTIONS,
+)

@@ -1,0 +1,57 @@
+"""00/scenarios: which strategy, and which fact drove it, for three jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.answers import Questions, Values
+from dtlab.units.unit00.strategies import is_clear, questions_on, words
+
+__all__ = ["PART"]
+
+_CARD, _LARGE_CARD = 80, 141  # GB
+
+
+def _draw(draw: Random) -> Values:
+    """The three that everybody has, on other GPUs and with other deadlines."""
+    week = {"deadline": draw.choice((12, 24, 36, 48)), "gpus": draw.choice((4, 8, 16))}
+    large = {"gpus": draw.choice((8, 16, 32, 64)), "activations": draw.choice((2, 5, 9))}
+    large["card"] = draw.choice((_CARD, _LARGE_CARD))
+    small = {"gpus": draw.choice((4, 8)), "activations": draw.choice((2, 4, 6))}
+    jobs: dict[str, dict[str, Any]] = {
+        "resnet": {"billions": 0.025, "activations": 11.6, "hours": 168, "card": _CARD} | week,
+        "transformer": {"billions": 40, "hours": 20_000, "deadline": 720} | large,
+        "small": {"billions": 0.2, "hours": 2, "deadline": 24, "card": _CARD} | small,
+    }
+    return jobs if all(map(is_clear, jobs.values())) else _draw(draw)
+
+
+def _rows(given: Values) -> list[tuple[str, str]]:
+    return [
+        (
+            "resnet",
+            f"a ResNet that takes 12 GB in all: {words(given['resnet'])}",
+        ),
+        ("transformer", f"a transformer: {words(given['transformer'])}"),
+        ("small", f"a small model: {words(given['small'])}"),
+    ]
+
+
+def _job(name: str) -> Callable[[Values], Values]:
+    return lambda given: given[name]
+
+
+SCENARIOS = Questions(
+    _draw,
+    _rows,
+    (
+        *questions_on("resnet", "the ResNet", _job("resnet")),
+        *questions_on("transformer", "the transformer", _job("transformer")),
+        *questions_on("small", "the small model", _job("small")),
+    ),
+)
+
+PART = Part("00/scenarios", 1, "Three jobs", 5, 1, SCENARIOS)

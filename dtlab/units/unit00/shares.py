@@ -1,0 +1,82 @@
+"""What is right in 00/efficiency_of and 00/scaling_report: where the time of a run went.
+
+With f = 1/N of the time on one rank (strong scaling), or all of it (weak), what N ranks lose is
+
+    T(N) - f T(1)  =  input + cores + serial + imbalance + latency + bandwidth
+
+each of them seconds on N ranks, the mean over the ranks, less f times those on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dtlab.units.unit00.jobs import CAUSES
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
+
+__all__ = ["efficiencies", "latency_share", "lost_seconds", "speedup_without"]
+
+Traces = Mapping[int, "Trace"]
+
+_COMPUTE = ("forward", "backward")
+
+
+def efficiencies(seconds: Mapping[int, float], scaling: str) -> dict[int, tuple[float, float]]:
+    """Speed-up and efficiency at each number of ranks, beside the smallest one."""
+    fewest = min(seconds)
+    found = {}
+    for ranks, taken in seconds.items():
+        more, faster = ranks / fewest, seconds[fewest] / taken
+        speedup = faster if scaling == "strong" else faster * more
+        found[ranks] = speedup, speedup / more
+    return found
+
+
+def lost_seconds(traces: Traces, scaling: str) -> dict[str, float]:
+    """By cause, what is lost on the most ranks there are, beside one."""
+    ranks = max(traces)
+    part = 1 / ranks if scaling == "strong" else 1.0
+    here, alone = _used(traces[ranks]), _used(traces[1])
+    return {cause: here[cause] - part * alone[cause] for cause in CAUSES}
+
+
+def _used(trace: Trace) -> dict[str, float]:
+    """Seconds by what they are lost to, the mean over the ranks."""
+    used = dict.fromkeys(CAUSES, 0.0)
+    for event in trace.events:
+        if event.kind == "compute":
+            name = "cores" if event.name in _COMPUTE else event.name
+            name = name if name in ("cores", "input") else "serial"
+            used[name] += (event.end - event.start) / trace.world_size
+    every, share = range(trace.world_size), latency_share(trace)
+    used["imbalance"] = sum(map(trace.idle, every)) / trace.world_size
+    exposed = sum(map(trace.exposed_comm, every)) / trace.world_size
+    return used | {"latency": exposed * share, "bandwidth": exposed * (1 - share)}
+
+
+def latency_share(trace: Trace) -> float:
+    """Of the time of its collectives, the part that does not grow with their bytes."""
+    calls: dict[int, list[tuple[float, float, int]]] = {}
+    for rank in range(trace.world_size):
+        own = [one for one in trace.events if one.rank == rank and one.kind == "comm"]
+        for number, one in enumerate(own):
+            calls.setdefault(number, []).append((one.start, one.end, one.bytes))
+    if not calls:
+        return 0.0
+    taken = [max(end for _, end, _ in call) - max(start for start, _, _ in call)
+             for call in calls.values()]  # fmt: skip
+    sizes = [call[0][2] for call in calls.values()]
+    _, fixed = np.polyfit(sizes, taken, 1)
+    return float(fixed) * len(taken) / sum(taken)
+
+
+def speedup_without(traces: Traces, scaling: str, seconds: float) -> float:
+    """The speed-up there would be if so many seconds were not lost."""
+    ranks = max(traces)
+    faster = traces[1].duration / (traces[ranks].duration - seconds)
+    return faster if scaling == "strong" else faster * ranks

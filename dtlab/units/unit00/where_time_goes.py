@@ -1,0 +1,234 @@
+"""00/where_time_goes: busy, exposed communication and idle, from the events themselves.
+
+The events are handed in without their trace: what `dtlab.trace` computes of them is to be written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.parts import Part
+from dtlab.units.unit00.jobs import Row, trace_events
+
+__all__ = ["PART", "Divided", "Uses"]
+
+Uses = list[tuple[float, float, float]]  # of each rank: busy, exposed, idle
+_NAMES = ("busy", "exposed", "idle")
+_FINISHED = ("dtlab.trace", "dtlab.trace.analysis", "dtlab.trace.columns", "dtlab.trace.chrome")
+_NEAR = 1e-6  # seconds
+
+
+@dataclass(frozen=True)
+class Divided(Case):
+    """`where_time_goes(events)`, with these rows; `topic` says what they are to show."""
+
+    finished: ClassVar[tuple[str, ...]] = _FINISHED
+    allowed: ClassVar[tuple[str, ...]] = ("Event",)
+
+    alone = True
+
+    rows: tuple[Row, ...]
+    topic: str
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)} events"
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks have events."""
+        return len({row[0] for row in self.rows})
+
+    def given(self, rank: int, world_size: int) -> Any:
+        """See `Case`."""
+        return [list(row) for row in sorted(self.rows, key=lambda row: row[4])]
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> Any:
+        """See `Case`."""
+        events = trace_events(given)
+        with finished_calls(*_FINISHED, allowed=("Event",)) as finished:
+            found = fn(events)
+        try:
+            rows = [[int(rank), *map(float, uses)] for rank, uses in found.items()]
+        except (AttributeError, TypeError, ValueError):
+            rows = []
+        return {"rows": rows, "kind": type(found).__name__, "finished": sorted(finished)}
+
+    def opened(self, result: Any) -> Uses | str:
+        """See `Case`."""
+        if result["finished"]:
+            return f"{result['finished'][0]} does the work for you: write it yourself"[:120]
+        found = {int(row[0]): tuple(map(float, row[1:])) for row in result["rows"]}
+        if sorted(found) != list(range(self.ranks)) or any(len(u) != 3 for u in found.values()):
+            return (
+                f"where_time_goes returns {str(result['kind'])[:40]}: return a dict, for each "
+                "rank the triple (busy, exposed, idle)"
+            )
+        return [(found[n][0], found[n][1], found[n][2]) for n in range(self.ranks)]
+
+    @property
+    def right(self) -> Uses:
+        """As `Trace` divides it."""
+        from dtlab.trace import Trace
+
+        trace = Trace(trace_events(self.rows))
+        every = range(trace.world_size)
+        return [(trace.busy(n), trace.exposed_comm(n), trace.idle(n)) for n in every]
+
+    def wrong(self, found: Uses | str, which: int) -> str:
+        """What is wrong with one of the three; empty if nothing is."""
+        if isinstance(found, str):
+            return found
+        for rank, (uses, right) in enumerate(zip(found, self.right, strict=True)):
+            if not abs(uses[which] - right[which]) <= _NEAR:
+                return (
+                    f"rank {rank} is {_NAMES[which]} for {1e3 * right[which]:.2f} ms, and you "
+                    f"have {1e3 * uses[which]:.2f} ms."
+                )
+        return ""
+
+    def mistake(self, results: Sequence[Uses | str]) -> str:
+        """See `Case`: it is for the judges to say."""
+        return ""
+
+
+# Trials -----------------------------------------------------------------------------------------
+
+
+def _trials(seed: int) -> list[Trial]:
+    """For each criterion events that show it; times are drawn."""
+    draw = random.Random(seed)
+    makers = {"busy": _nested, "hidden": _overlapped, "arrival": _late, "idle": _shifted}
+    return [
+        Trial(1, [Divided(tuple(make(draw, ranks)), topic) for ranks in (2, 3)])
+        for topic, make in makers.items()
+    ]
+
+
+def _times(draw: random.Random, count: int, start: float = 0.0) -> list[float]:
+    """So many times in order, milliseconds apart."""
+    found = [start]
+    for _ in range(count - 1):
+        found.append(found[-1] + draw.uniform(1e-3, 9e-3))
+    return found
+
+
+def _nested(draw: random.Random, ranks: int) -> list[Row]:
+    """Spans within spans, spans that overlap, and some apart; no communication."""
+    rows: list[Row] = []
+    for rank in range(ranks):
+        a, b, c, d, e, f, g, h = _times(draw, 8)
+        spans = [("step", a, d), ("forward", a, b), ("backward", b, c), ("load", c, e)]
+        spans += [("optimizer", f, g), ("log", f, h)]
+        rows += [(rank, "compute", name, 0, begin, end) for name, begin, end in spans]
+    return rows
+
+
+def _overlapped(draw: random.Random, ranks: int) -> list[Row]:
+    """Collectives to which all ranks come together, while some compute and some do not."""
+    a, b, c, d, e, f, g = _times(draw, 7)
+    rows: list[Row] = []
+    for rank in range(ranks):
+        within = draw.uniform(0.2, 0.8)
+        first = draw.choice((a, c))
+        rows += [(rank, "compute", "forward", 0, a, b), (rank, "compute", "backward", 0, first, d)]
+        rows += [
+            (rank, "comm", "all_reduce", 4000, b, c),
+            (rank, "comm", "all_reduce", 9000, d, f),
+        ]
+        rows.append((rank, "compute", "optimizer", 0, d + within * (e - d), e))
+        rows.append((rank, "compute", "log", 0, f, g))
+    return rows
+
+
+def _late(draw: random.Random, ranks: int) -> list[Row]:
+    """Ranks that come to each of three collectives, and leave it, at times of their own."""
+    rows: list[Row] = []
+    left = [0.0] * ranks
+    for _ in range(3):
+        came = [start + draw.uniform(1e-3, 2e-2) for start in left]
+        ends = [max(came) + draw.uniform(2e-3, 6e-3) for _ in range(ranks)]
+        for rank in range(ranks):
+            rows.append((rank, "compute", "forward", 0, left[rank], came[rank]))
+            rows.append((rank, "comm", "all_reduce", 4000, came[rank], ends[rank]))
+        left = ends
+    return rows
+
+
+def _shifted(draw: random.Random, ranks: int) -> list[Row]:
+    """A trace that begins late; ranks begin and end apart, with gaps that nothing marks."""
+    rows: list[Row] = []
+    meet = 0.35
+    for rank in range(ranks):
+        begin = 0.25 + draw.uniform(0, 0.02)
+        rows.append((rank, "compute", "forward", 0, begin, begin + draw.uniform(0.01, 0.06)))
+        rows.append((rank, "comm", "all_reduce", 4000, meet, 0.36))
+        late = 0.36 + draw.uniform(0, 0.01)
+        rows.append((rank, "compute", "optimizer", 0, late, late + draw.uniform(0.001, 0.02)))
+    return rows
+
+
+# Judges -----------------------------------------------------------------------------------------
+
+_ADVICE = {
+    "busy": "Spans may lie within each other and overlap: a second counts once.",
+    "hidden": "A rank that computes while the wire works is busy, and loses nothing: only what "
+    "lies outside all of its spans is exposed.",
+    "arrival": "A collective is under way once the last rank has come to it: the k-th one of each "
+    "rank belong together. Until then a rank waits for another one, and not for the wire. It "
+    "lasts to its end on this rank: ranks do not all leave it at the same time.",
+    "idle": "The three add up to the whole trace, which lasts from the start of the first event "
+    "of any rank to the end of the last one of any.",
+}
+
+
+def _judge(topic: str, which: int, right: str) -> Judge:
+    def judge(seen: Seen) -> Verdict:
+        trouble = _trouble(seen)
+        if trouble:
+            return lost(trouble) if topic == "busy" else blocked("judged once there are triples")
+        (one,) = of_topic(seen, topic)
+        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
+            assert isinstance(case, Divided)
+            wrong = case.wrong(results[0], which)
+            if wrong:
+                return lost(f"{one.trial.words(number)}: {wrong}\n{_ADVICE[topic]}")
+        return ok(right)
+
+    return judge
+
+
+def _trouble(seen: Seen) -> str:
+    """Why nothing can be judged: an error, or something else than triples."""
+    for one in seen:
+        if one.error is not None:
+            return one.trouble
+        for results in one.results:
+            if isinstance(results[0], str):
+                return f"{results[0]}."
+    return ""
+
+
+PART = Part(
+    name="00/where_time_goes",
+    level=2,
+    title="Where the time goes",
+    minutes=22,
+    difficulty=2,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule("busy", 3, _judge("busy", 0, "spans count once, nested and overlapping ones")),
+            Rule("hidden", 2, _judge("hidden", 1, "what is hidden behind compute is not exposed")),
+            Rule("arrival", 3, _judge("arrival", 1, "a collective begins with the last rank")),
+            Rule("idle", 2, _judge("idle", 2, "the rest of the trace is idle")),
+        ),
+    ),
+)

@@ -1,0 +1,261 @@
+"""01/choose: an all-reduce algorithm for every size, on networks of two levels.
+
+`choose(nbytes, cluster) -> name` is asked on a rank; what it answers is judged by `dtlab.predict`,
+and by real ranks of ours that run it on the emulated wire: a learner's ranks could stop the clock.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.words import amount, links_of, nodes_of
+from dtlab.predict import Cluster, Link
+from dtlab.units.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
+from dtlab.units.unit01.judges import Seen
+
+__all__ = ["BUDGET", "NETWORK", "PART", "TABLE"]
+
+# The network, the all-reduces of one step (bytes, how often) and the seconds for them, as
+# level-3.ipynb gives them.
+NETWORK = Cluster(nodes=2, gpus_per_node=4, intra=Link(2e-6, 300e9), inter=Link(5e-6, 25e9))
+TABLE = ((1e3, 1000), (64e3, 400), (1e6, 100), (16e6, 20), (256e6, 1))
+BUDGET = 30e-3
+
+_NVLINK, _PCIE = (Link(2e-6, 300e9), Link(2e-6, 450e9)), Link(3e-6, 63e9)
+_INFINIBAND = (Link(5e-6, 25e9), Link(5e-6, 50e9))
+_SIZES = 16  # that are drawn for each network
+_ENOUGH = 1.02  # times as long as the best choice, on average over them
+
+# On the wire: four ranks, a small tensor and a large one. The best algorithm takes 0.16 s and
+# 0.2 s, the second best nearly twice as long.
+_WIRE = {
+    16_000: Cluster(2, 2, Link(2e-6, 300e9), Link(30e-6, 12.5e9), slowdown=4800),
+    2_000_000: Cluster(2, 2, Link(2e-6, 300e9), Link(30e-6, 1.25e9), slowdown=230),
+}
+_TIMES, _TOO_SLOW = 2, 1.5  # the better of two runs counts; in times of the best algorithm's
+
+
+# What is run ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Questions(Case):
+    """`choose` is asked for several sizes on one network."""
+
+    cluster: Cluster
+    sizes: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"on {nodes_of(self.cluster)}"
+
+    def given(self, rank: int, world_size: int) -> tuple[Cluster, tuple[float, ...]]:
+        """See `Case`."""
+        return self.cluster, self.sizes
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Cluster, tuple[float, ...]]) -> list[str]:
+        """See `Case`."""
+        cluster, sizes = given
+        return [_name(fn(nbytes, cluster)) for nbytes in sizes]
+
+    def ratio(self, nbytes: float, name: str) -> float:
+        """How many times as long as the best one an algorithm takes."""
+        return seconds_of(name, nbytes, self.cluster) / best_seconds(nbytes, self.cluster)
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        """See `Case`."""
+        (names,) = results
+        for nbytes, name in zip(self.sizes, names, strict=True):
+            if name not in ALGORITHMS:
+                return (
+                    f"choose returns {name} for {amount(nbytes)}. Return one of: "
+                    f"{', '.join(ALGORITHMS)}."
+                )
+        return ""
+
+
+@dataclass(frozen=True)
+class OnTheWire(Case):
+    """What `choose` has answered is run for real: when each run began and ended on a rank."""
+
+    cluster: Cluster
+    nbytes: int
+    name: str
+
+    def __str__(self) -> str:
+        network = f"{nodes_of(self.cluster)} ({links_of(self.cluster)})"
+        return f"{amount(self.nbytes)} on {network}"
+
+    def given(self, rank: int, world_size: int) -> tuple[str, int, int]:
+        """See `Case`."""
+        return self.name, self.nbytes, self.cluster.gpus_per_node
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[str, int, int]) -> Any:
+        """See `Case`."""
+        import torch
+        import torch.distributed as dist
+
+        name, nbytes, ranks_per_node = given
+        tensor, times = torch.ones(nbytes // 4), []
+        for _ in range(_TIMES):
+            dist.barrier()
+            begun = time.perf_counter()
+            fn(name, tensor, ranks_per_node)
+            times.append((begun, time.perf_counter()))
+        return times
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        """See `Case`."""
+        return ""
+
+    def measured(self, results: Sequence[Any]) -> float:
+        """Seconds of the faster run, from when all have begun until all have ended."""
+        runs = zip(*results, strict=True)
+        lasted = [max(end for _, end in run) - max(begun for begun, _ in run) for run in runs]
+        return float(min(lasted))
+
+
+class Asked(Trial):
+    """A trial that says on which network `choose` was asked; how many ranks ask it is no news."""
+
+    def words(self, case: int | None = None) -> str:
+        """See `Trial`."""
+        if case is None and len(self.cases) > 1:
+            return "while choose is asked"
+        return f"{self.cases[case or 0]}"
+
+
+def _name(answer: Any) -> str:
+    """The algorithm, or what was returned for it as one would type it."""
+    return answer if isinstance(answer, str) and answer in ALGORITHMS else repr(answer)
+
+
+def _trials(seed: int) -> list[Trial]:
+    """The table and networks drawn; then both sizes on the wire."""
+    draw = random.Random(seed)
+    networks = [
+        Cluster(8, 8, _NVLINK[1], _INFINIBAND[1]),
+        Cluster(draw.choice((4, 8)), 4, _NVLINK[0], _INFINIBAND[0]),
+        Cluster(2, 8, _PCIE, _INFINIBAND[1]),
+        Cluster(1, draw.choice((4, 8)), _NVLINK[1]),
+        Cluster(draw.choice((8, 16)), 1, _NVLINK[0], _INFINIBAND[1]),
+        Cluster(32, 4, _PCIE, _INFINIBAND[1]),
+    ]
+    asked = [Questions(cluster, _drawn_sizes(draw)) for cluster in networks]
+    table = Questions(NETWORK, tuple(nbytes for nbytes, _ in TABLE))
+    wire = [Questions(cluster, (float(nbytes),)) for nbytes, cluster in _WIRE.items()]
+    return [Asked(1, [table, *asked, *wire])]
+
+
+def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+    """What was answered for the wire, to be run there."""
+    if seen[0].mistakes:
+        return []
+    names = [results[0][0] for results in seen[0].results[-len(_WIRE) :]]
+    return [
+        (Asked(cluster.size, [OnTheWire(cluster, nbytes, name)], cluster), _all_reduce)
+        for (nbytes, cluster), name in zip(_WIRE.items(), names, strict=True)
+    ]
+
+
+def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
+    fn = getattr(importlib.import_module("dtlab.collectives"), f"{name}_all_reduce")
+    fn(tensor, **({"ranks_per_node": ranks_per_node} if name == "hierarchical" else {}))
+
+
+def _drawn_sizes(draw: random.Random) -> tuple[float, ...]:
+    """Bytes from 1 kB to 250 MB, one from each of so many equal steps on a logarithmic scale."""
+    steps = ((number + draw.random()) / _SIZES for number in range(_SIZES))
+    return tuple(float(round(10 ** (3 + 5.4 * step))) for step in steps)
+
+
+# How it is judged -------------------------------------------------------------------------------
+
+
+def _judge_budget(seen: Seen) -> Verdict:
+    """The table, on the network of the notebook."""
+    if seen[0].mistakes:
+        return lost(seen[0].mistakes[0])
+    (names,) = seen[0].results[0]
+    rows = [
+        (count * seconds_of(name, nbytes, NETWORK), count, nbytes, name)
+        for (nbytes, count), name in zip(TABLE, names, strict=True)
+    ]
+    total = sum(row[0] for row in rows)
+    if total <= BUDGET:
+        return ok(f"{total * 1e3:.1f} ms for the step; the budget is {BUDGET * 1e3:g} ms")
+    most = max(rows, key=lambda row: row[0] - row[1] * best_seconds(row[2], NETWORK))
+    return lost(
+        f"{total * 1e3:.1f} ms for the step; the budget is {BUDGET * 1e3:g} ms. Most is lost at "
+        f"{amount(most[2])}: {most[1]} x {most[3]} take {most[0] * 1e3:.1f} ms."
+    )
+
+
+def _judge_elsewhere(seen: Seen) -> Verdict:
+    """Other sizes on other networks: within a few per cent of the best, on each."""
+    if seen[0].mistakes:
+        return blocked("judged once choose answers everywhere")
+    asked = list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1 : -len(_WIRE)]
+    for case, results in asked:
+        assert isinstance(case, Questions)
+        ratios = [
+            (case.ratio(nbytes, name), nbytes, name)
+            for nbytes, name in zip(case.sizes, results[0], strict=True)
+        ]
+        mean, worst = sum(ratio for ratio, _, _ in ratios) / len(ratios), max(ratios)
+        if mean > _ENOUGH:
+            return lost(
+                f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, what you choose "
+                f"takes {mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
+                f"Most is lost at {amount(worst[1])}, where you choose {worst[2]}."
+            )
+    return ok(f"at most {_ENOUGH:g} times as long as the best choice, on {len(asked)} networks")
+
+
+def _judge_wire(seen: Seen) -> Verdict:
+    """Real ranks on the emulated wire, a small tensor and a large one."""
+    if seen[0].mistakes:
+        return blocked("judged once choose answers everywhere")
+    return next(filter(None, map(_too_slow, seen[1:])), ok("as fast as predicted on the wire too"))
+
+
+def _too_slow(one: Observation) -> Verdict | None:
+    (case,) = one.trial.cases
+    assert isinstance(case, OnTheWire)
+    if one.error is not None:
+        return lost(one.trouble)
+    seconds = case.measured(one.results[0])
+    best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
+    if seconds <= _TOO_SLOW * best:
+        return None
+    return lost(
+        f"{case}: {case.name} took {seconds:.2f} s on the emulated wire; the best needs "
+        f"{best:.2f} s."
+    )
+
+
+PART = Part(
+    name="01/choose",
+    level=3,
+    title="The algorithm that suits",
+    minutes=25,
+    difficulty=3,
+    check=Check(
+        trials=_trials,
+        then=_on_the_wire,
+        rules=(
+            Rule("budget", 4, _judge_budget),
+            Rule("elsewhere", 4, _judge_elsewhere),
+            Rule("wire", 2, _judge_wire),
+        ),
+    ),
+)

@@ -1,0 +1,129 @@
+"""01/tree_broadcast: as few rounds as can be, and the tensor to each rank once."""
+
+from __future__ import annotations
+
+import random
+
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.words import amount
+from dtlab.units.unit01.calls import Broadcast, draw_groups
+from dtlab.units.unit01.judges import (
+    Message,
+    Seen,
+    cannot_measure,
+    judge_result,
+    judge_subgroups,
+    measured_call,
+    messages,
+    other_dtype,
+    world_sizes_right,
+)
+
+__all__ = ["PART", "rounds_of"]
+
+_RANKS = 7  # of the trial in which messages are counted: a heap needs a round too many
+_ELEMENTS = 1 << 18  # of float32: 1 MB
+
+
+def _trials(seed: int) -> list[Trial]:
+    """The measured trial; 1 to 5 and 9 ranks, from rank 0 and from another; then subgroups."""
+    draw = random.Random(seed)
+    trials = [Trial(_RANKS, [Broadcast(seed, _ELEMENTS, seat=draw.randrange(1, _RANKS))])]
+    for ranks in (1, 2, 3, 4, 5, 9):
+        seats: tuple[int, ...] = (0, draw.randrange(1, max(2, ranks)) % ranks)
+        seats = seats[-1:] if ranks == 9 else seats  # here for its fourth round
+        calls = [Broadcast(seed, draw.randint(1, 9), seat=seat) for seat in seats]
+        trials.append(Trial(ranks, calls))
+    # The source is the last of each group, so that its number in the group is another.
+    groups = draw_groups(draw, world_size=5, size=3)
+    return [*trials, Trial(5, [Broadcast(seed, 7, groups, seat=-1)])]
+
+
+def _judge_once(seen: Seen) -> Verdict:
+    """Every rank but the source receives the tensor, and no more than that."""
+    waiting = _cannot_measure(seen)
+    if waiting:
+        return waiting
+    assert seen[0].trace is not None
+    (source,) = measured_call(seen[0]).wanted(range(_RANKS))
+    for rank in (source, *range(_RANKS)):
+        came = sum(one.bytes for one in messages(seen[0].trace) if one.target == rank)
+        if rank == source and came:
+            return lost(
+                f"rank {rank} is the source and has the tensor already, but received "
+                f"{amount(came)}: send to ranks that still lack it."
+            )
+        if rank != source and came > 4 * _ELEMENTS:
+            return lost(
+                f"rank {rank} received {amount(came)}; the tensor has {amount(4 * _ELEMENTS)}. "
+                f"Send it to each rank once. {other_dtype(messages(seen[0].trace))}".rstrip()
+            )
+    return ok("each rank receives the tensor once")
+
+
+def _judge_rounds(seen: Seen) -> Verdict:
+    """Ranks that have the tensor double in every round."""
+    waiting = _cannot_measure(seen)
+    if waiting:
+        return waiting
+    assert seen[0].trace is not None
+    rounds, goal = rounds_of(messages(seen[0].trace)), (_RANKS - 1).bit_length()
+    if rounds <= goal:
+        return ok(f"{rounds} rounds on {_RANKS} ranks = log2 N, rounded up")
+    return lost(
+        f"{rounds} rounds on {_RANKS} ranks; a tree needs {goal} = log2 N, rounded up. In every "
+        "round all ranks that have the tensor send it, each in one message to one rank that lacks "
+        "it: first to the one with the most ranks below it."
+    )
+
+
+def rounds_of(sent: list[Message]) -> int:
+    """How many rounds the messages take, where a rank sends one in a round.
+
+    A rank sends from the round after its first receive on.
+    """
+    busy: dict[int, int] = {}  # the round until which a rank cannot send another one
+    for message in sent:
+        busy[message.source] = busy.get(message.source, 0) + 1
+        busy.setdefault(message.target, busy[message.source])
+    return max(busy.values(), default=0)
+
+
+def _cannot_measure(seen: Seen) -> Verdict | None:
+    waiting = cannot_measure(seen)
+    if waiting is None and seen[0].mistakes:
+        return blocked(f"judged once the result is right on {_RANKS} ranks")
+    return waiting
+
+
+def _pattern(seen: Seen) -> str:
+    right = world_sizes_right(seen)
+    if {1, 2, 4} <= right < {one.trial.world_size for one in seen}:
+        return "Right where the number of ranks is a power of two: leave out who is not there."
+    return ""
+
+
+PART = Part(
+    name="01/tree_broadcast",
+    level=2,
+    title="A broadcast along a tree",
+    minutes=20,
+    difficulty=2,
+    stretch=True,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule(
+                "result",
+                2,
+                judge_result("all ranks have what the source has, on 1 to 9 ranks", _pattern),
+            ),
+            Rule("subgroups", 1, judge_subgroups),
+            Rule("once", 1, _judge_once),
+            Rule("rounds", 2, _judge_rounds),
+        ),
+    ),
+    reference="dtlab.collectives.tree_broadcast",
+)

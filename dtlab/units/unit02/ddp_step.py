@@ -1,0 +1,203 @@
+"""The values of 02/ddp_step: eight events of a rank that trains under DDP, without their names.
+
+    constructor ▒▒▒▒   buffers ▒         last ▒▒▒▒▒▒  first ▒▒▒▒▒▒▒▒       loss ▒
+    forward                     ██████            │       │
+    backward                           ████████████████████
+    step                                                           ████
+
+Their letters are drawn, so what an event is follows from when it was and how many bytes it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.answers import Choice, Mistake, Number, Question, Questions, Values
+
+__all__ = ["PART"]
+
+_LETTERS = "ABCDEFGH"
+_COMMUNICATION = ("constructor", "buffers", "last_layers", "first_layers", "loss")  # by time
+_COMPUTE = ("forward", "backward", "step")
+
+
+def _draw(draw: Random) -> Values:
+    first, last = draw.sample(range(20, 90, 5), 2)  # thousands of parameters
+    channels = draw.choice((32, 48, 64, 96))
+    buffers = 8 * channels  # running mean and variance, float32
+    forward = draw.randint(60, 120)  # tenths of a millisecond, as all times
+    backward = 2 * forward + draw.randint(-9, 9)
+    begin = draw.randint(150, 300)
+    turn = begin + draw.randint(5, 12) + forward  # forward ends, backward begins
+    end = turn + backward
+    leaves = turn + backward * draw.randint(35, 55) // 100
+    arrives = leaves + draw.randint(20, 45)
+    exposed = draw.randint(15, 60)
+    step = draw.randint(20, 55)
+    everything = 4000 * (first + last) + buffers
+    times = {
+        "constructor": (draw.randint(0, 20), draw.randint(60, 110), everything),
+        "buffers": (begin, begin + draw.randint(2, 4), buffers),
+        "forward": (turn - forward, turn, None),
+        "backward": (turn, end, None),
+        "last_layers": (leaves, arrives, 4000 * last),
+        "first_layers": (end - draw.randint(1, 3), end + exposed, 4000 * first),
+        "step": (end + exposed, end + exposed + step, None),
+        "loss": (end + exposed + step + 2, end + exposed + step + draw.randint(5, 9), 4),
+    }
+    letters = draw.sample(_LETTERS, len(_LETTERS))
+    events = {
+        letter: {"start": start / 10, "end": stop / 10, "bytes": count}
+        for letter, (start, stop, count) in zip(letters, times.values(), strict=True)
+    }
+    return {
+        "first": 1000 * first,
+        "last": 1000 * last,
+        "channels": channels,
+        "events": dict(sorted(events.items())),
+    }
+
+
+def _rows(given: Values) -> list[tuple[str, str]]:
+    rows = [
+        ("parameters of the first layers", f"{given['first']}, float32"),
+        ("parameters of the last layers", f"{given['last']}, float32"),
+        ("channels of the BatchNorm between them", f"{given['channels']}"),
+    ]
+    for letter, event in given["events"].items():
+        what = "compute" if event["bytes"] is None else f"communication of {event['bytes']} bytes"
+        rows.append((f"event {letter}", f"{event['start']:.1f} to {event['end']:.1f} ms, {what}"))
+    return rows
+
+
+def _named(given: Values) -> dict[str, str]:
+    """The letter of each event."""
+
+    def by_time(communicates: bool) -> list[str]:
+        events: Mapping[str, Any] = given["events"]
+        chosen = [one for one in events if (events[one]["bytes"] is not None) == communicates]
+        return sorted(chosen, key=lambda letter: events[letter]["start"])
+
+    names = dict(zip(_COMMUNICATION, by_time(True), strict=True))
+    return names | dict(zip(_COMPUTE, by_time(False), strict=True))
+
+
+def _letter(name: str) -> Callable[[Values], str]:
+    return lambda given: _named(given)[name]
+
+
+def _event(name: str, prompt: str, hint: str, *mistakes: tuple[str, str]) -> Question:
+    known = tuple(Mistake(_letter(wrong), why) for wrong, why in mistakes)
+    options = dict.fromkeys(_LETTERS, "")
+    return Question(name, 1, prompt, Choice(options, _letter(name), known, hint))
+
+
+def _time(given: Values, name: str, which: str) -> float:
+    return float(given["events"][_named(given)[name]][which])
+
+
+def _between(start: tuple[str, str], end: tuple[str, str]) -> Callable[[Values], float]:
+    return lambda given: round(_time(given, *end) - _time(given, *start), 1)
+
+
+_BYTES = "A parameter in float32 has 4 bytes, and its gradient as many. Compare the bytes."
+_ORDER = "Sort the events by their start, and walk through the script beside them."
+
+DDP_STEP = Questions(
+    _draw,
+    _rows,
+    (
+        _event(
+            "constructor",
+            "line 1: all ranks get the parameters and buffers of rank 0",
+            _BYTES,
+            ("first_layers", "so many bytes have the first layers alone. What of the others?"),
+            ("last_layers", "so many bytes have the last layers alone. What of the others?"),
+            ("buffers", "these bytes are the buffers of the BatchNorm, which lines 1 and 3 send."),
+        ),
+        _event(
+            "buffers",
+            "line 3, before the forward pass: all ranks get the buffers of rank 0",
+            "A BatchNorm keeps a running mean and a running variance for each channel.",
+            ("constructor", "this is before the first step, and far more than the buffers."),
+            ("loss", "four bytes are one number. A BatchNorm keeps two for each channel."),
+        ),
+        _event(
+            "forward",
+            "line 3: the forward pass",
+            _ORDER,
+            ("backward", "another stretch of compute comes before this one."),
+            ("step", "this comes last of all compute."),
+        ),
+        _event(
+            "backward",
+            "line 4: the backward pass",
+            _ORDER,
+            ("forward", "gradients travel during the backward pass, and none during this one."),
+            ("step", "this begins when all gradients have arrived. Who has made them?"),
+        ),
+        _event(
+            "last_layers",
+            "line 4: the gradients of the last layers travel",
+            _BYTES,
+            (
+                "first_layers",
+                "this leaves when backward is nearly through: which layers does it come to last?",
+            ),
+            ("constructor", "this is before any gradient was there."),
+        ),
+        _event(
+            "first_layers",
+            "line 4: the gradients of the first layers travel",
+            _BYTES,
+            (
+                "last_layers",
+                "this leaves in the middle of backward: which layers has it come to by then?",
+            ),
+            ("constructor", "this is before any gradient was there."),
+        ),
+        _event(
+            "step",
+            "line 5: the optimizer changes the parameters",
+            _ORDER,
+            ("forward", "this comes first of all compute, when there are no gradients yet."),
+            ("backward", "gradients still travel while this goes on."),
+        ),
+        _event(
+            "loss",
+            "line 7: the loss is summed over the ranks",
+            "The loss of a rank is one number. How many bytes are that?",
+            ("first_layers", "the loss is one number. This is a whole bucket of gradients."),
+            ("buffers", "this is before the forward pass, so there is no loss yet."),
+        ),
+        Question(
+            "exposed",
+            1,
+            "for how long the rank has nothing to do but to wait for gradients",
+            Number(
+                _between(("backward", "end"), ("first_layers", "end")),
+                (
+                    Mistake(
+                        _between(("first_layers", "start"), ("first_layers", "end")),
+                        "this is all of the last all-reduce. It begins while backward goes on.",
+                    ),
+                    Mistake(
+                        _between(("last_layers", "start"), ("first_layers", "end")),
+                        "this begins with the first all-reduce. Backward goes on beside it.",
+                    ),
+                    Mistake(
+                        _between(("last_layers", "start"), ("last_layers", "end")),
+                        "this is the first all-reduce. Backward goes on beside all of it.",
+                    ),
+                ),
+                "It begins when backward ends. When does it end?",
+                unit="ms",
+            ),
+        ),
+    ),
+)
+
+PART = Part("02/ddp_step", 1, "What a step leaves in a trace", 8, 2, DDP_STEP)

@@ -1,0 +1,32 @@
+"""03/run_2: over after two epochs."""
+
+from __future__ import annotations
+
+from dtlab.units.unit03.runs_cases import (
+    accumulated,
+)
+from dtlab.units.unit03.runs_common import (
+    linear,
+    run_check,
+    run_part,
+    scene,
+)
+
+__all__ = ["PART"]
+
+PART = run_part(
+    2,
+    "Over after two epochs",
+    11,
+    2,
+    run_check(
+        accumulated,
+        linear,
+        "schedule",
+        "the schedule goes one step for each update, on 2 and 3 ranks",
+    ),
+    scene(4, (64, 4)),
+    "rate gone",
+    ["schedule.step()"],
+    "Which line moves the rate on, and how often does it run?",
+)

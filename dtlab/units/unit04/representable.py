@@ -1,0 +1,238 @@
+"""The values of 04/representable: which numbers a format holds, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.answers import Choice, Choices, Mistake, Question, Questions, Values
+from dtlab.grading.questions.numbers import number
+from dtlab.predict.formats import BF16, FP16, BinaryFormat
+from dtlab.units.unit04.lost_updates import LOST, MASTER, draw_weights, weight_rows
+
+__all__ = ["PART"]
+
+_LETTERS = "abcdef"
+
+
+# What is drawn ---------------------------------------------------------------------------------
+
+
+def _draw(draw: Random) -> Values:
+    kinds = ["subnormal", "tiny", "large", "fine", "odd", "decimal"]
+    draw.shuffle(kinds)
+    six = [_one(kind, draw) for kind in kinds]
+    exponent_bits, mantissa_bits = draw.choice(((4, 3), (5, 2)))
+    exponent = draw.randint(4, 6)
+    step = 2.0 ** (exponent - mantissa_bits)
+    place = draw.randrange(2**mantissa_bits - 1) + 0.75  # nearer to the number above
+    return {
+        "kinds": kinds,
+        "written": [text for text, _ in six],
+        "values": [value for _, value in six],
+        "exponent_bits": exponent_bits,
+        "mantissa_bits": mantissa_bits,
+        "number": 2.0**exponent + place * step,
+        "power": draw.choice((8, 9, 10)),
+        "gradient": draw.randint(28, 40),
+        **draw_weights(draw),
+    }
+
+
+def _one(kind: str, draw: Random) -> tuple[str, float]:
+    """A number of this kind, as it is written and as it is; kinds go by what they teach."""
+    if kind in ("subnormal", "tiny"):
+        power = draw.randint(17, 23) if kind == "subnormal" else draw.randint(27, 40)
+        return f"2^-{power}", 2.0**-power
+    if kind == "fine":
+        power = draw.randint(8, 10)
+        return f"1 + 2^-{power}", 1 + 2.0**-power
+    numbers = {
+        "large": (3 * 2**15, 5 * 2**15, 7 * 2**15),
+        "odd": range(2051, 4096, 2),
+        "decimal": (0.1, 0.2, 0.3, 0.6, 0.7),
+    }
+    value = draw.choice(numbers[kind])
+    return f"{value}", float(value)
+
+
+def _rows(given: Values) -> list[tuple[str, str]]:
+    small = f"1 bit for the sign, {given['exponent_bits']} for the exponent"
+    return [
+        *zip(_LETTERS, given["written"], strict=True),
+        ("small format", f"{small}, {given['mantissa_bits']} for the mantissa"),
+        ("x", f"{given['number']:g}"),
+        ("gradient g", f"2^-{given['gradient']}"),
+        *weight_rows(given),
+    ]
+
+
+# What is right ---------------------------------------------------------------------------------
+
+
+def _held(kind: BinaryFormat) -> Callable[[Values], frozenset[str]]:
+    return lambda given: frozenset(
+        letter
+        for letter, value in zip(_LETTERS, given["values"], strict=True)
+        if kind.holds(value)
+    )
+
+
+def _letter(kind: str) -> Callable[[Values], str]:
+    return lambda given: _LETTERS[given["kinds"].index(kind)]
+
+
+def _spacing(given: Values) -> float:
+    return _small(given).spacing(given["number"])
+
+
+def _small(given: Values) -> BinaryFormat:
+    return BinaryFormat(given["exponent_bits"], given["mantissa_bits"])
+
+
+def _below(given: Values) -> float:
+    """The number of the small format just below x."""
+    return float(given["number"] // _spacing(given) * _spacing(given))
+
+
+# What is asked ---------------------------------------------------------------------------------
+
+
+def _which(
+    name: str, title: str, own: BinaryFormat, other: BinaryFormat, *more: Mistake
+) -> Question:
+    """Asks which of the six values a format holds; `more` is said of single ones."""
+    kinds = (
+        Mistake(_held(other), "these are those of the other of the two formats."),
+        *more,
+        Mistake(
+            _letter("decimal"),
+            "look at the decimal fraction: is it a sum of finitely many powers of two?",
+        ),
+    )
+    hint = "Of each: does its exponent exist, and how many bits are there after the leading 1?"
+    prompt = f"which of a to f {title} holds exactly"
+    return Question(name, 1, prompt, Choices(dict.fromkeys(_LETTERS, ""), _held(own), kinds, hint))
+
+
+_IN_FP16 = _which(
+    "in_fp16",
+    "fp16",
+    FP16,
+    BF16,
+    Mistake(_letter("large"), "look at the largest of them: which exponents are there?"),
+    *(
+        Mistake(
+            _letter(kind),
+            "look at the powers of two again: below 2^-14 fp16 goes on at the spacing that it has "
+            "there. Down to where?",
+        )
+        for kind in ("subnormal", "tiny")
+    ),
+    Mistake(_letter("fine"), "look at the sum: how far above 1 is the next number?"),
+    Mistake(_letter("odd"), "look at the odd number: how far apart are numbers above 2048?"),
+)
+
+_IN_BF16 = _which(
+    "in_bf16",
+    "bf16",
+    BF16,
+    FP16,
+    *(
+        Mistake(
+            _letter(kind),
+            "look at the largest of them and at the powers of two: which exponents do 8 bits "
+            "make, and how many bits after the leading 1 does each of these take?",
+        )
+        for kind in ("large", "subnormal", "tiny")
+    ),
+    Mistake(_letter("fine"), "look at the sum: how far above 1 is the next number?"),
+    Mistake(_letter("odd"), "look at the odd number: how many bits does it take?"),
+)
+
+_ONE_PLUS = Choice(
+    {
+        "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
+        "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
+        "small": "bf16 has no number as small as the one that is added",
+        "cut": "bits that find no room are cut off",
+    },
+    lambda given: "tie" if given["power"] == 8 else "nearer",
+    (
+        Mistake(
+            lambda given: "nearer" if given["power"] == 8 else "tie",
+            "compare what is added to half of the spacing above 1.",
+        ),
+        Mistake("small", "by itself bf16 holds it: it has as many exponents as fp32."),
+        Mistake("cut", "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number."),
+    ),
+    "What is the next number above 1, and where between the two does the sum lie?",
+)
+
+REPRESENTABLE = Questions(
+    _draw,
+    _rows,
+    (
+        _IN_FP16,
+        _IN_BF16,
+        number(
+            "spacing",
+            "how far apart numbers of the small format are from one another around x",
+            _spacing,
+            "Which power of two is just below x, and into how many steps is the way to the next "
+            "one cut?",
+            (
+                lambda given: 2.0 ** -given["mantissa_bits"],
+                "this is the spacing between 1 and 2. It doubles with each power of two.",
+            ),
+            (
+                lambda given: _spacing(given) / 2,
+                "this counts the leading 1 among the bits of the mantissa. It is not stored.",
+            ),
+            (
+                lambda given: _spacing(given) * 2 ** given["mantissa_bits"],
+                "so far it is to the next power of two. There are numbers in between.",
+            ),
+            exact=True,
+        ),
+        number(
+            "rounded",
+            "what x becomes in the small format",
+            lambda given: _small(given).rounded(given["number"]),
+            "Between which two numbers does x lie, and which of them is nearer?",
+            (_below, "this cuts off what finds no room. Which neighbour of x is nearer?"),
+            (
+                lambda given: given["number"],
+                "this is x itself: it needs more bits than there are.",
+            ),
+            (
+                lambda given: 2 * _below(given) - _small(given).rounded(given["number"]),
+                "x does not lie next to this one. Which two numbers are its neighbours?",
+            ),
+            exact=True,
+        ),
+        Question("one_plus", 1, "why 1 + 2^-{power} becomes 1 in bf16", _ONE_PLUS),
+        number(
+            "survives",
+            "the smallest whole number k for which g x 2^k is not 0 in fp16",
+            lambda given: given["gradient"] - 24,
+            "What is the smallest number of fp16 above 0? Its exponent is the lowest, and all its "
+            "bits but the last are 0.",
+            (
+                lambda given: given["gradient"] - 14,
+                "then it is a normal number. Below those, fp16 goes on with fewer bits.",
+            ),
+            (
+                lambda given: given["gradient"] - 25,
+                "then it is half of the smallest number. A tie goes to the last bit 0.",
+            ),
+            (lambda given: given["gradient"], "then it is 1. It need not be as large as that."),
+            exact=True,
+        ),
+        LOST,
+        MASTER,
+    ),
+)
+
+PART = Part("04/representable", 1, "What a format holds", 10, 2, REPRESENTABLE)

@@ -1,0 +1,53 @@
+"""05/giant_gather: one giant gather."""
+
+from __future__ import annotations
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import judge
+from dtlab.grading.parts import Part
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.units.unit05.runs_cases import (
+    EXACT,
+    SCRIPTS,
+    deep_and_wide,
+    scene,
+)
+from dtlab.units.unit05.runs_judges import (
+    also,
+    other_losses,
+    too_much_whole,
+)
+from dtlab.units.unit05.runs_symptoms import GIANT, SYMPTOMS
+
+__all__ = ["PART"]
+
+PART = Part(
+    "05/giant_gather",
+    3,
+    "One giant gather",
+    13,
+    1,
+    MendScript(
+        SCRIPTS + "train_gather",
+        scene(),
+        Check(
+            deep_and_wide,
+            (
+                Rule("peak", 2, judge("peak", "a layer at a time", also=also(too_much_whole))),
+                Rule(
+                    "training",
+                    1,
+                    judge("training", "as one process", also=also(other_losses(EXACT))),
+                ),
+            ),
+        ),
+        diagnosis_points=3,
+        symptoms=SYMPTOMS,
+        lines=[
+            "return sum(one.numel() for one in module.parameters()) >= 5000",
+            "sharded = Zero3(model, blocks=is_block)",
+        ],
+        look="Who decides what is gathered together?",
+        proof=GIANT,
+    ),
+)

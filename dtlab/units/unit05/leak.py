@@ -1,0 +1,55 @@
+"""05/leak: more with every step."""
+
+from __future__ import annotations
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import judge
+from dtlab.grading.parts import Part
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.units.unit05.runs_cases import (
+    EXACT,
+    SCRIPTS,
+    scene,
+    trials_of,
+)
+from dtlab.units.unit05.runs_judges import (
+    also,
+    another_mean,
+    grows,
+    other_losses,
+)
+from dtlab.units.unit05.runs_symptoms import GROWS, SYMPTOMS
+
+__all__ = ["PART"]
+
+PART = Part(
+    "05/leak",
+    3,
+    "More with every step",
+    13,
+    2,
+    MendScript(
+        SCRIPTS + "train_leak",
+        scene(steps=5),
+        Check(
+            trials_of(3, half=(12, 15), steps=4, topic="memory"),
+            (
+                Rule("memory", 2, judge("memory", "held is what a share takes", also=also(grows))),
+                Rule(
+                    "training",
+                    1,
+                    judge(
+                        "training",
+                        "it ends with the mean over the steps",
+                        also=also(other_losses(EXACT), another_mean),
+                    ),
+                ),
+            ),
+        ),
+        diagnosis_points=3,
+        symptoms=SYMPTOMS,
+        lines=["after.append(sharded.full_state_dict())"],
+        look="Which line makes something whole, and who still has it in the next step?",
+        proof=GROWS,
+    ),
+)

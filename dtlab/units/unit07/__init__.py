@@ -1,0 +1,8 @@
+"""Unit 07, pipeline parallelism."""
+
+# Its parts in course order, Level I first: each is `PART` of the module with its name.
+PARTS = (
+    "bubble", "in_flight", "timeline", "zero_bubble",
+    "gpipe", "warm_up", "one_f_one_b", "peak_in_flight", "run", "balance_stages",
+    "budget", "unsynchronised", "one_slow_stage",
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""07/gpipe: GPipe's schedule as lists, valid, carried out, with no slot lost.
+
+Huang et al. 2019, "GPipe", figure 2c. It draws the backward passes in reverse order; in whichever
+order they come, they are as fast and hold as much.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, judge
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.schedules import Schedule, grid
+from dtlab.units.unit07.carried import COMMON, carried_out
+from dtlab.units.unit07.judging import LIMIT
+from dtlab.units.unit07.planned import Planned, slow
+
+__all__ = ["PART"]
+
+
+def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
+    """What is wrong with one that can run."""
+    for rank, row in enumerate(schedule):
+        kinds = "".join(action.kind for action in row)
+        late = kinds.find("F", kinds.find("B"))
+        if late >= 0:
+            shown = grid(schedule, marked=[(rank, late)])
+            yield (
+                "order",
+                f"rank {rank} does {row[late]} after a backward: in GPipe every rank does all of "
+                f"its forwards first.\n{shown}",
+            )
+            break
+    delay = slow(schedule, stages, count)
+    if delay:
+        yield "time", delay
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Small ones, of which the first is carried out; as many of both, fewer, and one."""
+    draw = random.Random(seed)
+    stages, few = draw.randint(3, 5), draw.randint(4, 6)
+    sizes = [(3, draw.randint(4, 6)), (stages, stages), (few, draw.randint(2, few - 1))]
+    sizes += [(2, draw.randint(3, 7)), (1, draw.randint(2, 4)), (draw.randint(2, 4), 1)]
+    return [Trial(1, [Planned(p, m, _more) for p, m in sizes], limit=LIMIT)]
+
+
+PART = Part(
+    name="07/gpipe",
+    level=2,
+    title="GPipe as lists",
+    minutes=12,
+    difficulty=1,
+    check=Check(
+        trials=_trials,
+        then=carried_out,
+        rules=(
+            *COMMON,
+            Rule(
+                "order",
+                1,
+                judge("order", "all forwards before the first backward", "complete", "runs"),
+            ),
+            Rule("time", 1, judge("time", "in 2(m + p - 1) slots", "complete", "runs")),
+        ),
+    ),
+    reference="dtlab.schedules.gpipe",
+)

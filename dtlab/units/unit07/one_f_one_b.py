@@ -1,0 +1,80 @@
+"""07/one_f_one_b: 1F1B as lists. What sets it apart from GPipe is what a rank has to hold.
+
+Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
+Megatron-LM", section 2.2.1 (PipeDream-Flush).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, judge
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.predict import peak_in_flight
+from dtlab.schedules import Schedule, grid
+from dtlab.units.unit07.carried import COMMON, carried_out
+from dtlab.units.unit07.judging import LIMIT
+from dtlab.units.unit07.planned import Planned, slow
+
+__all__ = ["PART"]
+
+
+def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
+    """What is wrong with one that can run."""
+    for rank, peak in enumerate(peak_in_flight(schedule)):
+        enough = min(count, stages - rank)
+        if peak > enough:
+            yield (
+                "memory",
+                f"rank {rank} holds {peak} microbatches at once, and {enough} are enough: when "
+                f"could its first backward begin?\n{grid(schedule)}",
+            )
+            break
+    delay = slow(schedule, stages, count)
+    if delay:
+        yield "time", delay
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Enough microbatches; then few of them, one, and a single stage."""
+    draw = random.Random(seed)
+    stages, deep = draw.randint(3, 5), draw.randint(4, 6)
+    sizes = [(3, draw.randint(5, 7)), (stages, stages), (4, draw.randint(5, 9)), (2, 4)]
+    edges = [(deep, draw.randint(2, deep - 2)), (1, draw.randint(2, 4)), (draw.randint(3, 4), 1)]
+    return [
+        Trial(1, [Planned(p, m, _more) for p, m in sizes], limit=LIMIT),
+        Trial(1, [Planned(p, m, _more, "edges") for p, m in edges], limit=LIMIT),
+    ]
+
+
+PART = Part(
+    name="07/one_f_one_b",
+    level=2,
+    title="One forward, one backward",
+    minutes=20,
+    difficulty=2,
+    check=Check(
+        trials=_trials,
+        then=carried_out,
+        rules=(
+            *COMMON,
+            Rule(
+                "memory",
+                3,
+                judge("memory", "rank r holds p - r microbatches at most", "complete", "runs"),
+            ),
+            Rule("time", 2, judge("time", "in 2(m + p - 1) slots", "complete", "runs")),
+            Rule(
+                "edges",
+                2,
+                judge(
+                    "edges", "fewer microbatches than stages, and one stage", "complete", "runs"
+                ),
+            ),
+        ),
+    ),
+    reference="dtlab.schedules.generators.interleaved",
+)

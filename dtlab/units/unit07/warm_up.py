@@ -1,0 +1,105 @@
+"""07/warm_up: how many forwards a rank does under 1F1B before the first pair."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.quantities import short, whole
+from dtlab.units.unit07.judging import LIMIT
+
+__all__ = ["PART"]
+
+
+@dataclass(frozen=True)
+class Warming(Faulty):
+    """`fn(rank, stages, count)` for every rank; each number belongs to one of the criteria."""
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.schedules.generators",)
+
+    alone = True
+
+    stages: int
+    count: int
+    topic: str = "steady"
+
+    def __str__(self) -> str:
+        return f"p = {self.stages}, m = {self.count}"
+
+    def given(self, rank: int, world_size: int) -> tuple[int, int]:
+        """See `Case`."""
+        return self.stages, self.count
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[int, int]) -> dict[str, Any]:
+        """See `Case`."""
+        stages, count = given
+        with finished_calls("dtlab.schedules.generators", refuse=True) as finished:
+            found = [fn(rank, stages, count) for rank in range(stages)]
+        counts = [whole(one) for one in found]
+        texts = [short(one) for one in found]
+        return {"counts": counts, "texts": texts, "finished": sorted(finished)}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """See `Faulty`."""
+        for rank, (got, text) in enumerate(zip(*_columns(results[0]), strict=True)):
+            behind = self.stages - 1 - rank
+            name = "last" if not behind else "steady" if self.count >= self.stages else "few"
+            if got is None:
+                yield "steady", f"for rank {rank} it returns {text}, which is no whole number."
+                return
+            if got != min(behind, self.count):
+                yield name, f"not {got} for rank {rank}. {self._why(rank, got)}"
+
+    def _why(self, rank: int, got: int) -> str:
+        behind = self.stages - 1 - rank
+        if got > self.count:
+            return f"There are {self.count} microbatches only."
+        if not behind:
+            return "It has its first gradient as soon as its first forward is through."
+        if got == behind + 1 <= self.count:
+            return "That is what it holds at most: the forward of the first pair counts with it."
+        if got == rank:
+            return "That is the wrong way round: who waits longest for a first gradient?"
+        return (
+            f"{behind} stages are behind it. How many forwards can it do until the gradient of "
+            "its first microbatch is due?"
+        )
+
+
+def _columns(seen: Noted) -> tuple[list[int | None], list[str]]:
+    counts = [None if one is None else int(one) for one in seen["counts"]]
+    return counts, [str(one)[:60] for one in seen["texts"]]
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Enough microbatches, few, one; a single stage."""
+    draw = random.Random(seed)
+    deep = draw.randint(5, 8)
+    sizes = [(4, draw.randint(5, 12)), (deep, deep), (deep, draw.randint(2, deep - 2)), (3, 1)]
+    sizes += [(1, draw.randint(1, 4))]
+    return [Trial(1, [Warming(p, m) for p, m in sizes], limit=LIMIT)]
+
+
+PART = Part(
+    name="07/warm_up",
+    level=2,
+    title="The warm-up of 1F1B",
+    minutes=8,
+    difficulty=1,
+    check=Check(
+        trials=_trials,
+        rules=(
+            Rule("steady", 2, judge("steady", "right on all ranks before the last")),
+            Rule("last", 1, judge("last", "the last rank needs none")),
+            Rule("few", 1, judge("few", "never more than there are microbatches")),
+        ),
+    ),
+)
