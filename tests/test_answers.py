@@ -385,7 +385,7 @@ def test_the_answers_of_somebody_else_earn_nothing(autograding: Path) -> None:
 def right(name: str, learner: str) -> dict[str, Any]:
     part = find_part(name)
     assert isinstance(part.check, Questions)
-    given = part.check.given(part.symbol, learner)
+    given = part.check.named(part.check.given(part.symbol, learner))
     return {one.name: expected(one.answer, given) for one in part.check.questions}
 
 
@@ -500,7 +500,7 @@ ODD = [
 def test_an_answer_of_any_shape_loses_its_own_points_alone(part: Any, strange: Any) -> None:
     """In each question in turn, all others being right; another shape gets no hint on content."""
     answers = right(part.name, "ada")
-    given = part.check.given(part.symbol, "ada")
+    given = part.check.named(part.check.given(part.symbol, "ada"))
     for question in part.check.questions:
         report = dtlab.check(part.name, {**answers, question.name: strange}, learner="ada")
         assert [one.name for one in report.criteria if one.status != "ok"] == [question.name]

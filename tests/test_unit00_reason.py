@@ -64,7 +64,7 @@ def test_the_three_scenarios_are_those_of_the_lesson() -> None:
 def test_amdahls_law_gives_the_measured_step_again() -> None:
     by_name = {question.name: question.answer for question in EFFICIENCY.questions}
     for learner in EVERYBODY:
-        given = EFFICIENCY.given("efficiency", learner)
+        given = EFFICIENCY.named(EFFICIENCY.given("efficiency", learner))
         serial = by_name["serial"].expected(given) / 100  # type: ignore[attr-defined]
         step = given["alone"] * (serial + (1 - serial) / 8)
         assert step == pytest.approx(given["eight"])

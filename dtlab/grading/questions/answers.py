@@ -97,12 +97,13 @@ class Questions:
     """How a part of Level I is checked: values drawn from the learner's id, and questions.
 
     `rows` says in words what is given. Values are drawn again until the right answer and all
-    known mistakes differ.
+    known mistakes differ. `where` makes more values of those, for right answers and mistakes.
     """
 
     draw: Callable[[Random], Values]
     rows: Callable[[Values], Sequence[tuple[str, str]]]
     questions: tuple[Question, ...]
+    where: Callable[[Values], Values] = dict
 
     @property
     def points(self) -> float:
@@ -114,7 +115,8 @@ class Questions:
         generator = random_for(normalised(learner), symbol)
         for _ in range(1000):
             values = self.draw(generator)
-            if all(question.answer.distinct(values) for question in self.questions):
+            named = self.named(values)
+            if all(question.answer.distinct(named) for question in self.questions):
                 break
         else:
             raise AssertionError(f"{symbol}: no draw tells the known mistakes apart")
@@ -122,6 +124,10 @@ class Questions:
         return Given(
             title, values, self.rows(values), [self._asked(q, values) for q in self.questions]
         )
+
+    def named(self, given: Values) -> Values:
+        """The given values and what `where` makes of them."""
+        return self.where(given)
 
     def run(
         self,
@@ -143,10 +149,11 @@ class Questions:
     def _settled(self, symbol: str, answers: Mapping[str, Any], given: Values) -> list[Criterion]:
         """A criterion for each question; entries that nobody asked for take no other one down."""
         misspelt, others = self._unasked(answers)
+        named = self.named(given)
         criteria = [
             question.closed(lost(misspelt[question.name]))
             if question.name in misspelt
-            else question.settle(answers.get(question.name), given)
+            else question.settle(answers.get(question.name), named)
             for question in self.questions
         ]
         if others:

@@ -69,10 +69,11 @@ class Kind(Protocol):
 class Number:
     """A number, a list of numbers or a list of lists, from the given values by `expected`.
 
-    `expected` and the mistakes are in `unit`; `tolerance` is a share of what is expected, 0 for
-    whole numbers. `hint` says where to look, for a wrong answer that is not a known mistake.
-    The shape of what is expected is no secret: an answer that has another one is told so. In a
-    list of lists, `each` is what has one of its own; how much each of them holds stays secret.
+    Mistakes find what is expected among the values, as `right`. Both are in `unit`; `tolerance`
+    is a share of what is expected, 0 for whole numbers. `hint` says where to look, for a wrong
+    answer that is not a known mistake. The shape of what is expected is no secret: an answer that
+    has another one is told so. In a list of lists, `each` is what has one of its own; how much
+    each of them holds stays secret.
     """
 
     expected: Callable[[Values], Any]
@@ -98,7 +99,7 @@ class Number:
                 return ok(written(got, self.unit))
         trouble = misfit(answer, readings[0], wanted, self.each)
         for mistake in self._mistakes():
-            value = _value(mistake.value, given)
+            value = _value(mistake.value, {**given, "right": wanted})
             if trouble and depth(readings[0]) != depth(value):
                 continue  # numbers that happen to be the same, in another shape
             for got in readings:
@@ -109,7 +110,9 @@ class Number:
         return lost(trouble or f"{shown} is not it. {hint}")
 
     def distinct(self, given: Values) -> bool:
-        values = [self.expected(given), *(_value(one.value, given) for one in self._mistakes())]
+        right = self.expected(given)
+        known = {**given, "right": right}
+        values = [right, *(_value(one.value, known) for one in self._mistakes())]
         apart = 2 * self.tolerance
         return not any(
             close(one, other, apart)
