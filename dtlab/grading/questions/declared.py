@@ -9,7 +9,7 @@
             "2 * size * (ranks - 1) / ranks",                    # right
             "Once round to add up, and once more to hand round.",
             {
-                "right / 2": "this is one half of the ring.",
+                "wanted / 2": "this is one half of the ring.",
                 "2 * size": "a rank keeps its own chunk: it sends N-1 of N.",
             },
             unit="MB",
@@ -17,7 +17,7 @@
     )
 
 A formula is a Python expression in the drawn values, in the names of `where`, and, for a wrong
-answer, in `right`. Where an expression would be long, it is a function of the values.
+answer, in `wanted`. Where an expression would be long, it is a function of the values.
 """
 
 from __future__ import annotations
