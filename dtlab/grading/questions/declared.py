@@ -9,15 +9,15 @@
             "2 * size * (ranks - 1) / ranks",                    # right
             "Once round to add up, and once more to hand round.",
             {
-                "wanted / 2": "this is one half of the ring.",
+                "answer / 2": "this is one half of the ring.",
                 "2 * size": "a rank keeps its own chunk: it sends N-1 of N.",
             },
             unit="MB",
         ),
     )
 
-A formula is a Python expression in the drawn values, in the names of `where`, and, for a wrong
-answer, in `wanted`. Where an expression would be long, it is a function of the values.
+A formula is a Python expression in the drawn values and the names of `where`, and, for a mistake,
+in `answer`, the right one. In place of a formula there may be a function of the values.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Kind(Protocol):
 class Number:
     """A number, a list of numbers or a list of lists, from the given values by `expected`.
 
-    Mistakes find what is expected among the values, as `wanted`. Both are in `unit`; `tolerance`
+    Mistakes find what is expected among the values, as `answer`. Both are in `unit`; `tolerance`
     is a share of what is expected, 0 for whole numbers. `hint` says where to look, for a wrong
     answer that is not a known mistake. The shape of what is expected is no secret: an answer that
     has another one is told so. In a list of lists, `each` is what has one of its own; how much
@@ -99,7 +99,7 @@ class Number:
                 return ok(written(got, self.unit))
         trouble = misfit(answer, readings[0], wanted, self.each)
         for mistake in self._mistakes():
-            value = _value(mistake.value, {**given, "wanted": wanted})
+            value = _value(mistake.value, {**given, "answer": wanted})
             if trouble and depth(readings[0]) != depth(value):
                 continue  # numbers that happen to be the same, in another shape
             for got in readings:
@@ -111,7 +111,7 @@ class Number:
 
     def distinct(self, given: Values) -> bool:
         right = self.expected(given)
-        known = {**given, "wanted": right}
+        known = {**given, "answer": right}
         values = [right, *(_value(one.value, known) for one in self._mistakes())]
         apart = 2 * self.tolerance
         return not any(

@@ -70,7 +70,7 @@ PART = Part(
             {
                 "total": "this is over the time that the step really takes.",
                 "100 * p / m": _ONE_TOO_MANY,
-                "wanted / p": "each stage waits as long as that.",
+                "answer / p": "each stage waits as long as that.",
             },
             unit="%",
         ),
@@ -81,7 +81,7 @@ PART = Part(
             "The step takes the ideal time and the bubble.",
             {
                 "ideal": "this is over the ideal time.",
-                "100 - wanted": "this is what a stage computes.",
+                "100 - answer": "this is what a stage computes.",
                 "100 * p / (m + p)": _ONE_TOO_MANY,
             },
             unit="%",
@@ -93,7 +93,7 @@ PART = Part(
             "[100 / p, 100 * p / (2 * p - 1)]",
             "With one microbatch one stage works at a time. And how long do p of them take?",
             {
-                "[100 - one for one in wanted]": "this is the share of idle time.",
+                "[100 - one for one in answer]": "this is the share of idle time.",
                 "[50, 50]": "texts say so, for four stages. Draw the grid: how many cells are "
                 "filled?",
                 "[100 / p, 100]": "with p of them all stages work in one moment. And before it, "
@@ -111,7 +111,7 @@ PART = Part(
                 "ideal": "this is with one chunk on each rank.",
                 "ideal * chunks": "there are more stages in a row now, but each is shorter, and "
                 "ranks are as many as before.",
-                "100 / (1 + 100 / wanted)": "this is over the time that the step takes. The ideal "
+                "100 / (1 + 100 / answer)": "this is over the time that the step takes. The ideal "
                 "time is asked for.",
             },
             unit="%",
@@ -125,7 +125,7 @@ PART = Part(
             {
                 "ceil(100 * (p - 1) / percent)": "this is over the ideal time. Which denominator "
                 "is asked for?",
-                "wanted - 1": "with this many the idle share is still a little more than that.",
+                "answer - 1": "with this many the idle share is still a little more than that.",
                 "p * (100 - percent) // percent + 1": "this counts a stage too many.",
             },
             exact=True,
@@ -169,9 +169,9 @@ PART = Part(
             "2 * 2 * size * tokens * width * m / 1e9",
             "b x s x h elements forward, as many gradients backward, for each microbatch.",
             {
-                "wanted / 2": "half of it: is it one direction, or one byte for each element?",
-                "wanted / m": "this is one microbatch.",
-                "wanted * (p - 1)": "these are all boundaries together.",
+                "answer / 2": "half of it: is it one direction, or one byte for each element?",
+                "answer / m": "this is one microbatch.",
+                "answer * (p - 1)": "these are all boundaries together.",
             },
             unit="GB",
         ),
