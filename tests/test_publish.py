@@ -249,6 +249,13 @@ def test_parts_can_be_added_after_work_was_handed_in(folder: Path) -> None:
     assert scores(folder)["bob"] == full
 
 
+def test_an_assignment_of_one_unit_stays_with_it_once_work_was_handed_in(folder: Path) -> None:
+    grade(folder, ring_all_reduce=7)
+    parts = f"{RING},02/average_gradients"
+    with pytest.raises(DtlabError, match="its notebooks would have other names, so take another"):
+        list(release_assignment("01,02", parts=parts, name="week-3", course=folder, force=True))
+
+
 def test_where_adding_fails_the_gradebook_is_as_it_was(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

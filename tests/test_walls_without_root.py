@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,22 @@ def as_nobody(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     told["missing"] = {name.partition(" (")[0] for name in told["missing"]}
     return told
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="takes root, and Linux")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="takes setpriv")
+def test_root_that_may_not_change_users_says_so_and_runs_the_code(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    rights = ["setpriv", "--bounding-set=-setuid", "--inh-caps=-all"]
+    done = subprocess.run(
+        [*rights, sys.executable, str(program)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert any(name.startswith("another user") for name in told["missing"])
+    assert told["cell"][0]["text"] == "[5, 5]\n"
+    assert told["total"] == [3000.0] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="walls are Linux's")

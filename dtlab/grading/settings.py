@@ -49,6 +49,7 @@ _IGNORED = """\
 # What learners hand in and what they earn is nobody else's business.
 /gradebook.db*
 /submitted/
+/downloaded/
 /autograded/
 /feedback/
 /verdicts/

@@ -26,6 +26,8 @@ from dtlab.ranks.sight import EXCHANGE, HOME, change_root, own_scratch
 
 __all__ = ["HOME", "AbsentModules", "Walls", "end_all_of", "raise_walls", "step_behind"]
 
+_SETGID, _SETUID = 6, 7  # capabilities, of linux/capability.h
+
 OPEN_FILES = 1024
 NICE = 5  # behind whoever looks after it
 AbsentModules = tuple[tuple[str, tuple[str, ...]], ...]  # as absent.Absent
@@ -88,7 +90,7 @@ def _check_user(walls: Walls) -> None:
 
 def _may_become(user: int) -> bool:
     """Whether there is such a user here: a namespace may have one only, or 65536."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not _may_change_users():
         return False
     try:
         lines = Path("/proc/self/uid_map").read_text().splitlines()
@@ -96,6 +98,16 @@ def _may_become(user: int) -> bool:
         return sys.platform != "linux"
     ranges = [(int(first), int(count)) for first, _, count in map(str.split, lines)]
     return any(first <= user < first + count for first, count in ranges)
+
+
+def _may_change_users() -> bool:
+    """Whether root has what that takes: a container may have dropped these capabilities."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return sys.platform != "linux"
+    held = int(status.split("CapEff:")[1].split()[0], 16)
+    return all(held & 1 << one for one in (_SETGID, _SETUID))
 
 
 def _check_filter() -> None:

@@ -164,6 +164,11 @@ def _settled(
     late = bool(old and students)
     if late and old.keys() - new.keys():
         gone = sorted({cell.removesuffix("-check") for _, cell in old.keys() - new.keys()})
+        if {cell for _, cell in old} <= {cell for _, cell in new}:
+            raise DtlabError(
+                f"{name} has been handed in by {_some(sorted(students))}. With parts of other "
+                "units its notebooks would have other names, so take another --name for this one."
+            )
         raise DtlabError(
             f"{name} has been handed in by {_some(sorted(students))}, with {', '.join(gone)}: "
             "grades would be lost. Ask for these too, or take another --name for this one."
@@ -203,13 +208,14 @@ def _open_for_more(
     """
     new: list[Notebook | BaseCell | SourceCell] = []
     with Gradebook(directory.db_url, directory.course_id) as book:
-        for file, notebook in notebooks.items() if handed_in else ():
-            known = book.find_assignment(name)
-            found = [one for one in known.notebooks if one.name == Path(file).stem]
-            if found:
-                new += _missing(found[0], notebook)
-            else:
-                new.append(Notebook(name=Path(file).stem, assignment=known))
+        with book.db.no_autoflush:
+            for file, notebook in notebooks.items() if handed_in else ():
+                known = book.find_assignment(name)
+                found = [one for one in known.notebooks if one.name == Path(file).stem]
+                if found:
+                    new += _missing(found[0], notebook)
+                else:
+                    new.append(Notebook(name=Path(file).stem, assignment=known))
         book.db.add_all(new)
         book.db.commit()
         try:
@@ -220,8 +226,9 @@ def _open_for_more(
             book.db.commit()
             raise
         book.db.expire_all()
-        for submission in book.find_assignment(name).submissions if handed_in else ():
-            book.db.add_all([*_lacking(submission)])
+        with book.db.no_autoflush:
+            for submission in book.find_assignment(name).submissions if handed_in else ():
+                book.db.add_all([*_lacking(submission)])
         book.db.commit()
 
 

@@ -66,6 +66,8 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield f"was {old:.6g}"
     if outcome.waiting:
         yield f"{sum(points for _, points in outcome.waiting):.6g} to be given by hand"
+    if outcome.by_hand:
+        yield "points by hand besides"
     if outcome.late:
         yield f"late: -{outcome.late[1]:.4g}" if outcome.late[1] else "late"
     if not outcome.skipped and (notes := sum(map(len, outcome.record.notes.values()))):
