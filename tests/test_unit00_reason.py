@@ -12,7 +12,6 @@ from dtlab.grading.questions.answers import Questions
 from dtlab.predict.decision import TREE, Question
 from dtlab.training.held import held_bytes
 from dtlab.training.saved import saved_bytes
-from dtlab.units.unit00.efficiency import EFFICIENCY
 from dtlab.units.unit00.memory_moments import MOMENTS, moments
 from dtlab.units.unit00.strategies import FACTS, LEAVES, chosen, draw_job
 
@@ -62,9 +61,11 @@ def test_the_three_scenarios_are_those_of_the_lesson() -> None:
 
 
 def test_amdahls_law_gives_the_measured_step_again() -> None:
-    by_name = {question.name: question.answer for question in EFFICIENCY.questions}
+    check = find_part("00/efficiency").check
+    assert isinstance(check, Questions)
+    by_name = {question.name: question.answer for question in check.questions}
     for learner in EVERYBODY:
-        given = EFFICIENCY.named(EFFICIENCY.given("efficiency", learner))
+        given = check.named(check.given("efficiency", learner))
         serial = by_name["serial"].expected(given) / 100  # type: ignore[attr-defined]
         step = given["alone"] * (serial + (1 - serial) / 8)
         assert step == pytest.approx(given["eight"])

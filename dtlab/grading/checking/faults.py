@@ -14,7 +14,7 @@ from typing import Any
 from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by
 from dtlab.grading.checking.topics import Seen
-from dtlab.grading.checking.trials import Case, Observation
+from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
 
 __all__ = ["Fault", "Faulty", "Noted", "judge", "traffic"]
@@ -123,7 +123,7 @@ def _all_faults(one: Observation) -> Iterator[Fault]:
         try:
             found = list(case.faults(results))
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-            found = [(case.topic, "what the ranks return is not what is asked for.")]
+            found = [(case.topic, UNREADABLE)]
         yield from ((name, f"{one.trial.words(number)}: {words}") for name, words in found)
 
 

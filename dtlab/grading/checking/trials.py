@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch import Run
     from dtlab.trace import Trace
 
-__all__ = ["Case", "Observation", "Trial", "drawn_seed", "observe", "observed", "run_cases",
-           "run_here"]  # fmt: skip
+__all__ = ["UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe", "observed",
+           "run_cases", "run_here"]  # fmt: skip
 
+UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
@@ -263,7 +264,7 @@ def _mistake(case: Case, results: Sequence[Any]) -> str:
     try:
         return case.mistake(results)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-        return "what the ranks return is not what is asked for."
+        return UNREADABLE
 
 
 def _hang(error: RanksError, trial: Trial) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Judge, Verdict, lost, ok
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import NEAR, off
@@ -15,49 +14,11 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace
 
 __all__ = [
-    "Objection", "an_earlier_order_again", "bytes_left", "copies_differ", "first",
-    "not_shared_out", "rest_dropped", "then", "too_much_sent", "uneven_epochs",
+    "an_earlier_order_again", "bytes_left", "copies_differ", "not_shared_out", "rest_dropped",
+    "too_much_sent", "uneven_epochs",
 ]  # fmt: skip
 
-Objection = Callable[[Training, Sequence[Seen], Observation], str]
-
 _SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo's and of the start
-
-
-def first(
-    right: str,
-    *objections: Objection,
-    trouble: Callable[[Observation], str] = lambda one: one.trouble,
-) -> Judge:
-    """Judges the criterion that comes first, which has to do with the ranks coming back too.
-
-    `trouble` says why they did not.
-    """
-
-    def judge(seen: Sequence[Observation]) -> Verdict:
-        what = next(filter(None, map(trouble, seen)), "")
-        what = what or next(_objections(seen, objections), "")
-        return lost(what) if what else ok(right)
-
-    return judge
-
-
-def then(right: str, *objections: Objection) -> Judge:
-    """Judges a criterion that comes after another."""
-
-    def judge(seen: Sequence[Observation]) -> Verdict:
-        trouble = next(_objections(seen, objections), "")
-        return lost(trouble) if trouble else ok(right)
-
-    return judge
-
-
-def _objections(seen: Sequence[Observation], all_: Sequence[Objection]) -> Iterator[str]:
-    for one in seen:
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            assert isinstance(case, Training)
-            said = (objection(case, results, one) for objection in all_)
-            yield from (f"{one.trial.words(number)}: {what}" for what in said if what)
 
 
 # Copies -----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dtlab.grading.checking.objections import Objection
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import (
     NEAR,
     Optimizer,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Questions, Values
+from dtlab.grading.questions.answers import Values
+from dtlab.grading.questions.declared import asked
 from dtlab.units.unit00.strategies import is_clear, questions_on, words
 
 __all__ = ["PART"]
@@ -31,27 +31,18 @@ def _draw(draw: Random) -> Values:
 
 def _rows(given: Values) -> list[tuple[str, str]]:
     return [
-        (
-            "resnet",
-            f"a ResNet that takes 12 GB in all: {words(given['resnet'])}",
-        ),
+        ("resnet", f"a ResNet that takes 12 GB in all: {words(given['resnet'])}"),
         ("transformer", f"a transformer: {words(given['transformer'])}"),
         ("small", f"a small model: {words(given['small'])}"),
     ]
 
 
-def _job(name: str) -> Callable[[Values], Values]:
-    return lambda given: given[name]
-
-
-SCENARIOS = Questions(
+_THREE = asked(
     _draw,
     _rows,
-    (
-        *questions_on("resnet", "the ResNet", _job("resnet")),
-        *questions_on("transformer", "the transformer", _job("transformer")),
-        *questions_on("small", "the small model", _job("small")),
-    ),
+    *questions_on("resnet", "the ResNet"),
+    *questions_on("transformer", "the transformer"),
+    *questions_on("small", "the small model"),
 )
 
-PART = Part("00/scenarios", 1, "Three jobs", 5, 1, SCENARIOS)
+PART = Part("00/scenarios", 1, "Three jobs", 5, 1, _THREE)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.questions.answers import Choice, Mistake, Question, Values
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import choice
 from dtlab.predict.strategy import Choice as Chosen
 from dtlab.predict.strategy import choose
 
@@ -136,38 +137,36 @@ _FACT_MISTAKES = {
 }
 
 
-def questions_on(
-    name: str, about: str, job: Callable[[Values], Values]
-) -> tuple[Question, Question]:
-    """The strategy of a job, and the one fact that drove it."""
+def questions_on(name: str, about: str) -> tuple[Question, Question]:
+    """The strategy of the job that is given as `name`, and the one fact that drove it."""
 
-    def known(why: Mapping[str, str], right: Callable[[Values], str]) -> tuple[Mistake, ...]:
-        return tuple(
-            Mistake(lambda given, one=one: "" if right(job(given)) == one else one, said)
+    def strategy(given: Values) -> str:
+        return strategy_of(given[name])
+
+    def fact(given: Values) -> str:
+        return fact_of(given[name])
+
+    def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
+        return {
+            lambda given, one=one: "" if right(given) == one else one: said
             for one, said in why.items()
-        )
+        }
 
     return (
-        Question(
+        choice(
             name,
-            1,
             f"the strategy for {about}",
-            Choice(
-                STRATEGIES,
-                lambda given: strategy_of(job(given)),
-                known(_STRATEGY_MISTAKES, strategy_of),
-                "Go through the tree from the top.",
-            ),
+            STRATEGIES,
+            strategy,
+            "Go through the tree from the top.",
+            unless(strategy, _STRATEGY_MISTAKES),
         ),
-        Question(
+        choice(
             f"{name}_fact",
-            1,
             f"the one fact that drove the strategy for {about}",
-            Choice(
-                dict.fromkeys(FACTS.values(), ""),
-                lambda given: fact_of(job(given)),
-                known(_FACT_MISTAKES, fact_of),
-                "Which question would have to be answered the other way for another strategy?",
-            ),
+            list(FACTS.values()),
+            fact,
+            "Which question would have to be answered the other way for another strategy?",
+            unless(fact, _FACT_MISTAKES),
         ),
     )

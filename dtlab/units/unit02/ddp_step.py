@@ -1,4 +1,4 @@
-"""The values of 02/ddp_step: eight events of a rank that trains under DDP, without their names.
+"""02/ddp_step: eight events of a rank that trains under DDP, without their names.
 
     constructor ▒▒▒▒   buffers ▒         last ▒▒▒▒▒▒  first ▒▒▒▒▒▒▒▒       loss ▒
     forward                     ██████            │       │
@@ -10,18 +10,18 @@ Their letters are drawn, so what an event is follows from when it was and how ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from random import Random
-from typing import Any
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Mistake, Number, Question, Questions, Values
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choice, formula, number
 
 __all__ = ["PART"]
 
 _LETTERS = "ABCDEFGH"
-_COMMUNICATION = ("constructor", "buffers", "last_layers", "first_layers", "loss")  # by time
-_COMPUTE = ("forward", "backward", "step")
+_COMMUNICATION = "constructor", "buffers", "last_layers", "first_layers", "loss"  # by time
+_COMPUTE = "forward", "backward", "step"
 
 
 def _draw(draw: Random) -> Values:
@@ -73,131 +73,121 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return rows
 
 
-def _named(given: Values) -> dict[str, str]:
-    """The letter of each event."""
-
-    def by_time(communicates: bool) -> list[str]:
-        events: Mapping[str, Any] = given["events"]
-        chosen = [one for one in events if (events[one]["bytes"] is not None) == communicates]
-        return sorted(chosen, key=lambda letter: events[letter]["start"])
-
-    names = dict(zip(_COMMUNICATION, by_time(True), strict=True))
-    return names | dict(zip(_COMPUTE, by_time(False), strict=True))
-
-
-def _letter(name: str) -> Callable[[Values], str]:
-    return lambda given: _named(given)[name]
-
-
-def _event(name: str, prompt: str, hint: str, *mistakes: tuple[str, str]) -> Question:
-    known = tuple(Mistake(_letter(wrong), why) for wrong, why in mistakes)
-    options = dict.fromkeys(_LETTERS, "")
-    return Question(name, 1, prompt, Choice(options, _letter(name), known, hint))
-
-
-def _time(given: Values, name: str, which: str) -> float:
-    return float(given["events"][_named(given)[name]][which])
-
-
-def _between(start: tuple[str, str], end: tuple[str, str]) -> Callable[[Values], float]:
-    return lambda given: round(_time(given, *end) - _time(given, *start), 1)
+def _event(name: str, prompt: str, hint: str, wrong: Mapping[str, str]) -> Question:
+    known = {formula(f"letters[{other!r}]"): why for other, why in wrong.items()}
+    return choice(name, prompt, _LETTERS, formula(f"letters[{name!r}]"), hint, known)
 
 
 _BYTES = "A parameter in float32 has 4 bytes, and its gradient as many. Compare the bytes."
 _ORDER = "Sort the events by their start, and walk through the script beside them."
+_BEFORE = "this is before any gradient was there."
 
-DDP_STEP = Questions(
-    _draw,
-    _rows,
-    (
+PART = Part(
+    "02/ddp_step",
+    1,
+    "What a step leaves in a trace",
+    8,
+    2,
+    asked(
+        _draw,
+        _rows,
         _event(
             "constructor",
             "line 1: all ranks get the parameters and buffers of rank 0",
             _BYTES,
-            ("first_layers", "so many bytes have the first layers alone. What of the others?"),
-            ("last_layers", "so many bytes have the last layers alone. What of the others?"),
-            ("buffers", "these bytes are the buffers of the BatchNorm, which lines 1 and 3 send."),
+            {
+                "first_layers": "so many bytes have the first layers alone. What of the others?",
+                "last_layers": "so many bytes have the last layers alone. What of the others?",
+                "buffers": "these bytes are the buffers of the BatchNorm, which lines 1 and 3 "
+                "send.",
+            },
         ),
         _event(
             "buffers",
             "line 3, before the forward pass: all ranks get the buffers of rank 0",
             "A BatchNorm keeps a running mean and a running variance for each channel.",
-            ("constructor", "this is before the first step, and far more than the buffers."),
-            ("loss", "four bytes are one number. A BatchNorm keeps two for each channel."),
+            {
+                "constructor": "this is before the first step, and far more than the buffers.",
+                "loss": "four bytes are one number. A BatchNorm keeps two for each channel.",
+            },
         ),
         _event(
             "forward",
             "line 3: the forward pass",
             _ORDER,
-            ("backward", "another stretch of compute comes before this one."),
-            ("step", "this comes last of all compute."),
+            {
+                "backward": "another stretch of compute comes before this one.",
+                "step": "this comes last of all compute.",
+            },
         ),
         _event(
             "backward",
             "line 4: the backward pass",
             _ORDER,
-            ("forward", "gradients travel during the backward pass, and none during this one."),
-            ("step", "this begins when all gradients have arrived. Who has made them?"),
+            {
+                "forward": "gradients travel during the backward pass, and none during this one.",
+                "step": "this begins when all gradients have arrived. Who has made them?",
+            },
         ),
         _event(
             "last_layers",
             "line 4: the gradients of the last layers travel",
             _BYTES,
-            (
-                "first_layers",
-                "this leaves when backward is nearly through: which layers does it come to last?",
-            ),
-            ("constructor", "this is before any gradient was there."),
+            {
+                "first_layers": "this leaves when backward is nearly through: which layers does "
+                "it come to last?",
+                "constructor": _BEFORE,
+            },
         ),
         _event(
             "first_layers",
             "line 4: the gradients of the first layers travel",
             _BYTES,
-            (
-                "last_layers",
-                "this leaves in the middle of backward: which layers has it come to by then?",
-            ),
-            ("constructor", "this is before any gradient was there."),
+            {
+                "last_layers": "this leaves in the middle of backward: which layers has it come "
+                "to by then?",
+                "constructor": _BEFORE,
+            },
         ),
         _event(
             "step",
             "line 5: the optimizer changes the parameters",
             _ORDER,
-            ("forward", "this comes first of all compute, when there are no gradients yet."),
-            ("backward", "gradients still travel while this goes on."),
+            {
+                "forward": "this comes first of all compute, when there are no gradients yet.",
+                "backward": "gradients still travel while this goes on.",
+            },
         ),
         _event(
             "loss",
             "line 7: the loss is summed over the ranks",
             "The loss of a rank is one number. How many bytes are that?",
-            ("first_layers", "the loss is one number. This is a whole bucket of gradients."),
-            ("buffers", "this is before the forward pass, so there is no loss yet."),
+            {
+                "first_layers": "the loss is one number. This is a whole bucket of gradients.",
+                "buffers": "this is before the forward pass, so there is no loss yet.",
+            },
         ),
-        Question(
+        number(
             "exposed",
-            1,
             "for how long the rank has nothing to do but to wait for gradients",
-            Number(
-                _between(("backward", "end"), ("first_layers", "end")),
-                (
-                    Mistake(
-                        _between(("first_layers", "start"), ("first_layers", "end")),
-                        "this is all of the last all-reduce. It begins while backward goes on.",
-                    ),
-                    Mistake(
-                        _between(("last_layers", "start"), ("first_layers", "end")),
-                        "this begins with the first all-reduce. Backward goes on beside it.",
-                    ),
-                    Mistake(
-                        _between(("last_layers", "start"), ("last_layers", "end")),
-                        "this is the first all-reduce. Backward goes on beside all of it.",
-                    ),
-                ),
-                "It begins when backward ends. When does it end?",
-                unit="ms",
-            ),
+            "arrived - named['backward']['end']",
+            "It begins when backward ends. When does it end?",
+            {
+                "arrived - named['first_layers']['start']": "this is all of the last all-reduce. "
+                "It begins while backward goes on.",
+                "arrived - named['last_layers']['start']": "this begins with the first "
+                "all-reduce. Backward goes on beside it.",
+                "named['last_layers']['end'] - named['last_layers']['start']": "this is the first "
+                "all-reduce. Backward goes on beside all of it.",
+            },
+            unit="ms",
         ),
+        where={
+            "names": _COMMUNICATION + _COMPUTE,
+            "order": "lambda letter: (events[letter]['bytes'] is None, events[letter]['start'])",
+            "letters": "dict(zip(names, sorted(events, key=order)))",
+            "named": "{name: events[letter] for name, letter in letters.items()}",
+            "arrived": "named['first_layers']['end']",
+        },
     ),
 )
-
-PART = Part("02/ddp_step", 1, "What a step leaves in a trace", 8, 2, DDP_STEP)

@@ -1,14 +1,13 @@
-"""The values of 02/samples: how PyTorch's DistributedSampler deals a data set out to ranks."""
+"""02/samples: how PyTorch's DistributedSampler deals a data set out to ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import ceil
 from random import Random
-from typing import Any
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Mistake, Number, Question, Questions, Values
+from dtlab.grading.questions.answers import Values
+from dtlab.grading.questions.declared import asked, choice, number
 
 __all__ = ["PART"]
 
@@ -24,131 +23,101 @@ def _draw(draw: Random) -> Values:
     }
 
 
-def _rows(given: Values) -> list[tuple[str, str]]:
-    return [
-        ("samples", f"{given['samples']}, numbered from 0"),
-        ("ranks", str(given["ranks"])),
-        ("your rank", str(given["rank"])),
-        ("batch size of each rank", str(given["batch"])),
-    ]
-
-
-def _per_rank(given: Values) -> int:
-    return -(-int(given["samples"]) // int(given["ranks"]))  # rounded up
-
-
-def _left(given: Values) -> int:
-    """What does not divide."""
-    return int(given["samples"] % given["ranks"])
-
-
-def _numbers(
-    name: str, prompt: str, right: Callable[[Values], Any], hint: str,
-    *mistakes: tuple[Callable[[Values], Any], str],
-) -> Question:  # fmt: skip
-    known = tuple(Mistake(wrong, why) for wrong, why in mistakes)
-    return Question(name, 1, prompt, Number(right, known, hint, tolerance=0))
-
-
-def _first_three(given: Values) -> list[int]:
-    return [given["rank"] + turn * given["ranks"] for turn in range(3)]
-
-
-SAMPLES = Questions(
-    _draw,
-    _rows,
-    (
-        _numbers(
+PART = Part(
+    "02/samples",
+    1,
+    "Who sees which samples",
+    6,
+    1,
+    asked(
+        _draw,
+        [
+            ("samples", "{samples}, numbered from 0"),
+            ("ranks", "{ranks}"),
+            ("your rank", "{rank}"),
+            ("batch size of each rank", "{batch}"),
+        ],
+        number(
             "per_rank",
             "how many samples each rank gets in an epoch",
-            _per_rank,
+            "per_rank",
             "All ranks have to make as many steps, so all get as many samples.",
-            (
-                lambda given: given["samples"] // given["ranks"],
-                "this leaves samples over. Unless it is told to drop them, the sampler fills up.",
-            ),
-            (lambda given: given["samples"], "this is all of them, on every rank."),
-            (
-                lambda given: ceil(given["samples"] / given["batch"]),
-                "this divides by the batch size. Asked for are samples of a rank.",
-            ),
+            {
+                "samples // ranks": "this leaves samples over. Unless it is told to drop them, "
+                "the sampler fills up.",
+                "samples": "this is all of them, on every rank.",
+                "ceil(samples / batch)": "this divides by the batch size. Asked for are samples "
+                "of a rank.",
+            },
+            exact=True,
         ),
-        _numbers(
+        number(
             "repeated",
             "how many samples are handed out twice, so that all ranks get as many",
-            lambda given: _per_rank(given) * given["ranks"] - given["samples"],
+            "per_rank * ranks - samples",
             "Multiply what each rank gets by the number of ranks.",
-            (
-                _left,
-                "this is what is over when you divide. How many are missing for another round?",
-            ),
-            (lambda given: 0, "the number of samples does not divide by the number of ranks."),
+            {
+                "samples % ranks": "this is what is over when you divide. How many are missing "
+                "for another round?",
+                "0": "the number of samples does not divide by the number of ranks.",
+            },
+            exact=True,
         ),
-        _numbers(
+        number(
             "first_three",
             "the first three samples of your rank, with shuffle=False",
-            _first_three,
+            "[rank, rank + ranks, rank + 2 * ranks]",
             "Samples are dealt out like cards: one to each rank, and round again.",
-            (
-                lambda given: [given["rank"] * _per_rank(given) + turn for turn in range(3)],
-                "these lie side by side, as in a block for each rank. The sampler deals out one "
-                "sample to each rank in turn.",
-            ),
-            (
-                lambda given: [given["rank"] + turn for turn in range(3)],
-                "the one after your first belongs to the rank after yours.",
-            ),
-            (
-                lambda given: [one + 1 for one in _first_three(given)],
-                "these are those of the rank after yours: samples and ranks count from 0.",
-            ),
+            {
+                "[rank * per_rank + turn for turn in range(3)]": "these lie side by side, as in a "
+                "block for each rank. The sampler deals out one sample to each rank in turn.",
+                "[rank, rank + 1, rank + 2]": "the one after your first belongs to the rank after "
+                "yours.",
+                "[one + 1 for one in answer]": "these are those of the rank after yours: samples "
+                "and ranks count from 0.",
+            },
+            exact=True,
         ),
-        _numbers(
+        number(
             "steps",
             "how many steps an epoch has, where the DataLoader keeps the last, smaller batch",
-            lambda given: ceil(_per_rank(given) / given["batch"]),
+            "ceil(per_rank / batch)",
             "A rank cuts its own samples into batches.",
-            (
-                lambda given: _per_rank(given) // given["batch"],
-                "this drops the last batch. Keep it, although it is smaller.",
-            ),
-            (
-                lambda given: ceil(given["samples"] / given["batch"]),
-                "this is so for one process. A rank has its own samples only.",
-            ),
+            {
+                "per_rank // batch": "this drops the last batch. Keep it, although it is smaller.",
+                "ceil(samples / batch)": "this is so for one process. A rank has its own samples "
+                "only.",
+            },
+            exact=True,
         ),
-        _numbers(
+        number(
             "dropped",
             "how many samples nobody sees in an epoch, with drop_last=True in the sampler",
-            _left,
+            "samples % ranks",
             "Each rank gets as many whole rounds as there are.",
-            (
-                lambda given: _per_rank(given) * given["ranks"] - given["samples"],
-                "so many would be repeated without drop_last.",
-            ),
-            (lambda given: 0, "a part of a round is left over. With drop_last nobody gets it."),
+            {
+                "per_rank * ranks - samples": "so many would be repeated without drop_last.",
+                "0": "a part of a round is left over. With drop_last nobody gets it.",
+            },
+            exact=True,
         ),
-        Question(
+        choice(
             "forgotten",
-            1,
             "shuffle=True, and set_epoch is never called: what does your rank see in epoch 2?",
-            Choice(
-                {
-                    "the same": "what it saw in epoch 1, in the same order",
-                    "reordered": "what it saw in epoch 1, in another order",
-                    "others": "other samples than in epoch 1",
-                    "sorted": "samples in the order of their numbers",
-                },
-                "the same",
-                (
-                    Mistake("reordered", "what would the new order be drawn from?"),
-                    Mistake("others", "this is what set_epoch is there for."),
-                    Mistake("sorted", "it does shuffle: from its seed and the epoch, which is 0."),
-                ),
-                "The order is drawn from the sampler's seed and its epoch.",
-            ),
+            {
+                "the same": "what it saw in epoch 1, in the same order",
+                "reordered": "what it saw in epoch 1, in another order",
+                "others": "other samples than in epoch 1",
+                "sorted": "samples in the order of their numbers",
+            },
+            "the same",
+            "The order is drawn from the sampler's seed and its epoch.",
+            {
+                "reordered": "what would the new order be drawn from?",
+                "others": "this is what set_epoch is there for.",
+                "sorted": "it does shuffle: from its seed and the epoch, which is 0.",
+            },
         ),
+        where={"ceil": ceil, "per_rank": "ceil(samples / ranks)"},
     ),
 )
-
-PART = Part("02/samples", 1, "Who sees which samples", 6, 1, SAMPLES)

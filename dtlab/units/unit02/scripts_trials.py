@@ -8,16 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import Objection, judge_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import (
-    Objection,
     an_earlier_order_again,
     copies_differ,
-    first,
     not_shared_out,
     rest_dropped,
-    then,
 )
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process
@@ -114,10 +112,10 @@ def two_criteria(
     other: tuple[str, float, str, Sequence[Objection]],
 ) -> Check:
     """Two criteria, each (name, points, what is said where it is right, objections)."""
-    begin = first(subject[2], *subject[3], trouble=no_such_card)
+    begin = judge_by(subject[2], *subject[3], trouble=no_such_card)
     rules = (
         Rule(subject[0], subject[1], begin),
-        Rule(other[0], other[1], then(other[2], *other[3]), after=subject[0]),
+        Rule(other[0], other[1], judge_by(other[2], *other[3]), after=subject[0]),
     )
     return Check(lambda seed: trials(random.Random(seed), seed), rules)
 

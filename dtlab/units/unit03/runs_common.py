@@ -11,16 +11,11 @@ import random
 from collections.abc import Callable, Sequence
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.judges import (
-    copies_differ,
-    first,
-    not_shared_out,
-    then,
-    too_much_sent,
-)
+from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
@@ -68,8 +63,8 @@ def run_check(
 ) -> Check:
     """Two criteria: how far updates go, under a name of its own, and where they end."""
     rates = other_rates(rates_of, factors)
-    begin = first(right, too_large_passes, moved_within_an_update, rates)
-    end = then(
+    begin = judge_by(right, too_large_passes, moved_within_an_update, rates)
+    end = judge_by(
         "every rank has the parameters of one process that takes all their samples",
         not_shared_out,
         copies_differ,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from dtlab.grading.checking.objections import Objection
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.judges import Objection
 from dtlab.grading.scripts.reference import Step, gradient_of, mean, steps_of
 from dtlab.units.unit03.runs_cases import BASE_BATCH, schedule
 

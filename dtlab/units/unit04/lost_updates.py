@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from dtlab.grading.questions.answers import Choices, Mistake, Question, Values
-from dtlab.grading.questions.numbers import number
+from dtlab.grading.questions.answers import Values
+from dtlab.grading.questions.declared import choices, number
 from dtlab.predict.formats import BF16
 
 __all__ = ["LOST", "MASTER", "draw_weights", "weight_rows"]
@@ -69,31 +69,20 @@ def _smallest_updates(given: Values) -> frozenset[str]:
     return frozenset(sorted(updates, key=lambda name: updates[name])[:2])
 
 
-LOST = Question(
+LOST = choices(
     "lost",
-    1,
     "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
-    Choices(
-        dict.fromkeys(_WEIGHTS, ""),
-        _below(0.5),
-        (
-            Mistake(
-                _smallest_updates,
-                "these have the smallest updates. What counts is how large an update is beside "
-                "the spacing at its own weight.",
-            ),
-            Mistake(
-                _below(1),
-                "the updates of these are smaller than the spacing. Some are still more than half "
-                "of it: where does rounding to the nearest take those?",
-            ),
-            Mistake(
-                lambda given: frozenset(_WEIGHTS) - _below(0.5)(given),
-                "this is upside down: the updates of these take their weights somewhere else.",
-            ),
-        ),
-        "For each weight: the power of two below it, the spacing there, and half of that.",
-    ),
+    _WEIGHTS,
+    _below(0.5),
+    "For each weight: the power of two below it, the spacing there, and half of that.",
+    {
+        _smallest_updates: "these have the smallest updates. What counts is how large an update "
+        "is beside the spacing at its own weight.",
+        _below(1): "the updates of these are smaller than the spacing. Some are still more than "
+        "half of it: where does rounding to the nearest take those?",
+        lambda given: frozenset(_WEIGHTS) - _below(0.5)(given): "this is upside down: the updates "
+        "of these take their weights somewhere else.",
+    },
 )
 
 MASTER = number(
@@ -102,14 +91,11 @@ MASTER = number(
     "many steps is its bf16 copy another number for the first time?",
     lambda given: int(_spacings(given) / 2) + 1,
     "How far does the master weight have to get, for another number to be nearer?",
-    (
-        lambda given: int(_spacings(given)) + 1,
-        "by then the master weight is past the next number. Its copy is rounded to the nearest.",
-    ),
-    (
-        lambda given: int(_spacings(given) / 2),
-        "after so many steps the master weight is not yet half-way.",
-    ),
-    (lambda given: 1, "one update moves the master weight, but not its copy."),
+    {
+        lambda given: int(_spacings(given)) + 1: "by then the master weight is past the next "
+        "number. Its copy is rounded to the nearest.",
+        "answer - 1": "after so many steps the master weight is not yet half-way.",
+        "1": "one update moves the master weight, but not its copy.",
+    },
     exact=True,
 )

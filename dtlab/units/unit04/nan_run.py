@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.judges import (
-    copies_differ,
-    first,
-    not_shared_out,
-    then,
-    too_much_sent,
-)
+from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit04.nan_run_cases import Made, made_steps, scene, trials
 from dtlab.units.unit04.nan_run_symptoms import PROOF, SYMPTOMS
@@ -105,7 +100,7 @@ def _ends_elsewhere(case: Training, results: Sequence[Seen], one: Observation) -
     return ""
 
 
-_CLIPPING = first(
+_CLIPPING = judge_by(
     "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
     _other_steps,
     _other_gradients,
@@ -127,7 +122,7 @@ PART = Part(
                 Rule(
                     "training",
                     1,
-                    then(
+                    judge_by(
                         "ranks share the samples out, agree, and send each gradient once",
                         not_shared_out,
                         copies_differ,

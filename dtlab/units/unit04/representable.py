@@ -1,22 +1,17 @@
-"""The values of 04/representable: which numbers a format holds, and what becomes of the others."""
+"""04/representable: which numbers a format holds, and what becomes of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from random import Random
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Choices, Mistake, Question, Questions, Values
-from dtlab.grading.questions.numbers import number
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choice, choices, formula, number
 from dtlab.predict.formats import BF16, FP16, BinaryFormat
 from dtlab.units.unit04.lost_updates import LOST, MASTER, draw_weights, weight_rows
 
 __all__ = ["PART"]
-
-_LETTERS = "abcdef"
-
-
-# What is drawn ---------------------------------------------------------------------------------
 
 
 def _draw(draw: Random) -> Values:
@@ -60,7 +55,7 @@ def _one(kind: str, draw: Random) -> tuple[str, float]:
 def _rows(given: Values) -> list[tuple[str, str]]:
     small = f"1 bit for the sign, {given['exponent_bits']} for the exponent"
     return [
-        *zip(_LETTERS, given["written"], strict=True),
+        *zip("abcdef", given["written"], strict=True),
         ("small format", f"{small}, {given['mantissa_bits']} for the mantissa"),
         ("x", f"{given['number']:g}"),
         ("gradient g", f"2^-{given['gradient']}"),
@@ -68,171 +63,139 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-# What is right ---------------------------------------------------------------------------------
-
-
-def _held(kind: BinaryFormat) -> Callable[[Values], frozenset[str]]:
-    return lambda given: frozenset(
-        letter
-        for letter, value in zip(_LETTERS, given["values"], strict=True)
-        if kind.holds(value)
+def _which(own: str, other: str, why: Mapping[str, str]) -> Question:
+    """Asks which of the six values a format holds; `why` is said of single kinds of them."""
+    return choices(
+        f"in_{own}",
+        f"which of a to f {own} holds exactly",
+        "abcdef",
+        formula(f"held({own})"),
+        "Of each: does its exponent exist, and how many bits are there after the leading 1?",
+        {
+            formula(f"held({other})"): "these are those of the other of the two formats.",
+            **{formula(f"letter['{kind}']"): text for kind, text in why.items()},
+            formula("letter['decimal']"): "look at the decimal fraction: is it a sum of finitely "
+            "many powers of two?",
+        },
     )
 
 
-def _letter(kind: str) -> Callable[[Values], str]:
-    return lambda given: _LETTERS[given["kinds"].index(kind)]
+_BELOW = (
+    "look at the powers of two again: below 2^-14 fp16 goes on at the spacing that it has there. "
+    "Down to where?"
+)
+_EXPONENTS = (
+    "look at the largest of them and at the powers of two: which exponents do 8 bits make, and "
+    "how many bits after the leading 1 does each of these take?"
+)
+_FINE = "look at the sum: how far above 1 is the next number?"
 
-
-def _spacing(given: Values) -> float:
-    return _small(given).spacing(given["number"])
-
-
-def _small(given: Values) -> BinaryFormat:
-    return BinaryFormat(given["exponent_bits"], given["mantissa_bits"])
-
-
-def _below(given: Values) -> float:
-    """The number of the small format just below x."""
-    return float(given["number"] // _spacing(given) * _spacing(given))
-
-
-# What is asked ---------------------------------------------------------------------------------
-
-
-def _which(
-    name: str, title: str, own: BinaryFormat, other: BinaryFormat, *more: Mistake
-) -> Question:
-    """Asks which of the six values a format holds; `more` is said of single ones."""
-    kinds = (
-        Mistake(_held(other), "these are those of the other of the two formats."),
-        *more,
-        Mistake(
-            _letter("decimal"),
-            "look at the decimal fraction: is it a sum of finitely many powers of two?",
+PART = Part(
+    "04/representable",
+    1,
+    "What a format holds",
+    10,
+    2,
+    asked(
+        _draw,
+        _rows,
+        _which(
+            "fp16",
+            "bf16",
+            {
+                "large": "look at the largest of them: which exponents are there?",
+                "subnormal": _BELOW,
+                "tiny": _BELOW,
+                "fine": _FINE,
+                "odd": "look at the odd number: how far apart are numbers above 2048?",
+            },
         ),
-    )
-    hint = "Of each: does its exponent exist, and how many bits are there after the leading 1?"
-    prompt = f"which of a to f {title} holds exactly"
-    return Question(name, 1, prompt, Choices(dict.fromkeys(_LETTERS, ""), _held(own), kinds, hint))
-
-
-_IN_FP16 = _which(
-    "in_fp16",
-    "fp16",
-    FP16,
-    BF16,
-    Mistake(_letter("large"), "look at the largest of them: which exponents are there?"),
-    *(
-        Mistake(
-            _letter(kind),
-            "look at the powers of two again: below 2^-14 fp16 goes on at the spacing that it has "
-            "there. Down to where?",
-        )
-        for kind in ("subnormal", "tiny")
-    ),
-    Mistake(_letter("fine"), "look at the sum: how far above 1 is the next number?"),
-    Mistake(_letter("odd"), "look at the odd number: how far apart are numbers above 2048?"),
-)
-
-_IN_BF16 = _which(
-    "in_bf16",
-    "bf16",
-    BF16,
-    FP16,
-    *(
-        Mistake(
-            _letter(kind),
-            "look at the largest of them and at the powers of two: which exponents do 8 bits "
-            "make, and how many bits after the leading 1 does each of these take?",
-        )
-        for kind in ("large", "subnormal", "tiny")
-    ),
-    Mistake(_letter("fine"), "look at the sum: how far above 1 is the next number?"),
-    Mistake(_letter("odd"), "look at the odd number: how many bits does it take?"),
-)
-
-_ONE_PLUS = Choice(
-    {
-        "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
-        "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
-        "small": "bf16 has no number as small as the one that is added",
-        "cut": "bits that find no room are cut off",
-    },
-    lambda given: "tie" if given["power"] == 8 else "nearer",
-    (
-        Mistake(
-            lambda given: "nearer" if given["power"] == 8 else "tie",
-            "compare what is added to half of the spacing above 1.",
+        _which(
+            "bf16",
+            "fp16",
+            {
+                "large": _EXPONENTS,
+                "subnormal": _EXPONENTS,
+                "tiny": _EXPONENTS,
+                "fine": _FINE,
+                "odd": "look at the odd number: how many bits does it take?",
+            },
         ),
-        Mistake("small", "by itself bf16 holds it: it has as many exponents as fp32."),
-        Mistake("cut", "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number."),
-    ),
-    "What is the next number above 1, and where between the two does the sum lie?",
-)
-
-REPRESENTABLE = Questions(
-    _draw,
-    _rows,
-    (
-        _IN_FP16,
-        _IN_BF16,
         number(
             "spacing",
             "how far apart numbers of the small format are from one another around x",
-            _spacing,
+            "spacing",
             "Which power of two is just below x, and into how many steps is the way to the next "
             "one cut?",
-            (
-                lambda given: 2.0 ** -given["mantissa_bits"],
-                "this is the spacing between 1 and 2. It doubles with each power of two.",
-            ),
-            (
-                lambda given: _spacing(given) / 2,
-                "this counts the leading 1 among the bits of the mantissa. It is not stored.",
-            ),
-            (
-                lambda given: _spacing(given) * 2 ** given["mantissa_bits"],
-                "so far it is to the next power of two. There are numbers in between.",
-            ),
+            {
+                "2.0**-mantissa_bits": "this is the spacing between 1 and 2. It doubles with each "
+                "power of two.",
+                "answer / 2": "this counts the leading 1 among the bits of the mantissa. It is "
+                "not stored.",
+                "answer * 2**mantissa_bits": "so far it is to the next power of two. There are "
+                "numbers in between.",
+            },
             exact=True,
         ),
         number(
             "rounded",
             "what x becomes in the small format",
-            lambda given: _small(given).rounded(given["number"]),
+            "small.rounded(x)",
             "Between which two numbers does x lie, and which of them is nearer?",
-            (_below, "this cuts off what finds no room. Which neighbour of x is nearer?"),
-            (
-                lambda given: given["number"],
-                "this is x itself: it needs more bits than there are.",
-            ),
-            (
-                lambda given: 2 * _below(given) - _small(given).rounded(given["number"]),
-                "x does not lie next to this one. Which two numbers are its neighbours?",
-            ),
+            {
+                "below": "this cuts off what finds no room. Which neighbour of x is nearer?",
+                "x": "this is x itself: it needs more bits than there are.",
+                "2 * below - answer": "x does not lie next to this one. Which two numbers are its "
+                "neighbours?",
+            },
             exact=True,
         ),
-        Question("one_plus", 1, "why 1 + 2^-{power} becomes 1 in bf16", _ONE_PLUS),
+        choice(
+            "one_plus",
+            "why 1 + 2^-{power} becomes 1 in bf16",
+            {
+                "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
+                "tie": "it lies half-way to the next number above 1, and ties go to the last bit "
+                "0",
+                "small": "bf16 has no number as small as the one that is added",
+                "cut": "bits that find no room are cut off",
+            },
+            formula("'tie' if power == 8 else 'nearer'"),
+            "What is the next number above 1, and where between the two does the sum lie?",
+            {
+                formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
+                "the spacing above 1.",
+                "small": "by itself bf16 holds it: it has as many exponents as fp32.",
+                "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
+            },
+        ),
         number(
             "survives",
             "the smallest whole number k for which g x 2^k is not 0 in fp16",
-            lambda given: given["gradient"] - 24,
+            "gradient - 24",
             "What is the smallest number of fp16 above 0? Its exponent is the lowest, and all its "
             "bits but the last are 0.",
-            (
-                lambda given: given["gradient"] - 14,
-                "then it is a normal number. Below those, fp16 goes on with fewer bits.",
-            ),
-            (
-                lambda given: given["gradient"] - 25,
-                "then it is half of the smallest number. A tie goes to the last bit 0.",
-            ),
-            (lambda given: given["gradient"], "then it is 1. It need not be as large as that."),
+            {
+                "gradient - 14": "then it is a normal number. Below those, fp16 goes on with "
+                "fewer bits.",
+                "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
+                "bit 0.",
+                "gradient": "then it is 1. It need not be as large as that.",
+            },
             exact=True,
         ),
         LOST,
         MASTER,
+        where={
+            "fp16": FP16,
+            "bf16": BF16,
+            "letter": "dict(zip(kinds, 'abcdef'))",
+            "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
+            "format_of": BinaryFormat,
+            "x": "number",
+            "small": "format_of(exponent_bits, mantissa_bits)",
+            "spacing": "small.spacing(x)",
+            "below": "x // spacing * spacing",
+        },
     ),
 )
-
-PART = Part("04/representable", 1, "What a format holds", 10, 2, REPRESENTABLE)

@@ -1,24 +1,22 @@
-"""The values of 04/sixteen_bytes: which bytes of a parameter are what, by policy."""
+"""04/sixteen_bytes: which bytes of a parameter are what, by policy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from random import Random
 from typing import Final
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choices, Mistake, Question, Questions, Values
-from dtlab.grading.questions.numbers import Value, number
+from dtlab.grading.questions.answers import Values
+from dtlab.grading.questions.declared import asked, choices, formula, number
 
 __all__ = ["PART"]
 
-_POLICIES: Final[Mapping[str, tuple[int, int, int, int]]] = {
-    "fp32": (4, 4, 0, 8),
-    "mixed": (2, 2, 4, 8),
-    "mixed_fp32_grads": (2, 4, 4, 8),
-    "mixed_fp32_accumulation": (2, 6, 4, 8),
-    "half_only": (2, 2, 0, 4),
+_POLICIES: Final = {
+    "fp32": 4 + 4 + 0 + 8,
+    "mixed": 2 + 2 + 4 + 8,
+    "mixed_fp32_grads": 2 + 4 + 4 + 8,
+    "mixed_fp32_accumulation": 2 + 6 + 4 + 8,
+    "half_only": 2 + 2 + 0 + 4,
 }
 """Bytes per parameter: weights, gradients, master weights, Adam's two moments.
 
@@ -27,19 +25,15 @@ mixed             Rajbhandari et al. 2020, "ZeRO", section 3.1
 mixed_fp32_grads  EleutherAI's cookbook, by default; Bekman's "Machine Learning Engineering"
 mixed_fp32_accumulation   Nanotron, in "The Ultra-Scale Playbook"
 """
-_OWN = ("mixed_fp32_grads", "mixed_fp32_accumulation")
-_WHOLE = {name: sum(pieces) for name, pieces in _POLICIES.items()}
-_EDGES = (8, 16, 18)  # bytes per parameter that just fit
-_GIB = 2**30
 
 
 def _draw(draw: Random) -> Values:
-    budget = draw.choice((24, 40, 48, 80))  # GiB
-    largest = budget * _GIB / draw.choice(_EDGES)
+    budget = draw.choice((24, 40, 48, 80)) * 2**30
+    largest = budget / draw.choice((8, 16, 18))  # bytes per parameter that just fit
     return {
-        "policy": draw.choice(_OWN),
+        "policy": draw.choice(("mixed_fp32_grads", "mixed_fp32_accumulation")),
         "parameters": round(draw.uniform(0.945, 0.985) * largest / 1e9, 2),  # billions
-        "budget": budget * _GIB,
+        "budget": budget,
     }
 
 
@@ -51,154 +45,122 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-def _pieces(given: Values) -> list[int]:
-    return list(_POLICIES[given["policy"]])
-
-
-def _with(number_of: int, size: int) -> Value:
-    """The pieces of the learner's policy, one of them taken for another size."""
-    return lambda given: [
-        size if place == number_of else own for place, own in enumerate(_pieces(given))
-    ]
-
-
-def _state(given: Values) -> float:
-    return _gigabytes(sum(_pieces(given)))(given)
-
-
-def _gigabytes(size: float) -> Callable[[Values], float]:
-    """GB at so many bytes per parameter."""
-    return lambda given: float(size * given["parameters"])
-
-
-def _fit(budget: Value) -> Callable[[Values], frozenset[str]]:
-    """The policies whose model states take no more bytes than that."""
-    return lambda given: frozenset(
-        name for name, size in _WHOLE.items() if size * given["parameters"] * 1e9 <= budget(given)
-    )
-
-
-_gb = partial(number, unit="GB")
-
-_FITS = Choices(
-    dict.fromkeys(_POLICIES, ""),
-    _fit(lambda given: given["budget"]),
-    (
-        Mistake(
-            _fit(lambda given: given["budget"] / _GIB * 1e9),
-            "this compares GB with GiB. The budget is a number of bytes: write both in bytes.",
-        ),
-        Mistake(
-            lambda given: frozenset(_POLICIES) - _fit(lambda given: given["budget"])(given),
-            "this is upside down: these do not fit.",
-        ),
-        Mistake("half_only", "look at `half_only` again: how many bytes per parameter is it?"),
-        Mistake("fp32", "look at `fp32` again: add up all that it keeps."),
-    ),
-    "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
-)
-
-_HALVED = Choices(
-    {
-        "weights": "the parameters that the optimizer steps on",
-        "gradients": "what is in .grad",
-        "moments": "Adam's moments",
-        "inputs": "the inputs that linear layers keep for the backward pass",
-        "traffic": "what DDP sends",
-    },
-    frozenset({"inputs"}),
-    (
-        Mistake(
-            "weights",
-            "look at the weights again: autocast casts a copy of them on the way into each "
-            "operation. Does it touch the parameters?",
-        ),
-        Mistake("gradients", "look at .grad again: it has the dtype of its parameter."),
-        Mistake("traffic", "look at DDP again: it sends what is in .grad."),
-        Mistake("moments", "look at the moments again: they have the dtype of their parameter."),
-        Mistake("inputs", "look at the linear layers again: in which dtype do they compute?"),
-    ),
-    "Which tensors does autocast cast, and which are as the model was made?",
-)
-
-SIXTEEN_BYTES = Questions(
-    _draw,
-    _rows,
-    (
+PART = Part(
+    "04/sixteen_bytes",
+    1,
+    "Which bytes are what",
+    5,
+    1,
+    asked(
+        _draw,
+        _rows,
         number(
             "pieces",
             "bytes per parameter under your policy, as a list of four: weights, gradients (with "
             "any buffer for them), master weights, Adam's moments",
-            _pieces,
+            "[2, gradients, 4, 8]",
             "fp32 takes 4 bytes, 16 bits take 2. How many tensors of each kind are there?",
-            (_with(3, 4), "Adam keeps two moments for each parameter."),
-            (_with(2, 0), "from what are the 16-bit weights made after each step?"),
-            (
-                _with(1, 2),
-                "these are 16-bit gradients only. What does your policy say of gradients?",
-            ),
-            (
-                lambda given: _with(1, 4 if given["policy"] == _OWN[1] else 6)(given),
-                "how many sets of gradients does your policy hold, and of which type is each?",
-            ),
-            (_with(0, 4), "the weights with which forward and backward compute have 16 bits."),
-            (_with(2, 2), "a master weight of 16 bits could do no more than the weight itself."),
+            {
+                "[2, gradients, 4, 4]": "Adam keeps two moments for each parameter.",
+                "[2, gradients, 0, 8]": "from what are the 16-bit weights made after each step?",
+                "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say of "
+                "gradients?",
+                "[2, 10 - gradients, 4, 8]": "how many sets of gradients does your policy hold, "
+                "and of which type is each?",
+                "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
+                "16 bits.",
+                "[2, gradients, 2, 8]": "a master weight of 16 bits could do no more than the "
+                "weight itself.",
+            },
             exact=True,
         ),
-        _gb(
+        number(
             "state",
             "the model states under your policy: weights, gradients, master weights and moments "
             "of all parameters",
-            _state,
+            "state",
             "Add up the bytes of one parameter. A billion of them is as many GB.",
-            (_gigabytes(16), "this takes 16 bytes per parameter: add up those of your policy."),
-            (_gigabytes(2), "these are the 16-bit weights alone."),
-            (_gigabytes(8), "this is so where nothing at all is kept in fp32."),
-            (
-                lambda given: _state(given) - _gigabytes(8)(given),
-                "this leaves 8 bytes per parameter out, as many as Adam's moments have.",
-            ),
+            {
+                "16 * parameters": "this takes 16 bytes per parameter: add up those of your "
+                "policy.",
+                "2 * parameters": "these are the 16-bit weights alone.",
+                "8 * parameters": "this is so where nothing at all is kept in fp32.",
+                "state - 8 * parameters": "this leaves 8 bytes per parameter out, as many as "
+                "Adam's moments have.",
+            },
+            unit="GB",
         ),
-        _gb(
+        number(
             "missing",
             "a text reckons: training takes four times the 16-bit weights. How much of `state` "
             "does that leave out?",
-            lambda given: _state(given) - _gigabytes(8)(given),
+            "state - 8 * parameters",
             "Four times 2 bytes per parameter: what is the difference to yours?",
-            (_gigabytes(8), "this is what the text has. What does it leave out?"),
-            (_state, "this is all of it. The text has a part."),
-            (
-                lambda given: _state(given) - _gigabytes(4)(given),
-                "this takes four bytes per parameter for the text. It says four times two.",
-            ),
+            {
+                "8 * parameters": "this is what the text has. What does it leave out?",
+                "state": "this is all of it. The text has a part.",
+                "state - 4 * parameters": "this takes four bytes per parameter for the text. It "
+                "says four times two.",
+            },
+            unit="GB",
         ),
         number(
             "ratio",
             "the model states under `mixed` as a multiple of those under `fp32`",
-            lambda given: _WHOLE["mixed"] / _WHOLE["fp32"],
+            "policies['mixed'] / policies['fp32']",
             "Write down the four pieces of both, and add them up.",
-            (
-                lambda given: 0.5,
-                "texts often say so. Weights and gradients are halved: and what comes on top?",
-            ),
-            (
-                lambda given: 0.75,
-                "weights and gradients are halved, and the moments stay. One piece is missing.",
-            ),
-            (
-                lambda given: 1.25,
-                "this adds master weights to full weights or gradients. Those have 16 bits.",
-            ),
+            {
+                "0.5": "texts often say so. Weights and gradients are halved: and what comes on "
+                "top?",
+                "0.75": "weights and gradients are halved, and the moments stay. One piece is "
+                "missing.",
+                "1.25": "this adds master weights to full weights or gradients. Those have 16 "
+                "bits.",
+            },
         ),
-        Question("fits", 1, "under which policies the model states fit the GPU", _FITS),
-        Question(
+        choices(
+            "fits",
+            "under which policies the model states fit the GPU",
+            tuple(_POLICIES),
+            formula("fitting(1e9)"),
+            "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
+            {
+                formula("fitting(2**30)"): "this compares GB with GiB. The budget is a number of "
+                "bytes: write both in bytes.",
+                formula("policies.keys() - fitting(1e9)"): "this is upside down: these do not "
+                "fit.",
+                "half_only": "look at `half_only` again: how many bytes per parameter is it?",
+                "fp32": "look at `fp32` again: add up all that it keeps.",
+            },
+        ),
+        choices(
             "halved",
-            1,
             "an ordinary fp32 model is trained with Adam and DDP, its forward pass now under "
             "`torch.autocast` with bf16: which of these take half as many bytes as before?",
-            _HALVED,
+            {
+                "weights": "the parameters that the optimizer steps on",
+                "gradients": "what is in .grad",
+                "moments": "Adam's moments",
+                "inputs": "the inputs that linear layers keep for the backward pass",
+                "traffic": "what DDP sends",
+            },
+            {"inputs"},
+            "Which tensors does autocast cast, and which are as the model was made?",
+            {
+                "weights": "look at the weights again: autocast casts a copy of them on the way "
+                "into each operation. Does it touch the parameters?",
+                "gradients": "look at .grad again: it has the dtype of its parameter.",
+                "traffic": "look at DDP again: it sends what is in .grad.",
+                "moments": "look at the moments again: they have the dtype of their parameter.",
+                "inputs": "look at the linear layers again: in which dtype do they compute?",
+            },
         ),
+        where={
+            "policies": _POLICIES,
+            "state": "policies[policy] * parameters",
+            "gradients": "policies[policy] - 2 - 4 - 8",  # 4 or 6
+            "fitting": "lambda giga: {"
+            "name for name, each in policies.items() if each * parameters * giga <= budget}",
+        },
     ),
 )
-
-PART = Part("04/sixteen_bytes", 1, "Which bytes are what", 5, 1, SIXTEEN_BYTES)

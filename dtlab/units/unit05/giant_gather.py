@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import judge
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit05.runs_cases import (
@@ -13,7 +13,6 @@ from dtlab.units.unit05.runs_cases import (
     scene,
 )
 from dtlab.units.unit05.runs_judges import (
-    also,
     other_losses,
     too_much_whole,
 )
@@ -33,11 +32,11 @@ PART = Part(
         Check(
             deep_and_wide,
             (
-                Rule("peak", 2, judge("peak", "a layer at a time", also=also(too_much_whole))),
+                Rule("peak", 2, judge_by("a layer at a time", too_much_whole)),
                 Rule(
                     "training",
                     1,
-                    judge("training", "as one process", also=also(other_losses(EXACT))),
+                    judge_by("as one process", other_losses(EXACT), waits=True),
                 ),
             ),
         ),

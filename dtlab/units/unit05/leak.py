@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import judge
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit05.runs_cases import (
@@ -13,7 +13,6 @@ from dtlab.units.unit05.runs_cases import (
     trials_of,
 )
 from dtlab.units.unit05.runs_judges import (
-    also,
     another_mean,
     grows,
     other_losses,
@@ -32,16 +31,17 @@ PART = Part(
         SCRIPTS + "train_leak",
         scene(steps=5),
         Check(
-            trials_of(3, half=(12, 15), steps=4, topic="memory"),
+            trials_of(3, half=(12, 15), steps=4, kept=True),
             (
-                Rule("memory", 2, judge("memory", "held is what a share takes", also=also(grows))),
+                Rule("memory", 2, judge_by("held is what a share takes", grows)),
                 Rule(
                     "training",
                     1,
-                    judge(
-                        "training",
+                    judge_by(
                         "it ends with the mean over the steps",
-                        also=also(other_losses(EXACT), another_mean),
+                        other_losses(EXACT),
+                        another_mean,
+                        waits=True,
                     ),
                 ),
             ),

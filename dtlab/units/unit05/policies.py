@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import judge
+from dtlab.grading.checking.objections import judge_by
+from dtlab.grading.checking.trials import Observation
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit05.runs_cases import (
@@ -13,7 +14,6 @@ from dtlab.units.unit05.runs_cases import (
     trials_of,
 )
 from dtlab.units.unit05.runs_judges import (
-    also,
     narrow_gradients,
     not_in_16_bits,
     other_losses,
@@ -21,6 +21,17 @@ from dtlab.units.unit05.runs_judges import (
 from dtlab.units.unit05.runs_symptoms import ROUNDED, SYMPTOMS
 
 __all__ = ["PART"]
+
+
+def _in_two_formats(one: Observation) -> str:
+    """What went wrong, and where formats are mixed, whose matter that is."""
+    return f"{one.trouble}\n{_OUTPUTS}" if "dtype" in one.trouble else one.trouble
+
+
+_OUTPUTS = (
+    "A module gets inputs in one format, and computes in another. What comes out of a layer goes "
+    "into the next module: which policy says in what format, and which modules need to say so?"
+)
 
 PART = Part(
     "05/policies",
@@ -32,20 +43,21 @@ PART = Part(
         SCRIPTS + "train_policies",
         scene(watched=False),
         Check(
-            trials_of(3, watched=False, topic="gradients"),
+            trials_of(3, watched=False),
             (
                 Rule(
                     "gradients",
                     2,
-                    judge("gradients", "added up in float32", also=also(narrow_gradients)),
+                    judge_by("added up in float32", narrow_gradients, trouble=_in_two_formats),
                 ),
                 Rule(
                     "training",
                     1,
-                    judge(
-                        "training",
+                    judge_by(
                         "computed and gathered in bfloat16",
-                        also=also(not_in_16_bits, other_losses(IN_16_BITS)),
+                        not_in_16_bits,
+                        other_losses(IN_16_BITS),
+                        waits=True,
                     ),
                 ),
             ),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.faults import Fault, Faulty, Noted
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Case, Observation, Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,11 +34,11 @@ REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients 
 
 
 @dataclass(frozen=True)
-class ShardedRun(Faulty):
+class ShardedRun(Case):
     """`script(model, batches)` on `steps` batches of random images for each rank.
 
-    With `watched`, the bytes that exist are noted whenever a batch is drawn. With the topic
-    "memory" so is what is kept outside of tensors.
+    With `watched`, the bytes that exist are noted whenever a batch is drawn; with `kept`, so is
+    what is kept outside of tensors.
     """
 
     seed: int
@@ -47,7 +46,7 @@ class ShardedRun(Faulty):
     depth: int
     steps: int = 4
     watched: bool = True
-    topic: str = "training"
+    kept: bool = False
 
     def __str__(self) -> str:
         return f"{self.depth} layers of width {self.width}, {self.steps} steps"
@@ -96,7 +95,7 @@ class ShardedRun(Faulty):
             "state": self.state(),
             "batches": [self.batch(rank, step) for step in range(self.steps)],
             "watched": self.watched,
-            "kept": self.topic == "memory",
+            "kept": self.kept,
         }
 
     @staticmethod
@@ -106,19 +105,9 @@ class ShardedRun(Faulty):
 
         return noted(fn, given)
 
-    def advice(self, trouble: str) -> str:
-        """See `Faulty`."""
-        return _OUTPUTS if "dtype" in trouble and self.topic == "gradients" else ""
-
-    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`; what is wrong with a run is for its judges to say."""
-        yield from ()
-
-
-_OUTPUTS = (
-    "A module gets inputs in one format, and computes in another. What comes out of a layer goes "
-    "into the next module: which policy says in what format, and which modules need to say so?"
-)
+    def mistake(self, results: Sequence[Any]) -> str:
+        """See `Case`: what is wrong with a run is for its judges to say."""
+        return ""
 
 
 def one_process(case: ShardedRun, ranks: int) -> tuple[list[list[float]], list[list[Tensor]]]:
@@ -184,8 +173,8 @@ def deep_and_wide(seed: int) -> list[Trial]:
     """
     draw = random.Random(seed)
     width, depth = 2 * draw.randint(6, 9), draw.randint(22, 26)
-    deep = ShardedRun(draw.randrange(10**6), width, depth, steps=2, topic="peak")
-    return [_trial(3, deep), _trial(3, ShardedRun(deep.seed + 1, 2 * _WIDTH, 4, topic="peak"))]
+    deep = ShardedRun(draw.randrange(10**6), width, depth, steps=2)
+    return [_trial(3, deep), _trial(3, ShardedRun(deep.seed + 1, 2 * _WIDTH, 4))]
 
 
 def _trial(ranks: int, case: ShardedRun) -> Trial:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.objections import Objection
 from dtlab.grading.checking.trials import Observation
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs_cases import (
@@ -18,43 +17,13 @@ from dtlab.units.unit05.runs_cases import (
 )
 
 __all__ = [
-    "also", "another_mean", "grows", "narrow_gradients", "not_in_16_bits", "other_losses",
+    "another_mean", "grows", "narrow_gradients", "not_in_16_bits", "other_losses",
     "too_much_whole",
 ]  # fmt: skip
 
 _ROOM, _MORE = 1.25, 1.1  # times what has to be whole, and to be held
 _NOISE = 0.02  # of what is held: buffers that are still there
 _OBJECTS = 0.75  # of a share: what a step leaves of its own accord is under half of one
-
-Objection = Callable[[ShardedRun, list[Any], Observation], str]
-
-
-def also(*objections: Objection) -> Callable[[Seen], str]:
-    """The first objection to any run, in words; empty if there is none."""
-
-    def wrong(seen: Seen) -> str:
-        return next(_objections(seen, objections), "")
-
-    return wrong
-
-
-def _objections(seen: Seen, objections: tuple[Objection, ...]) -> Iterator[str]:
-    for one in seen:
-        if one.error is not None:
-            continue
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            assert isinstance(case, ShardedRun)
-            said = (_said(objection, case, results, one) for objection in objections)
-            yield from (f"{one.trial.words(number)}: {what}" for what in said if what)
-
-
-def _said(objection: Objection, case: ShardedRun, results: list[Any], one: Observation) -> str:
-    """What it says; ranks may have returned things that it cannot even be asked about."""
-    try:
-        return objection(case, results, one)
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-        return "what the ranks return is not what is asked for."
-
 
 # What a mended run has to do --------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from dtlab.grading.checking.faults import Noted
 from dtlab.grading.questions.kinds import Mistake, Number
 from dtlab.grading.scripts.mend import Proof
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptom
@@ -32,9 +31,9 @@ def _case(scene: Scene) -> ShardedRun:
     return case
 
 
-def _first(scene: Scene) -> Noted:
+def _first(scene: Scene) -> dict[str, Any]:
     found: Any = scene.one.results[0][0]
-    assert isinstance(found, Noted)
+    assert isinstance(found, dict)
     return found
 
 

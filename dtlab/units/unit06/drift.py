@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit06.runs_cases import SCRIPTS, scene, trials_of
 from dtlab.units.unit06.runs_judges import (
     copies_differ,
-    first,
     not_shared,
     other_bytes,
     other_training,
-    then,
 )
 from dtlab.units.unit06.runs_symptoms import COUNTED, SYMPTOMS
 
@@ -30,11 +29,11 @@ PART = Part(
         Check(
             trials_of(1),
             (
-                Rule("copies", 2, first("all ranks end with the same copies", copies_differ)),
+                Rule("copies", 2, judge_by("all ranks end with the same copies", copies_differ)),
                 Rule(
                     "training",
                     1,
-                    then("as one process", not_shared, other_training, other_bytes),
+                    judge_by("as one process", not_shared, other_training, other_bytes),
                     after="copies",
                 ),
             ),

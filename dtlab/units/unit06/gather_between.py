@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit06.runs_cases import SCRIPTS, scene, trials_of
 from dtlab.units.unit06.runs_judges import (
-    first,
     not_shared,
     other_bytes,
     other_training,
-    then,
 )
 from dtlab.units.unit06.runs_symptoms import GATHERED, SYMPTOMS
 
@@ -29,8 +28,8 @@ PART = Part(
         Check(
             trials_of(0),
             (
-                Rule("bytes", 2, first("two all-reduces a layer", not_shared, other_bytes)),
-                Rule("training", 1, then("as one process", other_training), after="bytes"),
+                Rule("bytes", 2, judge_by("two all-reduces a layer", not_shared, other_bytes)),
+                Rule("training", 1, judge_by("as one process", other_training), after="bytes"),
             ),
         ),
         diagnosis_points=3,

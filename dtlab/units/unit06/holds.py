@@ -1,4 +1,4 @@
-"""The values of 06/holds: what is whole on every rank, a shard, or a part of a sum.
+"""06/holds: what is whole on every rank, a shard, or a part of a sum.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; with sequence parallelism Korthikanti et al. 2022,
 "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
@@ -6,14 +6,13 @@ Shoeybi et al. 2019, "Megatron-LM", section 3; with sequence parallelism Korthik
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import sqrt
 from random import Random
 from typing import Final
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choices, Mistake, Question, Questions, Values
-from dtlab.grading.questions.numbers import number
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choices, formula, number
 
 __all__ = ["PART"]
 
@@ -53,99 +52,40 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _letter(name: str) -> Callable[[Values], str]:
-    return lambda given: str(given["tensors"][name])
-
-
-def _letters(*names: str) -> Callable[[Values], frozenset[str]]:
-    return lambda given: frozenset(given["tensors"][name] for name in names)
-
-
-def _tensors(
-    name: str, prompt: str, right: tuple[str, ...], hint: str, **mistakes: str
-) -> Question:
+def _tensors(name: str, prompt: str, right: set[str], hint: str, **mistakes: str) -> Question:
     """A question for a set of tensors. Each mistake is one of them, and what is said of it."""
-    known = tuple(
-        Mistake(_letter(one), f"look again at {_TENSORS[one].partition(',')[0]}: {why}")
+
+    def letters(given: Values) -> frozenset[str]:
+        return frozenset(given["tensors"][one] for one in right)
+
+    wrong = {
+        formula(f"tensors[{one!r}]"): f"look again at {_TENSORS[one].partition(',')[0]}: {why}"
         for one, why in mistakes.items()
-    )
-    options = dict.fromkeys(_LETTERS, "")
-    return Question(name, 1, prompt, Choices(options, _letters(*right), known, hint))
+    }
+    return choices(name, prompt, _LETTERS, letters, hint, wrong)
 
 
-def _calls(forward: float, backward: float) -> Callable[[Values], list[float]]:
-    """So many in a layer and microbatch, of the learner's step."""
-    return lambda given: [given["layers"] * given["count"] * one for one in (forward, backward)]
+def _names(
+    name: str, prompt: str, options: dict[str, str], right: set[str], hint: str, **mistakes: str
+) -> Question:
+    """A question for a set of names. Each mistake is one of them, and what is said of it."""
+    wrong = {one: f"look at `{one}` again: {why}" for one, why in mistakes.items()}
+    return choices(name, prompt, options, right, hint, wrong)
 
 
-def _norm(shards: Callable[[list[int]], float], whole: float) -> Callable[[Values], float]:
-    """The root of what the shards have, and `whole` times what the whole parameters have."""
-    return lambda given: sqrt(shards(given["squares"]) + whole * given["common"])
-
-
-def _names(options: dict[str, str], right: frozenset[str], hint: str, **mistakes: str) -> Choices:
-    """A set of names. Each mistake is one of them, and what is said of it."""
-    known = tuple(Mistake(one, f"look at `{one}` again: {why}") for one, why in mistakes.items())
-    return Choices(options, right, known, hint)
-
-
-_PAIR = _names(
-    {
-        "f_forward": "f in the forward pass",
-        "f_backward": "f in the backward pass",
-        "g_forward": "g in the forward pass",
-        "g_backward": "g in the backward pass",
-    },
-    frozenset({"f_backward", "g_forward"}),
-    "What goes in there, and what has to come out? Only parts of a sum need a call.",
-    f_forward="every rank has the same x already.",
-    g_backward="y is a sum. What is the gradient of one of its parts?",
-    f_backward="each rank has used x with its own weights. Who knows all that x has done?",
-    g_forward="each rank has a part of the sum, and the next norm wants it all.",
-)
-
-_ALIKE = _names(
-    {
-        "embedding": "on the embedding's output",
-        "matrix": "on attention weights, inside the heads",
-        "residual": "on what g gives, before the residual stream",
-        "residual_sp": "the same, with sequence parallelism",
-    },
-    frozenset({"embedding", "residual"}),
-    "Does every rank have this very tensor, or has each a part of its own?",
-    matrix="those of rank 0 and of rank 1 are of different heads.",
-    residual_sp="whose tokens does a rank have there?",
-    residual="with other masks, would the ranks go on from the same tensor?",
-    embedding="with other masks, would the ranks go on from the same tensor?",
-)
-
-_CLAIMS = _names(
-    {
-        "rows": "the first rows of `nn.Linear.weight` are a shard of a column parallel layer",
-        "gather": "between the column and the row half an all-gather is needed",
-        "row_first": "a row parallel layer before GELU would need a call between the halves",
-        "linear": "the ranks' products add up to the dense one because a product is linear",
-        "bits": "they add up to the same bits as on one rank, because addition is associative",
-        "attention": "Megatron's sequence parallelism divides attention by tokens",
-    },
-    frozenset({"rows", "row_first", "linear"}),
-    "Go through them one by one, with two ranks and a small matrix in mind.",
-    gather="what does row parallel take in, and what has column parallel left on each rank?",
-    bits="what does rounding do when sums are taken in another order?",
-    attention="which parts of a block see one token at a time?",
-    rows="a weight is stored [out, in]. What do some of its rows compute?",
-    row_first="what does each rank have after it, and what does GELU make of parts of a sum?",
-    linear="write xW as a sum over parts of x and of W.",
-)
-
-HOLDS = Questions(
-    _draw,
-    _rows,
-    (
+PART = Part(
+    "06/holds",
+    1,
+    "Who holds what",
+    8,
+    3,
+    asked(
+        _draw,
+        _rows,
         _tensors(
             "whole",
             "tensor parallelism alone: the tensors that are whole, and the same on every rank",
-            ("norm", "after", "bias", "norm_grad"),
+            {"norm", "after", "bias", "norm_grad"},
             "What goes into f, what comes out of g, and what is done with it on every rank alike?",
             norm="does it belong to the part between f and g?",
             product="each rank has summed over its own heads only.",
@@ -161,7 +101,7 @@ HOLDS = Questions(
             "sums",
             "tensor parallelism alone: the tensors that have the shape of the whole, and on each "
             "rank are only a part of a sum",
-            ("product", "before_f"),
+            {"product", "before_f"},
             "Each all-reduce has something to add up. What is it, forward and backward?",
             after="is it before the all-reduce, or behind it?",
             product="over which features has a rank added up?",
@@ -174,7 +114,7 @@ HOLDS = Questions(
         _tensors(
             "tokens",
             "with sequence parallelism: the tensors of which each rank has its own tokens only",
-            ("norm", "after"),
+            {"norm", "after"},
             "Between reduce-scatter and all-gather: what is there?",
             queries="they come behind the all-gather.",
             gelu="it comes behind the all-gather.",
@@ -188,7 +128,7 @@ HOLDS = Questions(
         _tensors(
             "sums_sp",
             "with sequence parallelism: the tensors that are only a part of a sum on each rank",
-            ("product", "before_f", "norm_grad"),
+            {"product", "before_f", "norm_grad"},
             "Take your `sums`. Which parameters now see some of the tokens only?",
             norm_grad="over whose tokens has a rank added up?",
             bias="this is the bias itself, not its gradient.",
@@ -197,51 +137,95 @@ HOLDS = Questions(
             product="a reduce-scatter adds up, too. What?",
             before_f="a reduce-scatter adds up, too. What?",
         ),
-        Question("pair", 1, "where f and g communicate, with tensor parallelism alone", _PAIR),
+        _names(
+            "pair",
+            "where f and g communicate, with tensor parallelism alone",
+            {
+                "f_forward": "f in the forward pass",
+                "f_backward": "f in the backward pass",
+                "g_forward": "g in the forward pass",
+                "g_backward": "g in the backward pass",
+            },
+            {"f_backward", "g_forward"},
+            "What goes in there, and what has to come out? Only parts of a sum need a call.",
+            f_forward="every rank has the same x already.",
+            g_backward="y is a sum. What is the gradient of one of its parts?",
+            f_backward="each rank has used x with its own weights. Who knows all that x has done?",
+            g_forward="each rank has a part of the sum, and the next norm wants it all.",
+        ),
         number(
             "calls",
             "the all-reduces of a rank in your step, without those of embedding, loss and "
             "gradients, as a list of two: in forward passes, in backward passes",
-            _calls(2, 2),
+            "[2 * n, 2 * n]",
             "How many pairs of f and g has a layer? And how many layers and microbatches?",
-            (_calls(2, 0), "backward has gradients to add up: f has a part in it."),
-            (_calls(1, 1), "this is one pair of f and g in each layer. What is divided in it?"),
-            (_calls(4, 4), "in each pass, one of f and g sends nothing."),
-            (
-                lambda given: [2 * given["layers"]] * 2,
-                "this is one microbatch. Activations of the next one are others.",
-            ),
+            {
+                "[2 * n, 0]": "backward has gradients to add up: f has a part in it.",
+                "[n, n]": "this is one pair of f and g in each layer. What is divided in it?",
+                "[4 * n, 4 * n]": "in each pass, one of f and g sends nothing.",
+                "[2 * layers, 2 * layers]": "this is one microbatch. Activations of the next one "
+                "are others.",
+            },
             exact=True,
         ),
-        Question(
+        _names(
             "alike",
-            1,
             "where dropout has to drop the same elements on every rank, tensor parallelism alone "
             "if nothing else is said",
-            _ALIKE,
+            {
+                "embedding": "on the embedding's output",
+                "matrix": "on attention weights, inside the heads",
+                "residual": "on what g gives, before the residual stream",
+                "residual_sp": "the same, with sequence parallelism",
+            },
+            {"embedding", "residual"},
+            "Does every rank have this very tensor, or has each a part of its own?",
+            matrix="those of rank 0 and of rank 1 are of different heads.",
+            residual_sp="whose tokens does a rank have there?",
+            residual="with other masks, would the ranks go on from the same tensor?",
+            embedding="with other masks, would the ranks go on from the same tensor?",
         ),
         number(
             "norm",
             "the norm of all your gradients together, by which every rank is to clip",
-            _norm(sum, 1),
+            "sqrt(sum(squares) + common)",
             "The dense model has each parameter once: add up its squares, then take the root.",
-            (
-                lambda given: _norm(sum, len(given["squares"]))(given),
-                "this counts the whole parameters once for each rank. The model has them once.",
-            ),
-            (
-                _norm(lambda squares: squares[0], 1),
-                "this is what rank 0 sees. Each rank would clip by a factor of its own.",
-            ),
-            (_norm(sum, 0), "this leaves out the whole parameters."),
-            (lambda given: sum(given["squares"]) + given["common"], "this is its square."),
-            (
-                lambda given: sum(sqrt(one + given["common"]) for one in given["squares"]),
-                "norms do not add up. What does?",
-            ),
+            {
+                "sqrt(sum(squares) + len(squares) * common)": "this counts the whole parameters "
+                "once for each rank. The model has them once.",
+                "sqrt(squares[0] + common)": "this is what rank 0 sees. Each rank would clip by a "
+                "factor of its own.",
+                "sqrt(sum(squares))": "this leaves out the whole parameters.",
+                "sum(squares) + common": "this is its square.",
+                "sum(sqrt(one + common) for one in squares)": "norms do not add up. What does?",
+            },
         ),
-        Question("claims", 1, "which of these claims hold", _CLAIMS),
+        _names(
+            "claims",
+            "which of these claims hold",
+            {
+                "rows": "the first rows of `nn.Linear.weight` are a shard of a column parallel "
+                "layer",
+                "gather": "between the column and the row half an all-gather is needed",
+                "row_first": "a row parallel layer before GELU would need a call between the "
+                "halves",
+                "linear": "the ranks' products add up to the dense one because a product is "
+                "linear",
+                "bits": "they add up to the same bits as on one rank, because addition is "
+                "associative",
+                "attention": "Megatron's sequence parallelism divides attention by tokens",
+            },
+            {"rows", "row_first", "linear"},
+            "Go through them one by one, with two ranks and a small matrix in mind.",
+            gather="what does row parallel take in, and what has column parallel left on each "
+            "rank?",
+            bits="what does rounding do when sums are taken in another order?",
+            attention="which parts of a block see one token at a time?",
+            rows="a weight is stored [out, in]. What do some of its rows compute?",
+            row_first="what does each rank have after it, and what does GELU make of parts of a "
+            "sum?",
+            linear="write xW as a sum over parts of x and of W.",
+        ),
+        where={"sqrt": sqrt, "n": "layers * count"},
     ),
 )
-
-PART = Part("06/holds", 1, "Who holds what", 8, 3, HOLDS)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit06.runs_cases import SCRIPTS, scene, trials_of
 from dtlab.units.unit06.runs_judges import (
-    first,
     not_shared,
     other_bytes,
     other_start,
     other_training,
-    then,
 )
 from dtlab.units.unit06.runs_symptoms import SYMPTOMS, TIMES
 
@@ -30,11 +29,11 @@ PART = Part(
         Check(
             trials_of(1),
             (
-                Rule("outputs", 2, first("the first loss is that of one process", other_start)),
+                Rule("outputs", 2, judge_by("the first loss is that of one process", other_start)),
                 Rule(
                     "training",
                     1,
-                    then("as one process", not_shared, other_training, other_bytes),
+                    judge_by("as one process", not_shared, other_training, other_bytes),
                     after="outputs",
                 ),
             ),

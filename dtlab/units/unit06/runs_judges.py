@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_collectives
 from dtlab.units.unit06.runs_cases import SharedRun, cut_dim, events_of
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
-    "copies_differ", "first", "not_shared", "other_bytes", "other_start", "other_training", "then",
+    "copies_differ", "not_shared", "other_bytes", "other_start", "other_training",
 ]  # fmt: skip
 
 _NEAR, _APART = 1e-4, 1e-6  # of a loss or parameter; of copies, which get the same bits
@@ -27,51 +26,6 @@ _TOO_FEW = (
     "Nothing is too many here, and something is missing: what does a rank have a part of a sum "
     "of, in forward or in backward, where the whole is needed?"
 )
-
-Objection = Callable[[SharedRun, Sequence[Any], Observation], str]
-
-
-def first(right: str, *objections: Objection) -> Judge:
-    """Judges the criterion that comes first, which has to do with the ranks coming back too."""
-
-    def judge(seen: Sequence[Observation]) -> Verdict:
-        wrong = _trouble(seen) or next(_objections(seen, objections), "")
-        return lost(wrong) if wrong else ok(right)
-
-    return judge
-
-
-def then(right: str, *objections: Objection) -> Judge:
-    """Judges a criterion that comes after it."""
-
-    def judge(seen: Sequence[Observation]) -> Verdict:
-        if _trouble(seen):
-            return blocked("judged once the ranks come back")
-        wrong = next(_objections(seen, objections), "")
-        return lost(wrong) if wrong else ok(right)
-
-    return judge
-
-
-def _trouble(seen: Sequence[Observation]) -> str:
-    return next((one.trouble for one in seen if one.error is not None), "")
-
-
-def _objections(seen: Sequence[Observation], objections: tuple[Objection, ...]) -> Iterator[str]:
-    for one in seen:
-        (case,) = one.trial.cases
-        assert isinstance(case, SharedRun)
-        said = (_said(objection, case, one.results[0], one) for objection in objections)
-        yield from (f"{one.trial.words()}: {what}" for what in said if what)
-
-
-def _said(objection: Objection, case: SharedRun, results: Any, one: Observation) -> str:
-    """What it says; ranks may have returned things that it cannot even be asked about."""
-    try:
-        return objection(case, results, one)
-    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-        return _FORM
-
 
 # What a mended run has to do --------------------------------------------------------------------
 

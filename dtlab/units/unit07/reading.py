@@ -16,9 +16,8 @@ from dtlab.units.unit07.grids import (
     place,
 )
 
-__all__ = ["all_forwards", "all_idle", "before", "count", "each", "first_backwards", "idle",
-           "impossible", "length", "longer", "peak", "reason", "schedule",
-           "waited_for"]  # fmt: skip
+__all__ = ["all_forwards", "before", "count", "first_backwards", "idle", "impossible", "longer",
+           "peak", "reason", "schedule", "waited_for"]  # fmt: skip
 
 
 # Grid A ----------------------------------------------------------------------------------------
@@ -47,10 +46,9 @@ def first_backwards(given: Values) -> list[int]:
     return list(map(_first_backward, given["grid_a"]))
 
 
-def before(given: Values, plus: int = 0) -> list[int]:
+def before(given: Values) -> list[int]:
     """Forwards of each rank before its first backward."""
-    rows = given["grid_a"]
-    return [sum(map(bool, row[: _first_backward(row)])) + plus for row in rows]
+    return [sum(map(bool, row[: _first_backward(row)])) for row in given["grid_a"]]
 
 
 def peak(given: Values) -> int:
@@ -67,30 +65,15 @@ def idle(given: Values) -> list[int]:
     return found
 
 
-def all_idle(given: Values) -> list[int]:
-    """All empty cells of each rank."""
-    return [row.count("") for row in given["grid_a"]]
-
-
 def longer(given: Values) -> int:
     """Steps with more microbatches."""
     return len(laid_out(schedule(given), len(given["grid_a"]), given["more"])[0])
-
-
-def length(given: Values) -> int:
-    """Steps of grid A."""
-    return len(given["grid_a"][0])
 
 
 def all_forwards(given: Values) -> float:
     """All forward passes of a rank, where they are clearly more than it has under way."""
     forwards = sum(cell[1:2] == "F" for cell in given["grid_a"][0])
     return forwards if forwards > peak(given) + 1 else nan
-
-
-def each(given: Values) -> int:
-    """Actions of a rank for one microbatch."""
-    return sum(cell[2:] == "0" for cell in given["grid_a"][0])
 
 
 # Grid B ----------------------------------------------------------------------------------------

@@ -2,50 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
-from dtlab.grading.checking.checks import Judge, Verdict, lost, ok
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
 from dtlab.units.unit07.replicas_cases import Replica, Trained, hash_of, one_process, reduced
 
-__all__ = ["copies_differ", "first", "other_training", "then", "too_much_sent"]
+__all__ = ["copies_differ", "other_training", "too_much_sent"]
 
 _NEAR = 1e-3  # of a loss, and of the way that parameters went
 _MORE = 1.25  # times the gradient of a step: a tensor more for a loss or a norm is no matter
-
-Objection = Callable[[Replica, list[Trained], Observation], str]
-
-
-def first(right: str, objection: Objection) -> Judge:
-    """Judges the criterion that comes first, which has to do with the ranks coming back too."""
-
-    def judge(seen: Seen) -> Verdict:
-        trouble = next((one.trouble for one in seen if one.error is not None), "")
-        trouble = trouble or next(_objections(seen, objection), "")
-        return lost(trouble) if trouble else ok(right)
-
-    return judge
-
-
-def then(right: str, objection: Objection) -> Judge:
-    """Judges a criterion that comes after another."""
-
-    def judge(seen: Seen) -> Verdict:
-        trouble = next(_objections(seen, objection), "")
-        return lost(trouble) if trouble else ok(right)
-
-    return judge
-
-
-def _objections(seen: Seen, objection: Objection) -> Iterator[str]:
-    for one in seen:
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            assert isinstance(case, Replica)
-            what = objection(case, results, one)
-            yield from [f"{one.trial.words(number)}: {what}"] if what else []
-
 
 def copies_differ(case: Replica, results: list[Trained], one: Observation) -> str:
     """The replicas of some stage are not, bit by bit, the same."""

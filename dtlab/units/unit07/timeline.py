@@ -1,4 +1,4 @@
-"""The values of 07/timeline: one grid to read, and one in which an action cannot run."""
+"""07/timeline: one grid to read, and one in which an action cannot run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from random import Random
 from typing import Final
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
-from dtlab.grading.questions.numbers import number
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choice, number
 from dtlab.units.unit07 import reading
 from dtlab.units.unit07.grids import REASONS, Grid, broken, laid_out
 
@@ -52,77 +52,66 @@ def _cell(text: str) -> str:
     return f"{text or '·':^3}".replace(" ", _BLANK)
 
 
-# Questions and what people answer --------------------------------------------------------------
-
-
-def _unless_right(option: str, right: Callable[[Values], str]) -> Callable[[Values], str]:
-    """An option as a mistake, where it is one."""
-    return lambda given: "" if right(given) == option else option
-
-
 def _one_of(
+    name: str,
+    prompt: str,
     options: Mapping[str, str],
     right: Callable[[Values], str],
     hint: str,
-    mistakes: Mapping[str, str],
-) -> Choice:
-    """A name that is read off a grid; `mistakes` says why, of each that is not the right one."""
-    known = tuple(Mistake(_unless_right(one, right), why) for one, why in mistakes.items())
-    return Choice(dict(options), right, known, hint)
+    why: Mapping[str, str],
+) -> Question:
+    """Asks for a name that is read off a grid; `why` is said of each that is not the right one."""
+
+    def unless_right(option: str) -> Callable[[Values], str]:
+        return lambda given: "" if right(given) == option else option
+
+    wrong = {unless_right(option): words for option, words in why.items()}
+    return choice(name, prompt, options, right, hint, wrong)
 
 
-_NAME = _one_of(
-    {
-        "gpipe": "GPipe",
-        "1f1b": "1F1B",
-        "interleaved": "interleaved 1F1B",
-        "zb_h1": "ZB-H1",
-        "zb_h2": "ZB-H2",
-    },
-    reading.schedule,
-    "Look at what rank 0 does before its first backward, and at which letters there are.",
-    {
-        "gpipe": "there all forwards come before any backward.",
-        "1f1b": "there backward is in one piece, and a rank has one stage, where F and B take "
-        "turns.",
-        "interleaved": "there a rank has more than one stage: 0 and p.",
-        "zb_h1": "there backward is in two pieces, and rank 0 makes p forwards before the first "
-        "one.",
-        "zb_h2": "there backward is in two pieces, and rank 0 makes 2p - 1 forwards before the "
-        "first one.",
-    },
-)
-
-_WHY = _one_of(
-    REASONS,
-    reading.reason,
-    "Go from its cell to the left, in its own row and in the rows above and below.",
-    {
-        "forward": "is it a forward pass, and what did the stage before do until then?",
-        "backward": "is it a `B` or an `I`, and what did the stage after do until then?",
-        "own": "read its own row from the left: what of that microbatch has the stage done?",
-        "twice": "read its own row from the left: where else is it?",
-    },
-)
-
-TIMELINE = Questions(
-    _draw,
-    _rows,
-    (
-        Question("schedule", 1, "grid A: which schedule it is", _NAME),
+PART = Part(
+    "07/timeline",
+    1,
+    "Read a grid, find the impossible cell",
+    9,
+    3,
+    asked(
+        _draw,
+        _rows,
+        _one_of(
+            "schedule",
+            "grid A: which schedule it is",
+            {
+                "gpipe": "GPipe",
+                "1f1b": "1F1B",
+                "interleaved": "interleaved 1F1B",
+                "zb_h1": "ZB-H1",
+                "zb_h2": "ZB-H2",
+            },
+            reading.schedule,
+            "Look at what rank 0 does before its first backward, and at which letters there are.",
+            {
+                "gpipe": "there all forwards come before any backward.",
+                "1f1b": "there backward is in one piece, and a rank has one stage, where F and B "
+                "take turns.",
+                "interleaved": "there a rank has more than one stage: 0 and p.",
+                "zb_h1": "there backward is in two pieces, and rank 0 makes p forwards before the "
+                "first one.",
+                "zb_h2": "there backward is in two pieces, and rank 0 makes 2p - 1 forwards "
+                "before the first one.",
+            },
+        ),
         number(
             "before",
             "grid A: forward passes that each rank makes before its first backward, as a list",
             reading.before,
             "Count cells with an F in each row, up to the first `B` or `I`.",
-            (
-                lambda given: reading.before(given, -1),
-                "one fewer each: the forward right before the first backward counts as well.",
-            ),
-            (
-                reading.first_backwards,
-                "these are the steps in which the first backwards run. Empty cells do not count.",
-            ),
+            {
+                "[one - 1 for one in answer]": "one fewer each: the forward right before the "
+                "first backward counts as well.",
+                reading.first_backwards: "these are the steps in which the first backwards run. "
+                "Empty cells do not count.",
+            },
             exact=True,
         ),
         number(
@@ -131,18 +120,13 @@ TIMELINE = Questions(
             reading.peak,
             "Go along the row: one more at each F, one fewer at each B, or each W where backward "
             "is in two pieces.",
-            (
-                lambda given: reading.peak(given) + 1,
-                "one too many: has one been freed before the last one came in?",
-            ),
-            (
-                lambda given: reading.peak(given) - 1,
-                "one too few: a backward pass needs what its forward has left, until it ends.",
-            ),
-            (
-                reading.all_forwards,
-                "these are all forward passes of the rank. What is freed on the way?",
-            ),
+            {
+                "answer + 1": "one too many: has one been freed before the last one came in?",
+                "answer - 1": "one too few: a backward pass needs what its forward has left, "
+                "until it ends.",
+                reading.all_forwards: "these are all forward passes of the rank. What is freed on "
+                "the way?",
+            },
             exact=True,
         ),
         number(
@@ -150,14 +134,12 @@ TIMELINE = Questions(
             "grid A: empty cells of each rank from its first action to its last one, as a list",
             reading.idle,
             "In each row: last step less first step, and one; less the cells that are filled.",
-            (
-                reading.all_idle,
-                "these are all empty cells of a row. Those at its ends do not count.",
-            ),
-            (
-                lambda given: [one - 1 for one in reading.idle(given)],
-                "one too few in each row: first and last step count both.",
-            ),
+            {
+                "[row.count('') for row in grid_a]": "these are all empty cells of a row. Those "
+                "at its ends do not count.",
+                "[one - 1 for one in answer]": "one too few in each row: first and last step "
+                "count both.",
+            },
             exact=True,
         ),
         number(
@@ -165,34 +147,47 @@ TIMELINE = Questions(
             "grid A: how many steps the same schedule would take with {more} microbatches",
             reading.longer,
             "What does each further microbatch add, and what stays as it is?",
-            (
-                lambda given: reading.length(given) * given["more"] / reading.count(given),
-                "this makes the bubble grow with the microbatches. Which part of the grid is "
-                "longer with more of them?",
-            ),
-            (
-                lambda given: reading.length(given) + given["more"] - reading.count(given),
-                "a microbatch adds more than one cell to each row.",
-            ),
-            (lambda given: reading.each(given) * given["more"], "and the bubble?"),
+            {
+                "steps * more / count": "this makes the bubble grow with the microbatches. Which "
+                "part of the grid is longer with more of them?",
+                "steps + more - count": "a microbatch adds more than one cell to each row.",
+                "each * more": "and the bubble?",
+            },
             exact=True,
             unit="steps",
         ),
         number(
             "cell",
             "grid B: rank and step of the action that cannot run there, as a list of two",
-            lambda given: list(reading.impossible(given)[0]),
+            "list(reading.impossible(given)[0])",
             "For each action: has what it needs ended in an earlier step, and has it run before?",
-            (
-                reading.waited_for,
-                "this one can run: what it needs itself has ended. Who comes too soon, or again?",
-            ),
-            (lambda given: list(reading.impossible(given)[0])[::-1], "write the rank first."),
+            {
+                reading.waited_for: "this one can run: what it needs itself has ended. Who comes "
+                "too soon, or again?",
+                "answer[::-1]": "write the rank first.",
+            },
             exact=True,
             points=2,
         ),
-        Question("reason", 1, "grid B: why it cannot run there", _WHY),
+        _one_of(
+            "reason",
+            "grid B: why it cannot run there",
+            REASONS,
+            reading.reason,
+            "Go from its cell to the left, in its own row and in the rows above and below.",
+            {
+                "forward": "is it a forward pass, and what did the stage before do until then?",
+                "backward": "is it a `B` or an `I`, and what did the stage after do until then?",
+                "own": "read its own row from the left: what of that microbatch has the stage "
+                "done?",
+                "twice": "read its own row from the left: where else is it?",
+            },
+        ),
+        where={
+            "reading": reading,
+            "count": "reading.count(given)",
+            "steps": "len(grid_a[0])",
+            "each": "sum(cell[2:] == '0' for cell in grid_a[0])",  # of a rank, for a microbatch
+        },
     ),
 )
-
-PART = Part("07/timeline", 1, "Read a grid, find the impossible cell", 9, 3, TIMELINE)

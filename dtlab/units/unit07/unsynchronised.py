@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit07.replicas_cases import Replica
 from dtlab.units.unit07.replicas_judges import (
     copies_differ,
-    first,
     other_training,
-    then,
     too_much_sent,
 )
 from dtlab.units.unit07.replicas_symptoms import SYMPTOMS, UNSENT
@@ -42,10 +41,13 @@ PART = Part(
         Check(
             _trials,
             (
-                Rule("copies", 2, first("all copies have the same hash", copies_differ)),
-                Rule("training", 1, then("as one process", other_training), "copies"),
+                Rule("copies", 2, judge_by("all copies have the same hash", copies_differ)),
+                Rule("training", 1, judge_by("as one process", other_training), after="copies"),
                 Rule(
-                    "traffic", 1, then("no more than each gradient once", too_much_sent), "copies"
+                    "traffic",
+                    1,
+                    judge_by("no more than each gradient once", too_much_sent),
+                    after="copies",
                 ),
             ),
             compiles=True,
