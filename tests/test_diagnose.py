@@ -25,10 +25,25 @@ from dtlab.grading.practice import practice
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 from dtlab.units.unit01 import choose, programs
-from dtlab.units.unit01.choose import BUDGET, NETWORK, TABLE, OnTheWire, Questions
-from dtlab.units.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
-from dtlab.units.unit01.diagnose_cases import Batches, Blocks, Grid
-from dtlab.units.unit01.diagnose_sums import Columns, Rows, judge_columns, judge_rows
+from dtlab.units.unit01.choose import (
+    ALGORITHMS,
+    BUDGET,
+    NETWORK,
+    TABLE,
+    OnTheWire,
+    Questions,
+    best_seconds,
+    seconds_of,
+)
+from dtlab.units.unit01.diagnose_cases import (
+    Batches,
+    Blocks,
+    Columns,
+    Grid,
+    Rows,
+    judge_columns,
+    judge_rows,
+)
 from tests.marks import first, retried
 from tests.staying import BENCH
 

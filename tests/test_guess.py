@@ -110,13 +110,23 @@ def test_numbers_are_kept_as_they_were_typed(typed: Any, value: float) -> None:
     assert type(kept) is type(value)
 
 
-@pytest.mark.parametrize("typed", ["", "twelve", "12 kB", "1,5", "nan", "inf"])
+@pytest.mark.parametrize("typed", ["", "twelve", "12 kg", "1,5", "nan", "inf"])
 def test_what_is_no_number_is_refused_and_leaves_no_guess(typed: str) -> None:
     made = guess("How many?", unit="MB")
     made.commit(5)
     with pytest.raises(ValueError, match="is not a number in MB. Use digits and a point"):
         made.commit(typed)
     assert made.value is None
+
+
+@pytest.mark.parametrize(
+    ("unit", "typed", "value"),
+    [("GB/s", "400 Gb/s", 50), ("MB", "250 kB", 0.25), ("MB", "2 GB", 2000), ("B", "1 kB", 1000)],
+)
+def test_a_number_in_another_unit_is_converted(unit: str, typed: str, value: float) -> None:
+    made = guess("How many?", unit=unit)
+    made.commit(typed)
+    assert made.value == pytest.approx(value)
 
 
 @pytest.mark.parametrize("answer", ["ring", None, float("nan")])

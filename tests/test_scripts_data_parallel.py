@@ -36,10 +36,14 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
-from dtlab.units.unit02.scripts_cases import OnCards, OnShards
-from dtlab.units.unit02.scripts_judges import no_card_of_its_own, unused_samples
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_training import not_as_one_process_on_shards
+from dtlab.units.unit02.script_runs import (
+    SYMPTOMS,
+    OnCards,
+    OnShards,
+    no_card_of_its_own,
+    not_as_one_process_on_shards,
+    unused_samples,
+)
 from tests.marks import first
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of

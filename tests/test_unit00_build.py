@@ -10,8 +10,7 @@ from dtlab.grading.checking.bench import HERE
 from dtlab.trace import Trace
 from dtlab.units.unit00.efficiency_of import Grown
 from dtlab.units.unit00.jobs import CAUSES, Job, draw_job, rows_of, trace_events
-from dtlab.units.unit00.recording import recorded
-from dtlab.units.unit00.report_cases import Scaled, clear_job
+from dtlab.units.unit00.scaling_report import Scaled, clear_job, recorded
 from dtlab.units.unit00.shares import efficiencies, latency_share, lost_seconds
 
 WEAK = ("cores", "imbalance", "latency", "bandwidth")

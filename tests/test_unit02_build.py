@@ -16,12 +16,11 @@ from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives
 from dtlab.trace import Event, Trace
+from dtlab.units.unit02.average_in_buckets import draw_plan, packed
 from dtlab.units.unit02.overlap import PART as OVERLAP
 from dtlab.units.unit02.overlap import Overlapping
-from dtlab.units.unit02.packing import draw_plan, packed
 from dtlab.units.unit02.samples_of_epoch import Epochs, Shares
-from dtlab.units.unit02.training import Trained
-from dtlab.units.unit02.wrong import wrong_gradient
+from dtlab.units.unit02.training import Trained, wrong_gradient
 
 BUILD = ("average_gradients", "average_by_hooks", "average_in_buckets", "overlap")
 

@@ -23,15 +23,21 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_source
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
-from dtlab.units.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
+from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.graphs import Graphs
-from dtlab.units.unit03.measuring import Measured, Measuring, Norms
+from dtlab.units.unit03.measure_noise_scale import Measured, Measuring, Norms
 from dtlab.units.unit03.optimizer import Still
-from dtlab.units.unit03.scheduled import Rates, Resuming, Scheduled
-from dtlab.units.unit03.shares import Shares
+from dtlab.units.unit03.shares import Shares, plain_value, wrong_gradients, wrong_loss
 from dtlab.units.unit03.training import Accumulating
-from dtlab.units.unit03.travel import travels_once
-from dtlab.units.unit03.wrong import plain_value, wrong_gradients, wrong_loss
+from dtlab.units.unit03.warmup_then_decay import (
+    Curve,
+    Rates,
+    Resuming,
+    Scheduled,
+    wrong_decay,
+    wrong_end,
+    wrong_warmup,
+)
 
 RANKS = {
     "accumulate": {1},

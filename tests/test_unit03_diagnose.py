@@ -33,19 +33,31 @@ from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP
 from dtlab.units.unit03 import reach
-from dtlab.units.unit03.reach_cases import BATCH, MEMORY, RANKS, SAMPLES
-from dtlab.units.unit03.reach_judges import FIRST, TARGET, judge_batch, judge_updates
-from dtlab.units.unit03.reach_plans import Setting
+from dtlab.units.unit03.reach import (
+    BATCH,
+    FIRST,
+    MEMORY,
+    RANKS,
+    SAMPLES,
+    TARGET,
+    Setting,
+    judge_batch,
+    judge_updates,
+)
 from dtlab.units.unit03.reach_training import train_by
-from dtlab.units.unit03.runs_cases import OnDigits, accumulated, one_recipe, schedule
-from dtlab.units.unit03.runs_judges import (
+from dtlab.units.unit03.run_trials import (
+    PROOFS,
+    SYMPTOMS,
+    OnDigits,
+    accumulated,
     moved_within_an_update,
     moves,
     of_gradients,
     of_rates,
+    one_recipe,
     other_rates,
+    schedule,
 )
-from dtlab.units.unit03.runs_symptoms import PROOFS, SYMPTOMS
 from tests.marks import first
 from tests.mutants.sources import solution_of
 from tests.staying import BENCH

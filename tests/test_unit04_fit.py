@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from dtlab.units.unit04.fit_settings import (
+from dtlab.units.unit04.fit import (
     MARGIN,
     Layer,
     Model,

@@ -10,13 +10,12 @@ import torch
 
 from dtlab.grading.checking.trials import Trial
 from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
+from dtlab.units.unit04.loss_scaler import Recorded, Scaling, _recorded
 from dtlab.units.unit04.master_step import PART as MASTER_STEP
-from dtlab.units.unit04.mastering import Mastered
-from dtlab.units.unit04.nan_run_cases import OnDigits, scene
-from dtlab.units.unit04.nan_run_symptoms import PROOF, SYMPTOMS
+from dtlab.units.unit04.master_step import Mastered
+from dtlab.units.unit04.nan_run import PROOF, SYMPTOMS, OnDigits, scene
 from dtlab.units.unit04.scaled_backward import PART as SCALED_BACKWARD
-from dtlab.units.unit04.scaling import Backwards
-from dtlab.units.unit04.steps import Recorded, Scaling, _recorded
+from dtlab.units.unit04.scaled_backward import Backwards
 from dtlab.units.unit04.update_scale import next_scale
 from tests.marks import first
 from tests.staying import BENCH

@@ -12,8 +12,7 @@ import pytest
 from dtlab.grading import find_part
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.units.unit05.runs_cases import ShardedRun
-from dtlab.units.unit05.runs_symptoms import SYMPTOMS
+from dtlab.units.unit05.runs import SYMPTOMS, ShardedRun
 from tests.staying import BENCH
 
 PARTS = [find_part(f"05/{name}") for name in ("giant_gather", "policies", "leak")]

@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 import dtlab
-from dtlab.units.unit05.plans import PLANS, steps_of
-from dtlab.units.unit05.plans_models import LEFT_OUT, draw_models
-from dtlab.units.unit05.plans_rules import Model, Plan, Row, model_of
+from dtlab.units.unit05.plans import (
+    LEFT_OUT,
+    PLANS,
+    Model,
+    Plan,
+    Row,
+    draw_models,
+    model_of,
+    steps_of,
+)
 
 SEEDS = range(40)
 SMALL = Model(

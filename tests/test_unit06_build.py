@@ -14,8 +14,7 @@ from dtlab.grading.checking.resident import ResidentCase
 from dtlab.grading.checking.trials import Trial
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
-from dtlab.units.unit06.column_linear import Column
-from dtlab.units.unit06.linear import LinearCase
+from dtlab.units.unit06.column_linear import Column, LinearCase
 from dtlab.units.unit06.parallel_attention import PART as ATTENTION
 from dtlab.units.unit06.parallel_attention import OfAttention, Refusing
 from dtlab.units.unit06.parallel_mlp import PART as MLP

@@ -12,8 +12,7 @@ import pytest
 from dtlab.grading import find_part, known_parts
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.units.unit06.runs_cases import SharedRun, cut_dim
-from dtlab.units.unit06.runs_symptoms import SYMPTOMS
+from dtlab.units.unit06.runs import SYMPTOMS, SharedRun, cut_dim
 from tests.staying import BENCH
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 3)]

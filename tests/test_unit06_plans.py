@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from dtlab.grading.checking.trials import Trial
-from dtlab.units.unit06.plans_models import (
+from dtlab.units.unit06.plans_rules import (
+    KINDS,
+    PAIRS,
+    Block,
+    Cost,
+    Model,
+    Plan,
     attention_left_whole,
     draw_models,
     fitting,
     megatron,
 )
-from dtlab.units.unit06.plans_rules import KINDS, PAIRS, Block, Cost, Model, Plan
-from dtlab.units.unit06.plans_steps import Carried, spent, steps_of
+from dtlab.units.unit06.shard_plan import Carried, spent, steps_of
 from tests.staying import BENCH
 
 SEEDS = range(30)

@@ -17,9 +17,8 @@ from dtlab.units.unit07 import gpipe as all_forward_first
 from dtlab.units.unit07 import one_f_one_b as in_turns
 from dtlab.units.unit07.balance_stages import PART as BALANCE_STAGES
 from dtlab.units.unit07.balance_stages import Balancing
-from dtlab.units.unit07.carried import Carried, loss_of, one_process, stage_net
+from dtlab.units.unit07.judging import Carried, Planned, loss_of, one_process, stage_net, written
 from dtlab.units.unit07.peak_in_flight import any_schedule
-from dtlab.units.unit07.planned import Planned, written
 from dtlab.units.unit07.run import PART as RUN
 from dtlab.units.unit07.run import Running, shuffled
 

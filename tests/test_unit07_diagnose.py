@@ -16,18 +16,17 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
 from dtlab.trace import Trace
-from dtlab.units.unit07.budget_cases import Planned
-from dtlab.units.unit07.budget_settings import (
+from dtlab.units.unit07.budget import (
+    Planned,
     Setting,
     between,
     draw_settings,
     library,
     needs_of,
 )
-from dtlab.units.unit07.replicas_cases import Replica
-from dtlab.units.unit07.replicas_symptoms import SYMPTOMS
-from dtlab.units.unit07.slow_layers import Layers, draw_layers, events_of, filled, rows_of
+from dtlab.units.unit07.one_slow_stage import Layers, draw_layers, events_of, filled, rows_of
 from dtlab.units.unit07.unsynchronised import PART as UNSYNCHRONISED
+from dtlab.units.unit07.unsynchronised import SYMPTOMS, Replica
 from tests.staying import BENCH
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("07", 3)]

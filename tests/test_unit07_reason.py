@@ -15,8 +15,8 @@ from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
-from dtlab.units.unit07 import grids
-from dtlab.units.unit07.grids import SCHEDULES, laid_out
+from dtlab.units.unit07 import timeline as grids
+from dtlab.units.unit07.timeline import SCHEDULES, laid_out
 from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]

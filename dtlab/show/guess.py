@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from dtlab.show.notebook import Kept, in_a_kernel, kernel_variables, show_bundle
+from dtlab.show.words import number_from_words
 
 __all__ = ["Guess", "distance_words", "guess"]
 
@@ -167,6 +170,15 @@ class Guess:
         return str(typed)
 
 
+def _units_beside(unit: str) -> dict[str, float]:
+    """How much of `unit` one of each is that may be typed in its place: of "MB", a kB is 0.001."""
+    found = re.fullmatch(r"([kMG]?)(B(?:/s)?)", unit)
+    if found is None:
+        return {}
+    powers = {"": 0, "k": 1, "M": 2, "G": 3}
+    return {one + found[2]: 1e3 ** (n - powers[found[1]]) for one, n in powers.items()}
+
+
 def _number(typed: Value, unit: str) -> int | float:
     """What was typed, with its unit or without, as a number."""
     text = str(typed).strip()
@@ -178,6 +190,8 @@ def _number(typed: Value, unit: str) -> int | float:
             continue
         if math.isfinite(number):
             return number
+    with suppress(ValueError):
+        return number_from_words(str(typed), _units_beside(unit))
     aside = f" in {unit}" if unit else ""
     raise ValueError(
         f"{str(typed)!r} is not a number{aside}. Use digits and a point, as in 12, 0.5 or 4e6."

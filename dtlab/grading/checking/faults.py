@@ -11,13 +11,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judge, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
 
-__all__ = ["Fault", "Faulty", "Noted", "judge", "traffic"]
+__all__ = ["Fault", "Faulty", "Noted", "judge", "rule", "traffic"]
 
 _MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes of gloo's own in a launch
 
@@ -91,6 +91,13 @@ def judge(
         return blocked(f"judged once nothing fails in {failed[0].trial.words()}")
 
     return judged
+
+
+def rule(
+    name: str, points: float, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
+) -> Rule:
+    """The criterion of this name: see `judge`."""
+    return Rule(name, points, judge(name, right, *before, also=also))
 
 
 def _fault(seen: Seen, name: str) -> str:

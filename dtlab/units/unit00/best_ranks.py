@@ -44,12 +44,10 @@ class Curve(Case):
         return best, self.seconds(best)
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return [[n, self.seconds(n)] for n in self.sizes], self.most
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         pairs, most = given
         found = fn(dict(pairs), most)
         try:
@@ -59,11 +57,9 @@ class Curve(Case):
             return f"returns {'None' if found is None else 'a ' + type(found).__name__}"
 
     def opened(self, result: Any) -> tuple[float, float] | str:
-        """See `Case`."""
         return result[:60] if isinstance(result, str) else (float(result[0]), float(result[1]))
 
     def mistake(self, results: Sequence[tuple[float, float] | str]) -> str:
-        """See `Case`."""
         found, (best, seconds) = results[0], self.right
         if isinstance(found, str):
             return f"best_ranks {found}. Return a pair: a number of ranks, and seconds."

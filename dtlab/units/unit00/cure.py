@@ -99,12 +99,10 @@ class Curing(Case):
         )
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return self.setting
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         found = fn({**given, "widths": list(given["widths"])})
         if found is None:
             return None
@@ -113,7 +111,6 @@ class Curing(Case):
         return [[str(key), found[key]] for key in found if key in PLAN]
 
     def opened(self, result: Any) -> Plan | str | None:
-        """See `Case`."""
         if result is None or isinstance(result, str):
             return result[:60] if result else None
         plan = {key: self.setting[key] for key in PLAN} | dict(result)
@@ -124,7 +121,6 @@ class Curing(Case):
         return plan
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`."""
         if isinstance(results[0], str):
             return f"cure {results[0]}. Return a plan as a dict, or None."
         return ""
@@ -142,16 +138,13 @@ class Carried(Case):
         return "two iterations"
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return self.setting
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         return fn(given)
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`."""
         return ""
 
 

@@ -8,8 +8,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-__all__ = ["PART"]
-
 _CARDS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _FOR_EACH = "this is the speed-up. And for each card?"
 

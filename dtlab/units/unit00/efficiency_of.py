@@ -35,12 +35,10 @@ class Grown(Case):
         return f"{self.job.scaling} scaling on {', '.join(map(str, self.sizes))} ranks"
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return [[n, rows_of(self.job, n)] for n in self.sizes], self.job.scaling
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         from dtlab.trace import Trace
 
         tables, scaling = given
@@ -51,7 +49,6 @@ class Grown(Case):
             return f"a {type(found).__name__}" if found is not None else "None"
 
     def opened(self, result: Any) -> Pairs | str:
-        """See `Case`."""
         if isinstance(result, str):
             return result[:60]
         if any(len(row) != 3 for row in result):
@@ -67,7 +64,6 @@ class Grown(Case):
         return efficiencies(seconds, self.job.scaling)
 
     def mistake(self, results: Sequence[Pairs | str]) -> str:
-        """See `Case`."""
         (found,) = results
         if isinstance(found, str):
             return (

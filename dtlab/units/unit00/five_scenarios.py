@@ -9,8 +9,6 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked
 from dtlab.units.unit00.strategies import LEAVES, draw_job, questions_on, words
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     leaves = draw.sample(list(LEAVES), 5)

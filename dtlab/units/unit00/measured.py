@@ -45,7 +45,6 @@ class Watch(Storages):  # type: ignore[no-untyped-call]
         self._phase = ""
 
     def note(self) -> None:
-        """See `Storages`."""
         self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self.bytes)
 
     @contextmanager
@@ -92,7 +91,6 @@ class AdamByHand(SGDByHand):
 
     @torch.no_grad()
     def step(self) -> None:
-        """See `SGDByHand`."""
         self.steps += 1
         for parameter in self.parameters:
             grad = parameter.grad

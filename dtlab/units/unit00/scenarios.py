@@ -10,8 +10,6 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked
 from dtlab.units.unit00.strategies import is_clear, questions_on, words
 
-__all__ = ["PART"]
-
 _CARD, _LARGE_CARD = 80, 141  # GB
 
 

@@ -44,19 +44,16 @@ class Running(Case):
         return f"{self.steps} steps of {self.rows} rows, {self.held_out} rows held out"
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         names = ("widths", "rows", "steps", "held_out")
         return {"seed": drawn_seed(self.seed)} | {name: getattr(self, name) for name in names}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         from dtlab.units.unit00.leak_training import run
 
         return run(fn, **given)
 
     def opened(self, result: Any) -> Ran | str:
-        """See `Case`."""
         if isinstance(result, str):
             return result[:80]
         return Ran(float(result[0]), [float(one) for one in result[1]], int(result[2]))
@@ -82,7 +79,6 @@ class Running(Case):
         return (least + most) // 2
 
     def mistake(self, results: Sequence[Ran | str]) -> str:
-        """See `Case`."""
         found = results[0]
         if isinstance(found, str):
             return f"train {found}."

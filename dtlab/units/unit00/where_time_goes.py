@@ -46,12 +46,10 @@ class Divided(Case):
         return len({row[0] for row in self.rows})
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return [list(row) for row in sorted(self.rows, key=lambda row: row[4])]
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """See `Case`."""
         events = trace_events(given)
         with finished_calls(*_FINISHED, allowed=("Event",)) as finished:
             found = fn(events)
@@ -62,7 +60,6 @@ class Divided(Case):
         return {"rows": rows, "kind": type(found).__name__, "finished": sorted(finished)}
 
     def opened(self, result: Any) -> Uses | str:
-        """See `Case`."""
         if result["finished"]:
             return f"{result['finished'][0]} does the work for you: write it yourself"[:120]
         found = {int(row[0]): tuple(map(float, row[1:])) for row in result["rows"]}

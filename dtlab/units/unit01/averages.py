@@ -7,9 +7,26 @@ from random import Random
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, number
-from dtlab.units.unit01.gradients import SUMS, gradient_rows
 
-__all__ = ["PART"]
+__all__ = ["PART", "SUMS", "gradient_rows"]
+
+# Gradients small enough to add up and average by hand --------------------------------------------
+
+SUMS = {  # formulas of what is made of `gradients`
+    "total": "[sum(column) for column in zip(*gradients)]",
+    "mean": "[one / len(gradients) for one in total]",
+    "own_means": "[sum(gradient) / len(gradient) for gradient in gradients]",
+}
+
+
+def gradient_rows(given: Values) -> list[tuple[str, str]]:
+    return [
+        (f"worker {rank}", f"gradient {gradient}")
+        for rank, gradient in enumerate(given["gradients"])
+    ]
+
+
+# The part ----------------------------------------------------------------------------------------
 
 
 def _draw(draw: Random) -> Values:

@@ -8,8 +8,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 
-__all__ = ["PART"]
-
 _COUNT = "Count the messages that leave this rank, and the size of each."
 _BOTH_WAYS = "this counts what the rank receives as well. Asked for is what it sends."
 _UNCUT = "nothing is cut into chunks here: whole tensors travel."

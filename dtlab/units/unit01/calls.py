@@ -105,7 +105,6 @@ class Call(Case):
         return 0 if list(wanted) == [rank] else 4 * self.size
 
     def given(self, rank: int, world_size: int) -> Arguments:
-        """See `Case`."""
         members, own = self.members(rank, world_size), labelled(self.seed, self.size, rank)
         tensors, others, keywords = self.arguments(own, members)
         return Arguments(tensors, others, keywords, self.groups, tuple(members))
@@ -118,7 +117,6 @@ class Call(Case):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         import torch
         import torch.distributed as dist
 
@@ -136,7 +134,6 @@ class Call(Case):
         }
 
     def opened(self, result: Any) -> Answer:
-        """See `Case`."""
         import torch
 
         answer = Answer(**{**result, "finished": frozenset(map(str, result["finished"]))})
@@ -194,7 +191,6 @@ class HierarchicalAllReduce(Call):
     def arguments(
         self, own: torch.Tensor, members: Sequence[int]
     ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        """See `Call`."""
         return [own], (), {"ranks_per_node": self.ranks_per_node}
 
 
@@ -218,7 +214,6 @@ class Broadcast(Call):
     def arguments(
         self, own: torch.Tensor, members: Sequence[int]
     ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        """See `Call`."""
         return [own], (self.wanted(members)[0],), {}
 
 
@@ -240,7 +235,6 @@ class ReduceScatter(Call):
     def arguments(
         self, own: torch.Tensor, members: Sequence[int]
     ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        """See `Call`."""
         output = own.new_full((self.size // len(members),), self.before)
         return [output, own], (), {}
 

@@ -17,11 +17,90 @@ from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, o
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, links_of, nodes_of
-from dtlab.predict import Cluster, Link
-from dtlab.units.unit01.choose_times import ALGORITHMS, best_seconds, seconds_of
+from dtlab.predict import (
+    Cluster,
+    Link,
+    collective_seconds,
+    halving_doubling_all_reduce_seconds,
+    hierarchical_all_reduce_seconds,
+    recursive_doubling_all_reduce_seconds,
+    tree_all_reduce_seconds,
+)
 from dtlab.units.unit01.judges import Seen
 
-__all__ = ["BUDGET", "NETWORK", "PART", "TABLE"]
+__all__ = [
+    "ALGORITHMS",
+    "BUDGET",
+    "NETWORK",
+    "PART",
+    "TABLE",
+    "OnTheWire",
+    "Questions",
+    "best_seconds",
+    "seconds_of",
+]
+
+# How long each all-reduce of `dtlab.collectives` takes on a network of two levels ----------------
+
+
+def _naive(nbytes: float, cluster: Cluster) -> float:
+    """Rank 0 talks to the other ranks of its node, and to all others between nodes."""
+    inside = cluster.gpus_per_node - 1
+    between = cluster.size - cluster.gpus_per_node
+    once = inside * cluster.intra.seconds(nbytes) + between * cluster.inter.seconds(nbytes)
+    return float(2 * once)
+
+
+def _ring(nbytes: float, cluster: Cluster) -> float:
+    return collective_seconds("all_reduce", nbytes, cluster)
+
+
+def _on_both_levels(
+    seconds: Callable[[float, int, Link], float],
+) -> Callable[[float, Cluster], float]:
+    """Whole tensors at distance 1, 2, 4, ...: partners are in the node, then in other nodes."""
+
+    def total(nbytes: float, cluster: Cluster) -> float:
+        inside = seconds(nbytes, cluster.gpus_per_node, cluster.intra)
+        return inside + seconds(nbytes, cluster.nodes, cluster.inter)
+
+    return total
+
+
+def _halving_doubling(nbytes: float, cluster: Cluster) -> float:
+    """The far partners get the large halves: S/n is left for the node."""
+    left, inside = nbytes / cluster.nodes, cluster.gpus_per_node
+    between = halving_doubling_all_reduce_seconds(nbytes, cluster.nodes, cluster.inter)
+    return between + halving_doubling_all_reduce_seconds(left, inside, cluster.intra)
+
+
+_SECONDS: dict[str, Callable[[float, Cluster], float]] = {
+    "naive": _naive,
+    "ring": _ring,
+    "tree": _on_both_levels(tree_all_reduce_seconds),
+    "recursive_doubling": _on_both_levels(recursive_doubling_all_reduce_seconds),
+    "halving_doubling": _halving_doubling,
+    "hierarchical": hierarchical_all_reduce_seconds,
+}
+ALGORITHMS = tuple(_SECONDS)
+
+
+def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
+    """How long an all-reduce of `dtlab.collectives` takes over all ranks, without the slowdown.
+
+    For nodes and GPUs in each that are powers of two, and links that are no slower in the node
+    than between nodes. For small tensors in a ring it is a bound: as if every round of every rank
+    took the slow link.
+    """
+    return _SECONDS[algorithm](nbytes, cluster)
+
+
+def best_seconds(nbytes: float, cluster: Cluster) -> float:
+    """How long the fastest of them takes."""
+    return min(seconds_of(name, nbytes, cluster) for name in ALGORITHMS)
+
+
+# The part ----------------------------------------------------------------------------------------
 
 # The network, the all-reduces of one step (bytes, how often) and the seconds for them, as
 # level-3.ipynb gives them.
@@ -57,12 +136,10 @@ class Questions(Case):
         return f"on {nodes_of(self.cluster)}"
 
     def given(self, rank: int, world_size: int) -> tuple[Cluster, tuple[float, ...]]:
-        """See `Case`."""
         return self.cluster, self.sizes
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Cluster, tuple[float, ...]]) -> list[str]:
-        """See `Case`."""
         cluster, sizes = given
         return [_name(fn(nbytes, cluster)) for nbytes in sizes]
 
@@ -71,7 +148,6 @@ class Questions(Case):
         return seconds_of(name, nbytes, self.cluster) / best_seconds(nbytes, self.cluster)
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`."""
         (names,) = results
         for nbytes, name in zip(self.sizes, names, strict=True):
             if name not in ALGORITHMS:
@@ -95,12 +171,10 @@ class OnTheWire(Case):
         return f"{amount(self.nbytes)} on {network}"
 
     def given(self, rank: int, world_size: int) -> tuple[str, int, int]:
-        """See `Case`."""
         return self.name, self.nbytes, self.cluster.gpus_per_node
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[str, int, int]) -> Any:
-        """See `Case`."""
         import torch
         import torch.distributed as dist
 
@@ -114,7 +188,6 @@ class OnTheWire(Case):
         return times
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`."""
         return ""
 
     def measured(self, results: Sequence[Any]) -> float:
@@ -128,7 +201,6 @@ class Asked(Trial):
     """A trial that says on which network `choose` was asked; how many ranks ask it is no news."""
 
     def words(self, case: int | None = None) -> str:
-        """See `Trial`."""
         if case is None and len(self.cases) > 1:
             return "while choose is asked"
         return f"{self.cases[case or 0]}"

@@ -22,8 +22,6 @@ from dtlab.units.unit01.judges import (
     other_dtype,
 )
 
-__all__ = ["PART"]
-
 _RANKS = 6  # of the trials in which bytes are counted
 _PER_NODE = (2, 3)  # one such trial for each
 _BYTES = 6 << 18  # of the tensor in them, float32: 1.6 MB

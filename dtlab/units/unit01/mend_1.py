@@ -23,8 +23,6 @@ from dtlab.units.unit01.diagnose_traffic import (
     too_much_on_the_wire,
 )
 
-__all__ = ["PART"]
-
 
 def _block_trials(draw: random.Random, seed: int) -> Runs:
     small: Runs = [(ranks, [Blocks(seed, draw.randint(1, 9))]) for ranks in (1, 3, 5)]

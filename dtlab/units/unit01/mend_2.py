@@ -22,8 +22,6 @@ from dtlab.units.unit01.diagnose_traffic import (
     too_much_on_the_wire,
 )
 
-__all__ = ["PART"]
-
 
 def _batch_trials(draw: random.Random, seed: int) -> Runs:
     def bad(*places: tuple[int, int], steps: int = 3) -> Case:

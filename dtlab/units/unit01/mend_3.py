@@ -22,8 +22,6 @@ from dtlab.units.unit01.diagnose_traffic import (
     too_much_on_the_wire,
 )
 
-__all__ = ["PART"]
-
 
 def _grid_trials(draw: random.Random, seed: int) -> Runs:
     sizes = draw.randint(1, 9), draw.randint(1, 9)

@@ -8,7 +8,7 @@ from dtlab.grading.checking.checks import Rule
 from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit01.diagnose_sums import Rows, judge_rows
+from dtlab.units.unit01.diagnose_cases import Rows, judge_rows
 from dtlab.units.unit01.diagnose_traffic import (
     BYTES,
     ELEMENTS,
@@ -21,8 +21,6 @@ from dtlab.units.unit01.diagnose_traffic import (
     only,
     too_much_on_the_wire,
 )
-
-__all__ = ["PART"]
 
 
 def _row_trials(draw: random.Random, seed: int) -> Runs:

@@ -8,7 +8,7 @@ from dtlab.grading.checking.checks import Rule
 from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit01.diagnose_sums import Columns, judge_columns
+from dtlab.units.unit01.diagnose_cases import Columns, judge_columns
 from dtlab.units.unit01.diagnose_traffic import (
     PROGRAMS,
     Runs,
@@ -18,8 +18,6 @@ from dtlab.units.unit01.diagnose_traffic import (
     only,
     sums_at_most,
 )
-
-__all__ = ["PART"]
 
 _CLASSES = 300  # of the table in which traffic is measured: few enough for a sum per class
 

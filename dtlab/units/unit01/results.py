@@ -14,8 +14,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 _ROOT = "The root need not be rank 0."
 _ITSELF = "the root is missing: it takes part like every other rank."
 _DIVIDED = "these are averages. SUM does not divide."

@@ -12,9 +12,7 @@ from dtlab.units.unit01.judges import (
     judge_result,
     judge_subgroups,
 )
-from dtlab.units.unit01.ring import BYTES, RANKS, WHOLE, pattern
-
-__all__ = ["PART"]
+from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, WHOLE, pattern
 
 
 def _ring_trials(seed: int) -> list[Trial]:

@@ -7,9 +7,7 @@ from random import Random
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, number
-from dtlab.units.unit01.gradients import SUMS, gradient_rows
-
-__all__ = ["PART"]
+from dtlab.units.unit01.averages import SUMS, gradient_rows
 
 
 def _draw(draw: Random) -> Values:

@@ -12,14 +12,17 @@ from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.average_gradients import judge_all_reduces
-from dtlab.units.unit02.judges import Seen, advise_on_groups, judge_gradients, judge_topic
+from dtlab.units.unit02.average_gradients import (
+    Seen,
+    advise_on_groups,
+    judge_all_reduces,
+    judge_gradients,
+    judge_topic,
+)
 from dtlab.units.unit02.training import Arguments, Training, begin, train
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["PART"]
 
 _SAME_START = "all ranks begin the same"
 
@@ -29,7 +32,6 @@ class FromTheStart(Training):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         module, group = begin(given)
         return train(module, given, lambda: fn(module, **group))
 
@@ -41,12 +43,10 @@ class Beginning(Training):
     topic: str = "start"
 
     def given(self, rank: int, world_size: int) -> Arguments:
-        """See `Case`."""
         return Training.given(self.on(seed=self.seed + 1 + rank), rank, world_size)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.grading.checking.modules import tensors_of
 
         module, group = begin(given)
@@ -54,7 +54,6 @@ class Beginning(Training):
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
 
     def opened(self, result: Any) -> Any:
-        """See `Case`."""
         return dict(result)
 
     def mistake(self, results: Sequence[Any]) -> str:

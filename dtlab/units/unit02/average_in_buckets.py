@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
@@ -12,7 +12,7 @@ from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.judges import (
+from dtlab.units.unit02.average_gradients import (
     Seen,
     advise_on_groups,
     amounts,
@@ -21,11 +21,86 @@ from dtlab.units.unit02.judges import (
     judge_topic,
     steps_in,
 )
-from dtlab.units.unit02.packing import draw_plan, numbers_of_buckets, packed
-from dtlab.units.unit02.steps import Step
-from dtlab.units.unit02.training import Arguments, Training, begin, train
+from dtlab.units.unit02.training import Arguments, Step, Training, begin, train
 
-__all__ = ["PART", "filled_from_the_front", "judge_number_of_buckets"]
+__all__ = ["PART", "draw_plan", "filled_from_the_front", "judge_number_of_buckets", "packed"]
+
+# Which buckets gradients fill, and models and limits of which a check can tell mistakes apart ----
+
+
+def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int = 0) -> list[int]:
+    """Bytes of the buckets that tensors of these sizes, in this order, fill.
+
+    `first` and `later` are mistakes: what the count of bytes begins with, where it is not 0.
+    """
+    buckets, filling, counted = list[int](), 0, first
+    for size in sizes:
+        filling, counted = filling + size, counted + size
+        if counted >= bucket_bytes:
+            buckets.append(filling)
+            filling, counted = 0, later
+    return [*buckets, filling] if filling else buckets
+
+
+def _closed_before(sizes: Sequence[int], bucket_bytes: int) -> int:
+    """How many buckets there are where none may take more than `bucket_bytes`."""
+    count, filling = 0, bucket_bytes + 1
+    for size in sizes:
+        filling += size
+        if filling > bucket_bytes:
+            count, filling = count + 1, size
+    return count
+
+
+def numbers_of_buckets(sizes: Sequence[int], bucket_bytes: int) -> set[int]:
+    """How many buckets there are, filled from one end or the other: the end is not its matter."""
+    return {len(packed(one, bucket_bytes)) for one in (sizes, sizes[::-1])}
+
+
+def _exact_limits(sizes: Sequence[int]) -> list[int]:
+    """Limits that the first bucket reaches exactly or misses by a byte, and a later one.
+
+    With them, who counts from a byte too many or too few makes another number of buckets.
+    """
+    runs = {sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1)}
+    limits = []
+    for mistake in ("first", "later"):
+        for by, candidates in ((-1, sorted(runs)), (1, [run + 1 for run in sorted(runs)])):
+            found = (
+                limit
+                for limit in candidates
+                if len(packed(sizes, limit, **{mistake: by}))
+                not in numbers_of_buckets(sizes, limit)
+            )
+            limits += [limit for limit in (next(found, None),) if limit is not None]
+    return limits
+
+
+def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
+    """A frozen and five other layers, and limits of buckets that tell mistakes apart.
+
+    With the first limit there are as many buckets counted from the first layer, of other sizes,
+    and another number where a bucket is closed before it is full. The others are `_exact_limits`.
+    """
+    while True:
+        widths = tuple(draw.sample(range(8, 33), 7))
+        net = Net("frozen", widths, "a frozen and five other layers")
+        trained = [pair for place, pair in enumerate(pairwise(widths)) if place != 1]
+        sizes = [4 * size for a, b in trained for size in (a * b, b)]
+        backwards, cap = sizes[::-1], 4 * draw.randint(150, 700)
+        ours, forwards = packed(backwards, cap), packed(sizes, cap)
+        exact = _exact_limits(backwards)
+        if (
+            len(ours) == len(forwards) in (3, 4)
+            and not set(accumulate(forwards[:-1])) & set(accumulate(backwards))
+            and _closed_before(backwards, cap) != len(ours)
+            and len(packed(backwards, 4 * cap)) < len(ours)
+            and len(exact) == 4
+        ):
+            return net, cap, exact
+
+
+# The part ----------------------------------------------------------------------------------------
 
 _RANKS = 4  # of the trials in which all-reduces are counted
 _ALL = 1 << 20  # bytes: more than any of these models has
@@ -36,7 +111,6 @@ class InBuckets(Training):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         module, group = begin(given)
         after = lambda: fn(module, given.bucket_bytes, **group)  # noqa: E731
         return train(module, given, lambda: None, after)

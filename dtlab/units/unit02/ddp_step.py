@@ -17,8 +17,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, choice, formula, number
 
-__all__ = ["PART"]
-
 _LETTERS = "ABCDEFGH"
 _COMMUNICATION = "constructor", "buffers", "last_layers", "first_layers", "loss"  # by time
 _COMPUTE = "forward", "backward", "step"

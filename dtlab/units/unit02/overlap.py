@@ -22,8 +22,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.average_in_buckets import filled_from_the_front, judge_number_of_buckets
-from dtlab.units.unit02.judges import (
+from dtlab.units.unit02.average_gradients import (
     Seen,
     advise_on_groups,
     cannot_count,
@@ -32,11 +31,21 @@ from dtlab.units.unit02.judges import (
     of_topic,
     steps_in,
 )
-from dtlab.units.unit02.packing import draw_plan, packed
-from dtlab.units.unit02.steps import Step, steps_of, trainings_of
-from dtlab.units.unit02.training import Arguments, Training, begin, train
-
-__all__ = ["PART"]
+from dtlab.units.unit02.average_in_buckets import (
+    draw_plan,
+    filled_from_the_front,
+    judge_number_of_buckets,
+    packed,
+)
+from dtlab.units.unit02.training import (
+    Arguments,
+    Step,
+    Training,
+    begin,
+    steps_of,
+    train,
+    trainings_of,
+)
 
 _LAYERS = 6  # of the model whose backward pass is watched
 _PER_LAYER = 2  # gradients
@@ -49,7 +58,6 @@ class Overlapping(Training):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         module, group = begin(given)
         made: list[Callable[[], Any]] = []
 

@@ -9,8 +9,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     ranks = draw.choice((4, 6, 8))

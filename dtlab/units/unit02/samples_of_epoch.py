@@ -64,7 +64,6 @@ class Epochs(Case):
         return f"{self.num_samples} samples in batches of {self.batch_size}"
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         shift = rank % len(self.epochs)
         order = self.epochs[shift:] + self.epochs[:shift]
         own = {"samples": self.num_samples, "batch": self.batch_size, "seed": self.seed}
@@ -72,7 +71,6 @@ class Epochs(Case):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         torch.manual_seed(1000 + given["state"])
@@ -91,7 +89,6 @@ class Epochs(Case):
         return found | {"untouched": untouched}
 
     def opened(self, result: Any) -> Shares:
-        """See `Case`."""
         batches = dict(zip(map(int, result["epochs"]), result["batches"], strict=True))
         if set(batches) != set(self.epochs):
             raise ValueError("other epochs than were asked for")

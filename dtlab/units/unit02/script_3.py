@@ -6,15 +6,13 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     MOMENTUM,
     SCRIPTS,
+    SYMPTOMS,
     for_long,
     samples_check,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_3",

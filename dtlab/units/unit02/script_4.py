@@ -8,23 +8,17 @@ from dtlab.grading.scripts.judges import (
     copies_differ,
 )
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.scripts_cases import OnShards
-from dtlab.units.unit02.scripts_judges import (
-    unused_samples,
-)
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_training import (
-    not_as_one_process_on_shards,
-)
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     AS_ONE,
     SCRIPTS,
     SGD,
+    SYMPTOMS,
+    OnShards,
+    not_as_one_process_on_shards,
     shards,
     two_criteria,
+    unused_samples,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_4",

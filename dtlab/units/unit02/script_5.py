@@ -6,17 +6,13 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.scripts_judges import (
-    more_than_gradients,
-)
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     ADAM,
     SCRIPTS,
+    SYMPTOMS,
     copies_check,
+    more_than_gradients,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_5",

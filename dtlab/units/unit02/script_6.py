@@ -12,16 +12,14 @@ from dtlab.grading.scripts.judges import (
 )
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     AS_ONE,
     SCRIPTS,
     SGD,
+    SYMPTOMS,
     accumulated,
     two_criteria,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_6",

@@ -11,21 +11,17 @@ from dtlab.grading.scripts.judges import (
 )
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.training import not_as_one_process
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_training import (
-    piled_up_in_an_epoch,
-)
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     AS_ONE,
     COPIES,
     FAST,
     FORWARD,
     SCRIPTS,
+    SYMPTOMS,
+    piled_up_in_an_epoch,
     shared,
     two_criteria,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_7",

@@ -10,20 +10,16 @@ from dtlab.grading.scripts.judges import (
 )
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.training import not_as_one_process
-from dtlab.units.unit02.scripts_cases import OnCards
-from dtlab.units.unit02.scripts_judges import (
-    no_card_of_its_own,
-)
-from dtlab.units.unit02.scripts_symptoms import SYMPTOMS
-from dtlab.units.unit02.scripts_trials import (
+from dtlab.units.unit02.script_runs import (
     AS_ONE,
     SCRIPTS,
     SGD,
+    SYMPTOMS,
+    OnCards,
+    no_card_of_its_own,
     on_nodes,
     two_criteria,
 )
-
-__all__ = ["PART"]
 
 PART = Part(
     "02/script_8",

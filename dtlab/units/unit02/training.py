@@ -16,16 +16,29 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import same_bits, sgd_step
+from dtlab.grading.checking.gradients import close, same_bits, sgd_step
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
+from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Case
-from dtlab.units.unit02.wrong import wrong_gradient
+from dtlab.grading.checking.trials import Case, Observation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["FINISHED", "Arguments", "Trained", "Training", "begin", "train"]
+    from dtlab.trace import Event
+
+__all__ = [
+    "OWN_GRADIENT",
+    "Arguments",
+    "Step",
+    "Trained",
+    "Training",
+    "begin",
+    "steps_of",
+    "train",
+    "trainings_of",
+    "wrong_gradient",
+]
 
 FINISHED = (
     "dtlab.collectives",
@@ -95,7 +108,6 @@ class Training(Case):
         return inputs, 2 * torch.randn(_SAMPLES, sizes[-1], generator=generator)
 
     def given(self, rank: int, world_size: int) -> Arguments:
-        """See `Case`."""
         return Arguments(
             self.net.kind,
             self.net.sizes,
@@ -108,7 +120,6 @@ class Training(Case):
         )
 
     def opened(self, result: Any) -> Any:
-        """See `Case`."""
         import torch
 
         steps = [list(step) for step in result["gradients"]]
@@ -255,3 +266,96 @@ def _wrong_step(
                     "the same order, as one all-reduce does."
                 )
     return ""
+
+
+# Says what is wrong with a gradient, as far as the numbers themselves tell -----------------------
+
+OWN_GRADIENT = "this is the rank's own gradient"
+
+
+def wrong_gradient(
+    got: Tensor | None, own: Mapping[int, Tensor | None], members: Sequence[int], rank: int
+) -> str:
+    """What is wrong with `got` of this rank, which should be the mean of what `members` have.
+
+    `own` is every rank's own gradient, None where there is none. Empty if nothing is wrong.
+    """
+    theirs = [one for member, one in own.items() if member in members and one is not None]
+    if not theirs:
+        return "" if got is None else "had no gradient, and should have none afterwards."
+    if got is None:
+        return "has no gradient any more."
+    total, count = sum(theirs[1:], theirs[0]), len(members)
+    if got.shape != total.shape or got.dtype != total.dtype:
+        return f"the gradient is {tuple(got.shape)} of {got.dtype} now."
+    if close(got, total / count):
+        return ""
+    everyone = [one for one in own.values() if one is not None]
+    for value, what in (
+        (own[rank], f"{OWN_GRADIENT}: nobody else's is in it."),
+        (total, "this is the sum over the ranks, not the mean."),
+        (total / count**2, "this is divided twice by the number of ranks."),
+        (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),
+        (sum(everyone[1:], everyone[0]) / len(everyone), "this is the mean over all ranks."),
+    ):
+        if value is not None and close(got, value):
+            return what
+    worst = float((got - total / count).abs().max())
+    return f"this is off the mean over the ranks by up to {worst:.2g}."
+
+
+# The communication of each step of training, out of a trace --------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank did in one step of one case, in order.
+
+    `layers` are the marks of a `Marked` model: the last one begins when all gradients are there
+    but those of the first layer. `waits` are those for an operation, however short.
+    """
+
+    case: Training
+    rank: int
+    number: int
+    communication: Sequence[Event]
+    layers: Sequence[Event]
+    waits: Sequence[Event]
+    backward: Event | None
+
+    @property
+    def all_reduces(self) -> list[Event]:
+        """In the order in which they began."""
+        return [event for event in self.communication if event.name == "all_reduce"]
+
+    @property
+    def others(self) -> list[str]:
+        """The names of all other communication."""
+        return sorted({e.name for e in self.communication if e.name != "all_reduce"})
+
+    def words(self, one: Observation) -> str:
+        """Where this was: "4 ranks, a chain of layers, step 2, rank 0"."""
+        case = one.trial.cases.index(self.case)
+        return f"{one.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
+
+
+def trainings_of(one: Observation) -> list[Training]:
+    """The cases of a trial that train."""
+    return [case for case in one.trial.cases if isinstance(case, Training)]
+
+
+def steps_of(one: Observation) -> Iterator[Step]:
+    """Every step of every rank: what lies between one mark `step` and the end of it."""
+    for rank in range(one.trial.world_size):
+        numbered = [(case, number) for case in trainings_of(one) for number in range(case.steps)]
+        steps = inside_marks(one.trace, rank, "step")
+        for (case, number), inside in zip(numbered, steps, strict=False):
+            yield Step(
+                case,
+                rank,
+                number,
+                [event for event in inside if event.kind == "comm"],
+                [event for event in inside if event.name == "layer"],
+                [event for event in inside if event.name == "wait"],
+                next((event for event in inside if event.name == "backward"), None),
+            )

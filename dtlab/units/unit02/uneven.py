@@ -8,8 +8,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     large = draw.choice((16, 24, 32))

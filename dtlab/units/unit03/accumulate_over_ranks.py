@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,8 @@ from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit03.judges import (
+from dtlab.grading.words import amount, spelled
+from dtlab.units.unit03.accumulate import (
     judge_equal,
     judge_graphs,
     judge_losses,
@@ -31,12 +33,49 @@ from dtlab.units.unit03.training import (
     begin,
     gradients_of,
 )
-from dtlab.units.unit03.travel import travels_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PART"]
+    from dtlab.trace import Event
+
+__all__ = ["PART", "travels_once"]
+
+# How often something travelled in a step, out of what a rank recorded ----------------------------
+
+FEW = 1024  # bytes of "a few numbers" besides
+
+
+def travels_once(events: Sequence[Event], size: int, what: str) -> str:
+    """What is wrong where `what`, of `size` bytes, should travel in one all-reduce or in parts.
+
+    And nothing else but a few numbers. Empty if nothing is wrong.
+    """
+    communication = [event for event in events if event.kind == "comm"]
+    sent: Counter[str] = Counter()
+    for event in communication:
+        sent[event.name] += event.bytes
+    for name, count in sent.items():
+        if name != "all_reduce" and count > FEW:
+            return (
+                f"dist.{name} took part, with {amount(count)}. Let {what} travel in all-reduces, "
+                "a few numbers besides, and nothing else."
+            )
+    reduced = sent["all_reduce"]
+    if reduced < size:
+        return (
+            f"the all-reduces have {amount(reduced)}, and {what} {amount(size)}: not all of it "
+            "was sent."
+        )
+    if sum(sent.values()) <= size + FEW:
+        return ""
+    times = round(reduced / size)
+    often = "twice" if times == 2 else f"{spelled(times)} times"
+    how = f"{what} travelled {often}: " if times > 1 else ""
+    return f"{how}the all-reduces have {amount(reduced)}, and {what} {amount(size)}."
+
+
+# The part ----------------------------------------------------------------------------------------
 
 _WRAPPERS = ("ddp", "dtlab")
 
@@ -55,7 +94,6 @@ class Breaking(Accumulating):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         module, model = begin(given)
         calls = []
 
@@ -77,11 +115,9 @@ class Breaking(Accumulating):
         return {"came_through": caught is not None, "gradients": gradients_of(module)}
 
     def opened(self, result: Any) -> Any:
-        """See `Case`."""
         return result["came_through"] is True, list(result["gradients"])
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`."""
         import torch
 
         if not all(came for came, _ in results):

@@ -10,8 +10,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     copies, degree = draw.choice((4, 8)), draw.choice((2, 4))

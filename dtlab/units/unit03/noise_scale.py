@@ -12,8 +12,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-__all__ = ["PART"]
-
 _BATCHES = (8, 32, 128, 512, 2048)
 _APART = 1.25  # how many times a batch is away from where it would change its side, at least
 

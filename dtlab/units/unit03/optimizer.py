@@ -21,7 +21,6 @@ class Still(Optimizer):
         super().__init__(groups, {"lr": rate})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """See `Optimizer`."""
         self.param_groups.append(param_group)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -36,6 +35,5 @@ class Still(Optimizer):
         return {"state": {}, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """See `Optimizer`."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update(saved)

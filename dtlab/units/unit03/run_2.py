@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dtlab.units.unit03.runs_cases import (
+from dtlab.units.unit03.run_trials import (
     accumulated,
-)
-from dtlab.units.unit03.runs_common import (
     linear,
     run_check,
     run_part,
     scene,
 )
-
-__all__ = ["PART"]
 
 PART = run_part(
     2,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dtlab.units.unit03.runs_cases import (
+from dtlab.units.unit03.run_trials import (
     accumulated,
-)
-from dtlab.units.unit03.runs_common import (
     linear,
+    of_gradients,
     run_check,
     run_part,
     scene,
 )
-from dtlab.units.unit03.runs_judges import of_gradients
-
-__all__ = ["PART"]
 
 PART = run_part(
     3,

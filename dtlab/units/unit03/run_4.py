@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from dtlab.units.unit03.runs_cases import (
-    one_recipe,
-)
-from dtlab.units.unit03.runs_common import (
+from dtlab.units.unit03.run_trials import (
     BATCH,
     RATE,
     of_recipe,
+    one_recipe,
     run_check,
     run_part,
     scene,
 )
-
-__all__ = ["PART"]
 
 PART = run_part(
     4,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.gradients import sgd_step
+from dtlab.grading.checking.gradients import close, sgd_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["Shares", "loss_sum", "shares_of"]
+__all__ = ["Shares", "loss_sum", "plain_value", "shares_of", "wrong_gradients", "wrong_loss"]
 
 Pair = tuple["Tensor", "Tensor"]
 
@@ -130,3 +130,220 @@ def _cut(flat: Tensor, shares: Shares) -> list[Tensor | None]:
         piece.view(shape) if there else None
         for piece, (shape, there) in zip(pieces, places, strict=True)
     ]
+
+
+# Says what is wrong with an accumulated gradient or a loss, as far as the numbers tell -----------
+
+_RELATIVE = 1e-4  # of a loss: rounding takes 1e-6
+
+
+def plain_value(value: Any) -> float | str:
+    """What a function returned, as a rank sends it: a number, or what it is in words."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# Gradients --------------------------------------------------------------------------------------
+
+
+def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> str:
+    """What is wrong with the gradients of a rank, one for each parameter; empty if nothing."""
+    import torch
+
+    every = zip(got, shares.names, shares.shapes, shares.there, strict=True)
+    for gradient, name, shape, there in every:
+        if gradient is not None and not there and not shares.before.any():
+            return f"{name} had no gradient, and should have none afterwards."
+        if gradient is None and there:
+            return f"{name} has no gradient. Call backward for every microbatch."
+        if gradient is not None and tuple(gradient.shape) != shape:
+            return f"the gradient of {name} is {tuple(gradient.shape)} now."
+    kept = [one for one, there in zip(got, shares.there, strict=True) if there and one is not None]
+    return _wrong_vector(torch.cat([one.flatten() for one in kept]), shares, rank)
+
+
+def _wrong_vector(got: Tensor, shares: Shares, rank: int) -> str:
+    if close(got, shares.wanted):
+        return ""
+    if not got.isfinite().all():
+        return "not all of it are finite numbers: what is divided by nothing?"
+    named = (
+        *_of_what_was_before(got, shares),
+        *_of_groups(shares),
+        *_of_ranks(shares, rank),
+        *_of_one_rank(shares),
+    )
+    for value, words in named:
+        if close(got, value):
+            return words
+    times = float(got @ shares.wanted) / float(shares.wanted @ shares.wanted)
+    if times > 0 and close(got, times * shares.wanted):
+        return (
+            f"this is {times:.3g} times the gradient that is wanted: by what are the losses "
+            "divided?"
+        )
+    worst = float((got - shares.wanted).abs().max())
+    return f"this is off the gradient that is wanted by up to {worst:.2g}."
+
+
+Named = Iterator[tuple["Tensor", str]]
+
+
+def _of_what_was_before(got: Tensor, shares: Shares) -> Named:
+    """The new is right, and the old is not: whatever it has been multiplied by."""
+    old, rest = shares.before, got - shares.mean
+    if old.any():
+        times = float(rest @ old) / float(old @ old)
+        words = "is gone: leave it there, and backward adds to it"
+        if abs(times) > 1e-3:
+            words = f"is scaled too, by {times:.2g}: scale the losses, and not .grad"
+        yield shares.mean + times * old, f"what was in .grad before {words}."
+
+
+def _of_one_rank(shares: Shares) -> Named:
+    """Mistakes that one process makes as well; wrappers give the mean of what ranks make."""
+    samples, size = shares.samples(shares.members), len(shares.members)
+    yield (
+        _averaged(shares, lambda sums, counts: sum(sums)),
+        "this is the sum over the samples, not the mean: divide by the number of samples."
+        if size == 1
+        else "the losses added up are divided by the number of ranks, not by the number of "
+        "samples.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: sum(_means(sums, counts)) / len(sums)),
+        "this is the mean of the microbatches' means: a sample counts for more in a small one. "
+        "Divide the sum of every microbatch by the same number, that of all samples.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: sum(_means(sums, counts))),
+        "these are the means of the microbatches, added up: divide every sum by the number of "
+        "all samples, not by that of its microbatch.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: sum(sums) / len(sums)),
+        "this is divided by the number of microbatches, not by the number of samples.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums))),
+        "this is right where all microbatches have as many samples as the first: count those of "
+        "each.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: size * sums[-1] / samples),
+        "only the last microbatch is in it: call backward for every one, and let .grad stay in "
+        "between.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: size * sums[0] / samples),
+        "only the first microbatch is in it.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: size * (sum(sums) - sums[-1]) / samples),
+        "the last microbatch is not in it.",
+    )
+
+
+def _of_groups(shares: Shares) -> Named:
+    """What comes of all ranks where a group is meant."""
+    members, everyone = shares.members, list(shares.sums)
+    if len(everyone) == len(members):
+        return
+    ratio = len(everyone) / len(members)
+    of_all = shares.total(members) / shares.samples(everyone)
+    yield of_all, "the samples of all ranks are counted, not those of the model's group."
+    yield (
+        ratio * shares.mean,
+        "this is multiplied by the number of all ranks, not of the group's.",
+    )
+    yield (
+        ratio * of_all,
+        "the samples of all ranks are counted, and all ranks too, not those of the model's group.",
+    )
+
+
+def _of_ranks(shares: Shares, rank: int) -> Named:
+    """Mistakes that it takes several ranks for."""
+    size, samples = len(shares.members), shares.samples(shares.members)
+    if size == 1:
+        return
+    yield (
+        shares.mean / size,
+        "this is divided by the number of ranks once too often: the wrapper averages over them, "
+        "so multiply every loss by their number.",
+    )
+    yield (
+        shares.mean * size,
+        "this is the number of ranks times what it should be: divide by the samples of all ranks, "
+        "not by this rank's own.",
+    )
+    yield (
+        _averaged(shares, lambda sums, counts: sum(sums) / max(1, sum(counts))),
+        "this is the mean of the ranks' means: a sample counts for more on a rank with few. "
+        "Divide by the samples of all ranks.",
+    )
+    for journey in range(1, min(len(shares.sums[one]) for one in shares.members)):
+        late = sum(shares.sums[rank][journey:])
+        yield (
+            _averaged(shares, lambda sums, counts, j=journey: size * sum(sums[:j]) / samples)
+            + size * late / samples,
+            "gradients travel before the last microbatch, and what comes after their journey "
+            "stays on its rank.",
+        )
+    own = shares.total([rank])
+    for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
+        yield (
+            own * scale,
+            "this comes from the rank's own samples alone: the last microbatch has to be outside "
+            "no_sync, and with it the wrapper averages all that has come together.",
+        )
+
+
+def _averaged(shares: Shares, of_rank: Any) -> Tensor:
+    """The mean over the members of what each makes of its sums and counts."""
+    each = [of_rank(shares.sums[rank], shares.counts[rank]) for rank in shares.members]
+    total: Tensor = sum(each) / len(each)
+    return total
+
+
+def _means(sums: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    return [one / max(1, count) for one, count in zip(sums, counts, strict=True)]
+
+
+# Losses -----------------------------------------------------------------------------------------
+
+
+def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
+    """What is wrong with the mean loss that a rank returned; empty if nothing."""
+    if isinstance(got, str):
+        return f"your function returns {got}, not a float; loss.item() makes one of a tensor."
+    if math.isclose(got, shares.loss, rel_tol=_RELATIVE):
+        return ""
+    for value, words in _losses(shares, rank):
+        if math.isclose(got, value, rel_tol=_RELATIVE):
+            return f"your function returns {words}."
+    return (
+        f"your function returns {got:.4g}, where the mean over the samples is {shares.loss:.4g}."
+    )
+
+
+def _losses(shares: Shares, rank: int) -> Iterator[tuple[float, str]]:
+    members = shares.members
+    sums = {one: sum(shares.losses[one]) for one in members}
+    means = {one: sums[one] / max(1, sum(shares.counts[one])) for one in members}
+    micro = {
+        one: [
+            loss / max(1, count)
+            for loss, count in zip(shares.losses[one], shares.counts[one], strict=True)
+        ]
+        for one in members
+    }
+    yield sum(sums.values()), "the sum of the losses, not their mean"
+    if len(members) > 1:
+        yield sums[rank], "the sum of the losses of this rank"
+        yield means[rank], "the mean over the rank's own samples, not over those of all ranks"
+        yield sum(means.values()) / len(members), "the mean of the ranks' means"
+        every = [one for each in micro.values() for one in each]
+        yield sum(every) / len(every), "the mean of the microbatches' means"
+    yield sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"

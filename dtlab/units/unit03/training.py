@@ -20,8 +20,14 @@ from dtlab.grading.checking.gradients import sgd_step
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Case
-from dtlab.units.unit03.shares import Shares, loss_sum, shares_of
-from dtlab.units.unit03.wrong import plain_value, wrong_gradients, wrong_loss
+from dtlab.units.unit03.shares import (
+    Shares,
+    loss_sum,
+    plain_value,
+    shares_of,
+    wrong_gradients,
+    wrong_loss,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -123,7 +129,6 @@ class Accumulating(Case):
         return [torch.randn(one.shape, generator=generator) for one in self.net.state(self.seed)]
 
     def given(self, rank: int, world_size: int) -> Arguments:
-        """See `Case`."""
         return Arguments(
             self.net.kind,
             self.net.sizes,
@@ -137,7 +142,6 @@ class Accumulating(Case):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.trace import span
         from dtlab.units.unit03.graphs import Graphs
 
@@ -154,7 +158,6 @@ class Accumulating(Case):
         return {"steps": seen, "finished": sorted(finished)}
 
     def opened(self, result: Any) -> Any:
-        """See `Case`."""
         import torch
 
         gradients, losses, passes = map(list, zip(*result["steps"], strict=True))

@@ -2,19 +2,331 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.finished import called_by
+from dtlab.grading.checking.finished import called_by, finished_calls
 from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit03.curves import Curve, wrong_decay, wrong_end, wrong_warmup
-from dtlab.units.unit03.scheduled import Rates, Resuming, Scheduled, same_rate
 
-__all__ = ["PART"]
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = [
+    "PART",
+    "Curve",
+    "Rates",
+    "Resuming",
+    "Scheduled",
+    "wrong_decay",
+    "wrong_end",
+    "wrong_warmup",
+]
+
+# The curve that is asked for, and what is wrong with another one ---------------------------------
+
+_EXACT = 1e-6
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What part of the base rate each optimizer step has, counted from 0.
+
+        1     ┤      ╭──╮
+              │    ╱     ╲        step 0 has `start`, step `warmup` is the first with all of it,
+        start ┤  ╱         ╲      and from step `total` on it is zero
+        0     ┤              ╲____
+              └──┬────┬────────┬─
+                 0  warmup   total
+    """
+
+    warmup: int
+    total: int
+    start: float
+
+    def __str__(self) -> str:
+        return f"{self.warmup} of {self.total} steps warm-up from {self.start:g}"
+
+    def factor(self, step: float) -> float:
+        """At a step, or between two."""
+        if step < self.warmup:
+            return self.start + (1 - self.start) * step / self.warmup
+        if step >= self.total:
+            return 0.0
+        return _cosine((step - self.warmup) / (self.total - self.warmup))
+
+
+def _cosine(progress: float) -> float:
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def _wrong_at(curve: Curve, seen: Sequence[float], steps: range) -> tuple[int, str] | None:
+    """The first of these steps that has another factor, and that in words."""
+    for step in steps:
+        wanted = curve.factor(step)
+        if not math.isclose(seen[step], wanted, rel_tol=_EXACT, abs_tol=_EXACT):
+            return step, (
+                f"step {step}: the rate is {seen[step]:.4g} times the base rate, where "
+                f"{wanted:.4g} times is wanted."
+            )
+    return None
+
+
+def _alike(seen: Sequence[float], wanted: Sequence[float]) -> bool:
+    return len(seen) == len(wanted) and all(
+        math.isclose(one, other, rel_tol=_EXACT, abs_tol=_EXACT)
+        for one, other in zip(seen, wanted, strict=True)
+    )
+
+
+def wrong_warmup(curve: Curve, seen: Sequence[float]) -> str:
+    """What is wrong before step `warmup`, and what to look at; empty if nothing is."""
+    steps = range(curve.warmup)
+    wrong = _wrong_at(curve, seen, steps)
+    if wrong is None:
+        return ""
+    step, words = wrong
+    own = seen[: curve.warmup]
+    compounded = [math.prod(curve.factor(k) for k in range(step + 1)) for step in steps]
+    if _alike(own, [curve.factor(step + 1) for step in steps]):
+        advice = (
+            "This comes one step too early: step 0 has start_factor, and step warmup_steps is "
+            "the first at the full rate."
+        )
+    elif _alike(own, [curve.factor(2 * step) for step in steps]):
+        advice = "It goes on two steps at a time: only scheduler.step() should move it."
+    elif _alike(own, compounded):
+        advice = (
+            "This is the factor times the rate before, and not times the base rate, which "
+            "self.base_lrs has."
+        )
+    elif step == 0:
+        advice = "Already the first step has the rate times start_factor."
+    else:
+        advice = "It goes up in a straight line from start_factor to 1, where warmup_steps ends."
+    return f"{words}\n{advice}"
+
+
+def wrong_decay(curve: Curve, seen: Sequence[float]) -> str:
+    """What is wrong from step `warmup` on, before step `total`; empty if nothing is."""
+    steps = range(curve.warmup, curve.total)
+    wrong = _wrong_at(curve, seen, steps)
+    if wrong is None:
+        return ""
+    _, words = wrong
+    own, left = seen[curve.warmup : curve.total], curve.total - curve.warmup
+    if _alike(own, [_cosine(step / curve.total) for step in steps]):
+        advice = "This cosine begins at step 0: let it begin where the warm-up ends."
+    elif _alike(own, [_cosine(step / curve.total) for step in range(left)]):
+        advice = (
+            "This cosine is as long as total_steps: after the warm-up only total_steps - "
+            "warmup_steps are left."
+        )
+    elif _alike(own, [_cosine(step / (left - 1)) for step in range(left)]):
+        advice = "Zero comes one step too early: step total_steps is the first that has it."
+    elif _alike(own, [_cosine((step + 1) / left) for step in range(left)]):
+        advice = "This is one step too early: step warmup_steps still has the full rate."
+    else:
+        advice = "It is half a cosine, from the full rate to zero: (1 + cos(pi x progress)) / 2."
+    return f"{words}\n{advice}"
+
+
+def wrong_end(curve: Curve, seen: Sequence[float]) -> str:
+    """What is wrong from step `total` on; empty if nothing is."""
+    wrong = _wrong_at(curve, seen, range(curve.total, len(seen)))
+    if wrong is None:
+        return ""
+    step, words = wrong
+    advice = (
+        "After total_steps it goes up again: what does your formula say of progress above 1?"
+        if step > curve.total
+        else "From step total_steps on the rate is zero."
+    )
+    return f"{words}\n{advice}"
+
+
+# What ranks do with a learner's schedule: steps of it, and a resumed one's -----------------------
+
+FINISHED = ("dtlab.training.learning_rate", "torch.optim.lr_scheduler")
+BASES = "LRScheduler", "LambdaLR"  # they know of no curve
+
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-7  # of the base rate
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank saw: before each optimizer step the rate of every group, and `last_rates`.
+
+    `kind` is empty for an LRScheduler, else what there was instead; `unwritable` names what of the
+    state cannot be written.
+    """
+
+    rates: list[list[float]]
+    last_rates: list[list[float]]
+    kind: str
+    unwritable: str
+    finished: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Scheduled(Case):
+    """`fn(optimizer, warmup_steps, total_steps, start_factor)`, and steps of both.
+
+    `bases` are the rates of the parameter groups.
+    """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = BASES
+
+    curve: Curve
+    bases: tuple[float, ...]
+    steps: int
+    topic: str = "curve"
+
+    def __str__(self) -> str:
+        groups = f", {len(self.bases)} parameter groups" if len(self.bases) > 1 else ""
+        return f"{self.curve}{groups}"
+
+    @property
+    def first(self) -> int:
+        """The step that the first rates belong to."""
+        return 0
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        arguments = (self.curve.warmup, self.curve.total, self.curve.start)
+        return {"arguments": arguments, "bases": self.bases, "steps": self.steps}
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        with finished_calls(*FINISHED, refuse=True, allowed=BASES) as finished:
+            optimizer = _optimizer(given["bases"])
+            scheduler = fn(optimizer, *given["arguments"])
+            seen = _seen(optimizer, scheduler, given["steps"])
+        return seen | {"finished": sorted(finished)}
+
+    def opened(self, result: Any) -> Any:
+        rates, last = (
+            [[float(rate) for rate in step] for step in result[name]] for name in ("rates", "last")
+        )
+        texts = str(result["kind"])[:100], str(result.get("unwritable", ""))[:100]
+        if not any(texts) and [len(step) for step in rates] != [len(self.bases)] * len(rates):
+            raise ValueError("not a rate for each group")
+        return Rates(rates, last, *texts, frozenset(map(str, result["finished"])))
+
+    def mistake(self, results: Sequence[Rates]) -> str:
+        """The first step in which a rate is wrong: see `Case`."""
+        (seen,) = results
+        if seen.kind or seen.unwritable:
+            return (
+                f"what comes of WarmupThenDecay(...) is {seen.kind}, not an LRScheduler."
+                if seen.kind
+                else f"state_dict() has {seen.unwritable}, which a checkpoint cannot hold: keep "
+                "to plain numbers."
+            )
+        for place, rates in enumerate(seen.rates):
+            step = self.first + place
+            for group, (rate, base) in enumerate(zip(rates, self.bases, strict=True)):
+                factor = self.curve.factor(step)
+                if not same_rate(rate, base * factor, base):
+                    which = f", group {group}" if len(self.bases) > 1 else ""
+                    return (
+                        f"step {step}{which}: the rate is {rate:.4g}, where {base * factor:.4g} "
+                        f"is wanted, the base rate {base:g} times {factor:.4g}."
+                    )
+        return ""
+
+
+class Resuming(Scheduled):
+    """Half of the steps; then all begins anew with what was saved, and goes on."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = BASES
+
+    @property
+    def first(self) -> int:
+        return self.steps
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        with finished_calls(*FINISHED, refuse=True, allowed=BASES) as finished:
+            optimizer = _optimizer(given["bases"])
+            scheduler = fn(optimizer, *given["arguments"])
+            seen = _seen(optimizer, scheduler, given["steps"])
+            if not seen["kind"]:
+                state = scheduler.state_dict()
+                unwritable = _unwritable(state)
+                if unwritable:
+                    return seen | {"unwritable": unwritable, "finished": sorted(finished)}
+                another = _optimizer(given["bases"])
+                resumed = fn(another, *given["arguments"])
+                another.load_state_dict(optimizer.state_dict())
+                resumed.load_state_dict(_read_back(state))
+                seen = _seen(another, resumed, given["steps"])
+        return seen | {"finished": sorted(finished)}
+
+
+def same_rate(rate: float, wanted: float, base: float) -> bool:
+    """Whether two rates of a group with this base rate are the same up to rounding."""
+    return math.isclose(rate, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE * base)
+
+
+# What ranks do ----------------------------------------------------------------------------------
+
+
+def _optimizer(bases: Sequence[float]) -> Optimizer:
+    """An optimizer with a parameter group for each of these rates."""
+    import torch
+
+    from dtlab.units.unit03.optimizer import Still
+
+    return Still([{"params": [torch.zeros(1)], "lr": base} for base in bases], bases[0])
+
+
+def _seen(optimizer: Optimizer, scheduler: Any, steps: int) -> dict[str, Any]:
+    """The rates before each optimizer step, with which the schedule goes on."""
+    from torch.optim.lr_scheduler import LRScheduler
+
+    if not isinstance(scheduler, LRScheduler):
+        kind = "None" if scheduler is None else f"a {type(scheduler).__name__}"
+        return {"rates": [], "last": [], "kind": kind}
+    rates, last = [], []
+    for _ in range(steps):
+        rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        last.append([float(rate) for rate in scheduler.get_last_lr()])
+        optimizer.step()
+        scheduler.step()
+    return {"rates": rates, "last": last, "kind": ""}
+
+
+def _unwritable(state: Any) -> str:
+    """What of a state a checkpoint cannot hold, in words; empty where it holds all."""
+    if not isinstance(state, dict):
+        return f"no dict, but a {type(state).__name__},"
+    for name, value in state.items():
+        try:
+            _read_back(value)
+        except Exception:  # noqa: BLE001  a learner's objects may raise anything
+            return f"{str(name)[:40]!r}, a {type(value).__name__}"
+    return ""
+
+
+def _read_back(state: Any) -> Any:
+    """As it comes back from a file."""
+    import torch
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+# The part ----------------------------------------------------------------------------------------
 
 # Trials -----------------------------------------------------------------------------------------
 

@@ -12,8 +12,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, formula, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     head, heads = draw.choice((64, 128)), draw.choice((16, 20, 24, 32, 40))

@@ -13,8 +13,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 _MODELS = (  # layers, and how many times its input a layer keeps: the best spacing is whole
     (36, 4), (48, 3), (54, 6), (64, 4), (72, 2), (75, 3), (80, 5), (96, 6), (100, 4),
 )  # fmt: skip

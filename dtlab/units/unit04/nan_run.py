@@ -1,25 +1,231 @@
 """Level III of unit 04: a run in fp16 whose loss becomes NaN, since scaled gradients are clipped.
 
 The script is in `nan_run_script`, as the notebook shows it. Symptom and number are measured in a
-run of it on digits (`nan_run_symptoms`); the mended one is judged by the gradient that each step
+run of it on digits; the mended one is judged by the gradient that each step
 is made with, and by where it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import judge_by
-from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.questions.kinds import Mistake, Number
+from dtlab.grading.scripts.cases import Script, Seen, Training, trained
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit04.nan_run_cases import Made, made_steps, scene, trials
-from dtlab.units.unit04.nan_run_symptoms import PROOF, SYMPTOMS
+from dtlab.grading.scripts.mend import MendScript, Proof
+from dtlab.grading.scripts.reference import gradient_of, mean, steps_of
+from dtlab.grading.scripts.symptoms import Finding, Scene, Symptom, drift
 
-__all__ = ["PART"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PART", "PROOF", "SYMPTOMS", "OnDigits", "scene"]
+
+# How a check runs the training run in fp16, and what of it can be worked out in one process ------
+
+MOMENTUM = 0.9
+_SAMPLES, _EPOCHS, _HIDDEN, _BATCH = 4096, 2, 128, 128  # of the digits, as in the notebook
+_RATE, _MAX_NORM = 4.0, 0.1
+_LIMIT = 30.0  # seconds for the broken run, which takes one
+
+
+@dataclass(frozen=True)
+class OnDigits(Training):
+    """`script(model, data, epochs, *more)` on the first `samples` digits of a shuffled order.
+
+    It is ours, and returns the loss and the scale of each step.
+    """
+
+    @cached_property
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images [samples, 1, 8, 8] and labels of all ranks."""
+        import torch
+
+        from dtlab.training.datasets import digits
+
+        train = digits().train
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed))
+        images, labels = train[order[: self.samples]]
+        return images, labels
+
+    @staticmethod
+    def on_rank(fn: Script, given: dict[str, Any]) -> dict[str, Any]:
+        seen, curve = trained(fn, given, given["more"])
+        return {**seen, "curve": [[float(loss), float(scale)] for loss, scale in curve]}
+
+
+def scene() -> Trial:
+    """The run of the notebook, on two ranks."""
+    more = (_BATCH, _RATE, _MAX_NORM)
+    digits = OnDigits(0, _SAMPLES, _EPOCHS, _HIDDEN, more, micro_batch=_BATCH // 2)
+    return Trial(2, [digits], limit=_LIMIT)
+
+
+def trials(seed: int) -> list[Trial]:
+    """Two ranks where every gradient is clipped, and three where none is."""
+    draw = random.Random(seed)
+
+    def case(ranks: int, max_norm: float, number: int) -> Trial:
+        micro, rate = draw.choice((10, 12, 14)), draw.choice((0.01, 0.015, 0.02))
+        more = (ranks * micro, rate, max_norm)
+        samples = ranks * micro * 14
+        given = Training(seed + number, samples, 2, 16, more, micro_batch=micro)
+        return Trial(ranks, [given])
+
+    return [case(2, draw.choice((0.5, 0.7, 1.0)), 0), case(3, draw.choice((11.0, 12.0, 13.0)), 1)]
+
+
+# What happened ----------------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """A step that moved the parameters: its number, its gradient, and the true one.
+
+    Both are of the sum over a rank's samples, averaged over the ranks, as one row.
+    """
+
+    number: int
+    got: torch.Tensor
+    true: torch.Tensor
+
+
+def made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
+    """The steps in which rank 0's parameters moved, where they and the gradient are finite.
+
+    The gradient that SGD got follows from where the parameters went.
+    """
+    _, rate, _ = case.more
+    seen, found = results[0], []
+    ends = [*seen.before[1:], seen.after]
+    velocity = 0 * seen.after
+    for number, (begin, end, step) in enumerate(
+        zip(seen.before, ends, steps_of(case, results), strict=False)
+    ):
+        if end.equal(begin):
+            continue
+        got = (begin - end) / rate - MOMENTUM * velocity
+        velocity = (begin - end) / rate
+        weights = {sample: case.micro_batch * share for sample, share in mean(step).items()}
+        true = gradient_of(case, begin, weights)
+        if not bool(got.isfinite().all() and true.isfinite().all()):
+            break
+        found.append(Made(number, got, true))
+    return found
+
+
+# Symptoms of the run in fp16, as the notebook lists them, and the number that proves it ----------
+
+_FAR = 1.5  # times max_norm: what rounding does not explain
+
+# What is measured -------------------------------------------------------------------------------
+
+
+def _lengths(scene: Scene) -> list[float]:
+    """Of the gradients that steps were made with, as parts of max_norm."""
+    _, _, max_norm = scene.case.more
+    return [float(step.got.norm()) / max_norm for step in made_steps(scene.case, scene.results)]
+
+
+def _skipped(scene: Scene) -> list[bool]:
+    """Of each step, whether the parameters stayed where they were."""
+    seen = scene.results[0]
+    ends = [*seen.before[1:], seen.after]
+    return [end.equal(begin) for begin, end in zip(seen.before, ends, strict=True)]
+
+
+# Symptoms ---------------------------------------------------------------------------------------
+
+
+def _too_long(scene: Scene) -> Finding:
+    longest = max(_lengths(scene), default=0.0)
+    return Finding(longest > _FAR, f"the longest gradient had {longest:.3g} times max_norm")
+
+
+def _too_short(scene: Scene) -> Finding:
+    longest = max(_lengths(scene), default=0.0)
+    return Finding(_FAR * longest < 1, f"the longest gradient had {longest:.3g} times max_norm")
+
+
+def _bad_parameters(scene: Scene) -> Finding:
+    bad = not all(bool(one.after.isfinite().all()) for one in scene.results)
+    return Finding(bad, f"the parameters were {'not ' if bad else ''}finite in the end")
+
+
+def _none_skipped(scene: Scene) -> Finding:
+    skipped = _skipped(scene)
+    many = "none" if not any(skipped) else "some"
+    return Finding(not any(skipped), f"{many} of {len(skipped)} steps were skipped")
+
+
+def _all_skipped(scene: Scene) -> Finding:
+    skipped = _skipped(scene)
+    many = "all" if all(skipped) else "not all"
+    return Finding(all(skipped), f"{many} of {len(skipped)} steps were skipped")
+
+
+def _left_out(scene: Scene) -> Finding:
+    case = scene.case
+    fed = sum(len(batch) for own in scene.results for batch in own.passes)
+    words = f"{fed / case.epochs:g} of {case.samples} samples were taken in an epoch"
+    return Finding(fed < case.epochs * case.samples, words)
+
+
+SYMPTOMS: dict[str, Symptom] = {
+    "too long": Symptom("steps are made with gradients longer than max_norm", _too_long),
+    "too short": Symptom("no step is made with a gradient near max_norm", _too_short),
+    "bad parameters": Symptom("a step was made with inf or NaN: parameters are", _bad_parameters),
+    "none skipped": Symptom("no step is skipped, whatever its gradients are", _none_skipped),
+    "all skipped": Symptom("every step is skipped, from the first one on", _all_skipped),
+    "drift": Symptom("the copies of the model differ, by more and more", drift),
+    "samples left out": Symptom("an epoch does not take all samples", _left_out),
+}
+
+
+# The number -------------------------------------------------------------------------------------
+
+
+def _measured(scene: Scene) -> Mapping[str, Any]:
+    scales = [scale for _, scale in scene.results[0].curve]
+    first = _skipped(scene).index(False)
+    return {
+        "times": scales[0] / scales[first],
+        "scale": scales[first],
+        "skipped": first,
+        "length": _lengths(scene)[0],
+        "max_norm": scene.case.more[2],
+    }
+
+
+PROOF = Proof(
+    _measured,
+    Number(
+        lambda given: given["times"],
+        (
+            Mistake(lambda g: 1 / g["times"], "that is the other way round."),
+            Mistake(lambda g: g["skipped"], "that many steps were skipped before it."),
+            Mistake(lambda g: g["scale"], "that is the scale of that step."),
+            Mistake(lambda g: g["times"] * g["max_norm"], "that is the limit itself."),
+            Mistake(
+                lambda g: g["length"], "that is how long the gradient was, and not the limit."
+            ),
+            Mistake(1, "then it would be what it should be."),
+        ),
+        "Gradients are compared with the limit while they are times the scale. Divide both by "
+        "the scale of the first step that was made.",
+        tolerance=0.001,
+    ),
+)
+
+
+# The part ----------------------------------------------------------------------------------------
 
 _NEAR = 0.25  # of a gradient: in fp16 a unit near 0 may be on where it is off in float64
 _EXACT = 0.02  # of its length, where it is clipped

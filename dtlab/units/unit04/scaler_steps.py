@@ -11,8 +11,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     overflows = draw.sample(range(2, 10), 3)

@@ -9,8 +9,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-__all__ = ["PART"]
-
 _POLICIES: Final = {
     "fp32": 4 + 4 + 0 + 8,
     "mixed": 2 + 2 + 4 + 8,

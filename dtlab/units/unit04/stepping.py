@@ -25,12 +25,10 @@ class Stepping(Optimizer):
         self._velocity: dict[nn.Parameter, torch.Tensor] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """See `Optimizer`."""
         self.param_groups.append({**self.defaults, **param_group})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """See `Optimizer`."""
         self.steps += 1
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -40,7 +38,6 @@ class Stepping(Optimizer):
                     parameter -= group["lr"] * self._velocity[parameter]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `Optimizer`."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none:

@@ -36,12 +36,10 @@ class Updating(Case):
         return f"{len(self.rows)} steps"
 
     def given(self, rank: int, world_size: int) -> list[list[Any]]:
-        """See `Case`."""
         return [list(row) for row in self.rows]
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: list[list[Any]]) -> list[Any]:
-        """See `Case`."""
         results: list[Any] = []
         for row in given:
             returned = fn(*row)
@@ -53,7 +51,6 @@ class Updating(Case):
         return results
 
     def opened(self, result: Any) -> list[Pair | str]:
-        """See `Case`."""
         if len(result) != len(self.rows):
             raise ValueError("not as many as asked for")
         return [

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["LARGE", "OnBlock", "alike", "draw_blocks", "fill", "flat_of", "lay", "off_from"]
+__all__ = [
+    "FINISHED",
+    "LARGE",
+    "OnBlock",
+    "alike",
+    "draw_blocks",
+    "fill",
+    "flat_of",
+    "lay",
+    "off_from",
+]
 
 LARGE = Net("chain", (64, 96, 64), "a block of 49,280 bytes")  # to be seen on the wire
 
@@ -60,7 +70,6 @@ class OnBlock(Faulty):
         return sum(one.numel() for one in self.module().parameters())
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         kind, sizes, _ = self.net
         return {"kind": kind, "sizes": sizes, "state": self.net.state(self.seed)}
 
@@ -116,3 +125,21 @@ def off_from(got: Any, wanted: torch.Tensor) -> str:
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
     return f"is off by up to {float((got - wanted).abs().max()):.2g}"
+
+
+# Finished code that does what this unit's learners write -----------------------------------------
+
+FINISHED = (
+    "dtlab.parallel.data",
+    "dtlab.parallel.zero",
+    "dtlab.parallel.fully_sharded",
+    "dtlab.parallel.flat_shard",
+    "dtlab.parallel.sharded_block",
+    "dtlab.parallel.sharded_gradients",
+    "dtlab.parallel.sharded_optimizer",
+    "dtlab.parallel.shards",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)

@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.blocks import alike, off_from
-from dtlab.units.unit05.ready_made import FINISHED
+from dtlab.units.unit05.blocks import FINISHED, alike, off_from
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["PART"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class Clipping(Faulty):
         return f"{len(self.sizes)} pieces, max_norm {'below' if self.part < 1 else 'above'} theirs"
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return (criterion == "missing") == (self.topic == "missing")
 
     def gradients(self, rank: int, ranks: int) -> list[Tensor | None]:
@@ -64,7 +60,6 @@ class Clipping(Faulty):
         )
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         gradients = self.gradients(rank, world_size)
         return {
             "sizes": self.sizes,
@@ -74,7 +69,6 @@ class Clipping(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         pieces = [torch.nn.Parameter(torch.ones(size)) for size in given["sizes"]]
@@ -93,7 +87,6 @@ class Clipping(Faulty):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         ranks, true = len(results), self.norm(len(results))
         own = [self._own(rank, ranks) for rank in range(ranks)]
         factor = min(1.0, self.part)
@@ -197,14 +190,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("norm", 2, judge("norm", "the norm of all ranks' gradients")),
-            Rule("scaled", 1, judge("scaled", "all are cut by one factor", "norm")),
-            Rule("kept", 1, judge("kept", "shorter ones are left alone", "norm")),
-            Rule(
-                "missing",
-                1,
-                judge("missing", "and so are those that are not there", "norm", "scaled"),
-            ),
+            rule("norm", 2, "the norm of all ranks' gradients"),
+            rule("scaled", 1, "all are cut by one factor", "norm"),
+            rule("kept", 1, "shorter ones are left alone", "norm"),
+            rule("missing", 1, "and so are those that are not there", "norm", "scaled"),
         ),
     ),
     reference="dtlab.parallel.shards.clip_sharded_grad_norm_",

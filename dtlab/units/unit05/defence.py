@@ -5,8 +5,6 @@ from __future__ import annotations
 from dtlab.grading.checking.defences import Defence
 from dtlab.grading.parts import Part
 
-__all__ = ["PART"]
-
 PART = Part(
     "05/defence",
     3,

@@ -16,8 +16,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, choices, formula, number
 
-__all__ = ["PART"]
-
 _TOTALS: Final = {  # bytes per parameter
     "mixed": 16,
     "mixed_fp32_grads": 18,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge
+from dtlab.grading.checking.faults import Fault, Noted, judge, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.resident import (
     Mark,
@@ -19,11 +19,8 @@ from dtlab.grading.checking.resident import (
 )
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.blocks import OnBlock, alike, draw_blocks
+from dtlab.units.unit05.blocks import FINISHED, OnBlock, alike, draw_blocks
 from dtlab.units.unit05.gather import expected_gradients
-from dtlab.units.unit05.ready_made import FINISHED
-
-__all__ = ["PART"]
 
 
 class Freeing(OnBlock):
@@ -35,13 +32,11 @@ class Freeing(OnBlock):
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         given = super().given(rank, world_size)
         return {**given, "inputs": self.inputs(), "own": self.topic == "own"}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.grading.checking.modules import filled
         from dtlab.units.unit05.alive import Alive
         from dtlab.units.unit05.blocks import fill, flat_of, lay
@@ -76,7 +71,6 @@ class Freeing(OnBlock):
         return seen
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         (seen,) = results
         module = self.module()
         wanted = list(module.parameters())
@@ -117,12 +111,10 @@ class ResidentFree(ResidentCase):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """See `ResidentCase`."""
         return (Moment("storage", "after free", lambda size, n: -size, _BACK),)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        """See `Case`."""
         return use_twice(_free_after_forward, fn)
 
 
@@ -195,8 +187,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("storage", 2, judge("storage", "the storage is given back after forward",
-                                     also=grown_by("storage"))),
+            rule(
+                "storage", 2, "the storage is given back after forward", also=grown_by("storage")
+            ),
             # Without freeing anything, a learner would earn all that follows.
             Rule("own", 1, judge("own", "and so is the block's own memory at first"), "storage"),
             Rule("shapes", 1, judge("shapes", "parameters keep objects and shapes"), "storage"),

@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.blocks import LARGE, OnBlock, alike, draw_blocks, flat_of, off_from
-from dtlab.units.unit05.ready_made import FINISHED
+from dtlab.units.unit05.blocks import (
+    FINISHED,
+    LARGE,
+    OnBlock,
+    alike,
+    draw_blocks,
+    flat_of,
+    off_from,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +39,6 @@ class Gathering(OnBlock):
         return self.net.module(self.seed + 1)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         flat = flat_of(list(self.numbers.parameters()), world_size)
         return {
             **super().given(rank, world_size),
@@ -42,7 +48,6 @@ class Gathering(OnBlock):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
         import torch.distributed as dist
 
@@ -72,7 +77,6 @@ class Gathering(OnBlock):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         names = [name for name, _ in self.numbers.named_parameters()]
         wanted, old = list(self.numbers.parameters()), list(self.module().parameters())
         gradients = expected_gradients(self.numbers, self.inputs())
@@ -146,18 +150,15 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("values", 2, judge("values", "the block has all numbers, on 1 to 4 ranks")),
-            Rule("views", 2, judge("views", "they are views of flat", "values")),
-            Rule("backward", 2, judge("backward", "backward finds them again", "values")),
-            Rule(
+            rule("values", 2, "the block has all numbers, on 1 to 4 ranks"),
+            rule("views", 2, "they are views of flat", "values"),
+            rule("backward", 2, "backward finds them again", "values"),
+            rule(
                 "bytes",
                 1,
-                judge(
-                    "bytes",
-                    "a rank sends (N-1)/N of the block",
-                    "values",
-                    also=traffic("bytes", 1, _BYTES),
-                ),
+                "a rank sends (N-1)/N of the block",
+                "values",
+                also=traffic("bytes", 1, _BYTES),
             ),
         ),
     ),

@@ -6,19 +6,16 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit05.runs_cases import (
+from dtlab.units.unit05.runs import (
     EXACT,
+    GIANT,
     SCRIPTS,
+    SYMPTOMS,
     deep_and_wide,
-    scene,
-)
-from dtlab.units.unit05.runs_judges import (
     other_losses,
+    scene,
     too_much_whole,
 )
-from dtlab.units.unit05.runs_symptoms import GIANT, SYMPTOMS
-
-__all__ = ["PART"]
 
 PART = Part(
     "05/giant_gather",

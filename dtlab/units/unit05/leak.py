@@ -6,20 +6,17 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit05.runs_cases import (
+from dtlab.units.unit05.runs import (
     EXACT,
+    GROWS,
     SCRIPTS,
-    scene,
-    trials_of,
-)
-from dtlab.units.unit05.runs_judges import (
+    SYMPTOMS,
     another_mean,
     grows,
     other_losses,
+    scene,
+    trials_of,
 )
-from dtlab.units.unit05.runs_symptoms import GROWS, SYMPTOMS
-
-__all__ = ["PART"]
 
 PART = Part(
     "05/leak",

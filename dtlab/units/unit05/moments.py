@@ -9,8 +9,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 
-__all__ = ["PART"]
-
 _EVENTS: Final = (
     "its weights are gathered for the first time",
     "its forward pass computes",

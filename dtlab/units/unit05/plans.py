@@ -1,17 +1,18 @@
 """05/plans: stage, ranks, precision and recomputation for three models.
 
-The models are drawn from the learner's id (`plans_models`), and judged by arithmetic alone
-(`plans_rules`): all allowed plans are gone through. A plan earns a point for each of four steps,
+The models are drawn from the learner's id, and plans are judged by arithmetic alone: all that are
+allowed are gone through. A plan earns a point for each of four steps,
 legal, fits, sends least, computes least, as far as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dtlab.grading.checking.checks import Verdict, lost, ok
 from dtlab.grading.parts import Part
@@ -19,11 +20,303 @@ from dtlab.grading.questions.answers import Mistake, Question, Questions, Values
 from dtlab.grading.questions.quantities import plain, short, whole
 from dtlab.grading.questions.shapes import kind_in_words
 from dtlab.grading.report import Criterion
-from dtlab.predict.memory import POLICIES
-from dtlab.units.unit05.plans_models import NAMES, draw_models
-from dtlab.units.unit05.plans_rules import RECOMPUTE, Model, Plan, Row, model_of
+from dtlab.grading.words import count_ranks
+from dtlab.predict.activations import Recompute, activation_bytes
+from dtlab.predict.memory import POLICIES, model_states
+from dtlab.predict.traffic import zero_traffic
 
-__all__ = ["PART", "PLANS", "steps_of"]
+__all__ = [
+    "LEFT_OUT",
+    "PART",
+    "PLANS",
+    "Model",
+    "Plan",
+    "Row",
+    "draw_models",
+    "model_of",
+    "steps_of",
+]
+
+# The rules as arithmetic: what a plan needs, what it sends, which plans are allowed -------------
+#
+#     bytes on a rank = model states + whole blocks + activations + reserve   <= those of the card
+#     blocks            stage 2: gradients of one, until they are reduced
+#                       stage 3: the same, and weights of two: one computes, one is prefetched
+#     activations       of all layers as they are kept, of one as if nothing were recomputed
+#
+# A model has layers of 12h^2 + 13h parameters, a block each; embeddings are left out.
+
+RECOMPUTE: Final[tuple[Recompute, ...]] = (
+    "none",
+    "selective",
+    "full",
+)  # by how much is computed twice
+DEMANDS: Final = {
+    "master": ("mixed", "mixed_fp32_grads", "fp32"),
+    "gradients": ("mixed_fp32_grads", "fp32"),
+}
+"""Policies that have the weights in fp32 too, and those that have the gradients so as well."""
+
+
+class Plan(NamedTuple):
+    """How a model is trained: ZeRO's stage, ranks, the precision policy, what is recomputed."""
+
+    stage: int
+    ranks: int
+    policy: str
+    recompute: str
+
+
+class Row(NamedTuple):
+    """A plan that is allowed: bytes that a rank sends in a step, and that it needs, by kind."""
+
+    plan: Plan
+    sent: float
+    needs: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes on a rank."""
+        return sum(self.needs.values())
+
+    @property
+    def twice(self) -> int:
+        """How much is computed twice: 0 is nothing."""
+        return RECOMPUTE.index(self.plan.recompute)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformer, the step that is asked for, and the cluster; sizes in bytes."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    microbatch: int
+    batch: int  # sequences in a step, over all ranks and microbatches
+    nodes: int
+    gpus_per_node: int
+    least_ranks: int
+    card: int
+    reserve: int
+    demand: str
+
+    @property
+    def block(self) -> int:
+        """Parameters of a layer."""
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all layers."""
+        return self.layers * self.block
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As the learner gets it."""
+        return {"parameters": self.parameters, "block": self.block} | asdict(self)
+
+    def ranks(self) -> list[int]:
+        """The numbers of ranks that are allowed."""
+        shares = self.batch // self.microbatch
+        every = range(self.least_ranks, self.nodes * self.gpus_per_node + 1)
+        divisors = (ranks for ranks in every if shares % ranks == 0)
+        return [ranks for ranks in divisors if not self.objection_to_ranks(ranks)]
+
+    def objection_to_ranks(self, ranks: int) -> str:
+        """Why a number of ranks is not allowed; empty if it is."""
+        node, most = self.gpus_per_node, self.nodes * self.gpus_per_node
+        if not self.least_ranks <= ranks <= most:
+            return f"{count_ranks(ranks)}, where {self.least_ranks} to {most} are allowed"
+        if ranks % node:
+            return f"{count_ranks(ranks)} would not fill whole nodes of {node}"
+        if self.batch % (ranks * self.microbatch):
+            return (
+                f"{ranks} ranks with microbatches of {self.microbatch} do not divide a batch of "
+                f"{self.batch}"
+            )
+        return ""
+
+    def objection(self, plan: Plan) -> str:
+        """Why a plan is not allowed; empty if it is."""
+        if plan.stage not in range(4):
+            return f"there is no stage {plan.stage}, only 0 to 3"
+        if plan.policy not in DEMANDS[self.demand]:
+            return f"policy {plan.policy!r} has not what the model demands"
+        return self.objection_to_ranks(plan.ranks)
+
+    def row(self, plan: Plan) -> Row:
+        """What an allowed plan sends and needs."""
+        return next(row for row in self.alike(plan) if row.plan == plan)
+
+    def alike(self, plan: Plan) -> Iterator[Row]:
+        """The same for plans that differ from it in what they recompute."""
+        policy = POLICIES[plan.policy]
+        count = self.batch // (plan.ranks * self.microbatch)
+        traffic = zero_traffic(self.parameters, plan.stage, plan.ranks, count)
+        sent = traffic.nbytes(policy.weights, policy.gradients)
+        states = model_states(self.parameters, plan.stage, plan.ranks, policy)
+        whole = policy.gradients * (plan.stage >= 2) + 2 * policy.weights * (plan.stage == 3)
+        for recompute, activations in self.activations.items():
+            needs = {
+                "states": math.ceil(states.total),
+                "blocks": math.ceil(whole * self.block),
+                "activations": activations,
+                "reserve": self.reserve,
+            }
+            yield Row(plan._replace(recompute=recompute), sent, needs)
+
+    @cached_property
+    def activations(self) -> dict[str, int]:
+        """Bytes while backward is at the last layer, which is there in full."""
+        one = {
+            how: activation_bytes(
+                self.sequence, self.microbatch, self.hidden, self.heads,
+                recompute=how, dropout=False,
+            )
+            for how in RECOMPUTE
+        }  # fmt: skip
+        return {how: (self.layers - 1) * kept + one["none"] for how, kept in one.items()}
+
+    @cached_property
+    def _sorted(self) -> list[Row]:
+        plans = (
+            Plan(stage, ranks, policy, RECOMPUTE[0])
+            for stage in range(4)
+            for ranks in self.ranks()
+            for policy in DEMANDS[self.demand]
+        )
+        rows = (row for plan in plans for row in self.alike(plan))
+        return sorted(rows, key=lambda row: (row.sent, row.twice))
+
+    def rows(self) -> list[Row]:
+        """All allowed plans, those that send least first, and of these what computes least."""
+        return self._sorted
+
+    def best(self) -> Row | None:
+        """The first of them that fits; None where none does."""
+        return next((row for row in self.rows() if row.total <= self.card), None)
+
+
+def model_of(given: Mapping[str, Any]) -> Model:
+    """The model of what a learner got."""
+    return Model(**{field.name: given[field.name] for field in fields(Model)})
+
+
+# The models of 05/plans, drawn so that each teaches something, and no rule of thumb finds all ----
+#
+#     small     gradients in fp32: stage 1 sends less than stage 0, which fits as well
+#     middle    stage 2 fits if layers are computed twice; stage 3 would fit with less of that
+#     large     stage 3 alone fits, and sends least on all ranks
+#
+# In each of them a plan that would be better misses its card by little: the reserve is drawn last.
+# Who leaves a kind of bytes out takes one that does not fit, in one of the three at least.
+
+_Sizes = Mapping[str, Sequence[Any]]
+
+NAMES: Final = ("a", "b", "c")
+LEFT_OUT: Final = ("blocks", "activations", "reserve")
+_STEP, _LEAST, _MOST = 10**8, 10, 100  # bytes of a reserve: a tenth of a GB, 1 to 10 GB
+_SMALL: Final[_Sizes] = {
+    "hidden": (2048, 2304, 2560), "layers": (24, 28, 32, 36, 40), "sequence": (2048, 4096),
+    "microbatch": (1, 2, 4), "nodes": (2, 4, 8), "gpus_per_node": (4, 8), "least_nodes": (1, 2),
+    "micro_batches": (1, 2, 4), "card": (40, 48, 80), "demand": ("gradients",),
+}  # fmt: skip
+_MIDDLE: Final[_Sizes] = {
+    "hidden": (5632, 6144, 6656, 7168), "layers": (40, 44, 48, 52, 56), "sequence": (2048,),
+    "microbatch": (1, 2), "nodes": (4, 8), "gpus_per_node": (8,), "least_nodes": (1, 2),
+    "micro_batches": (1, 2), "card": (80, 141), "demand": ("master",),
+}  # fmt: skip
+_LARGE: Final[_Sizes] = {
+    "hidden": (8192, 9216, 10240, 12288), "layers": (60, 64, 72, 80), "sequence": (2048,),
+    "microbatch": (1,), "nodes": (8, 16, 32), "gpus_per_node": (8,), "least_nodes": (4, 8),
+    "micro_batches": (1, 2), "card": (80, 141), "demand": ("master",),
+}  # fmt: skip
+
+
+def draw_models(draw: Random) -> dict[str, Model]:
+    """Three models, by name."""
+    while True:
+        models = [_drawn(draw, *story) for story in _STORIES]
+        draw.shuffle(models)
+        again = {best.twice for model in models if (best := model.best())}
+        pieces = all(any(_misleads(model, piece) for model in models) for piece in LEFT_OUT)
+        if pieces and len(again) > 1:
+            return dict(zip(NAMES, models, strict=True))
+
+
+def _drawn(draw: Random, sizes: _Sizes, teaches: Callable[[Sequence[Row], Row], bool]) -> Model:
+    """A model of that kind, with a reserve that a better plan just does not leave."""
+    while True:
+        bare = _model({name: draw.choice(choices) for name, choices in sizes.items()})
+        found = []
+        for reserve in dict.fromkeys(_reserves(bare)):
+            fitting = [row for row in bare.rows() if row.total <= bare.card - reserve]
+            if fitting and teaches(fitting, fitting[0]):
+                found.append(reserve)
+        if found:
+            return replace(bare, reserve=draw.choice(found))
+
+
+def _reserves(bare: Model) -> Iterator[int]:
+    """The least reserves with which a plan of less bytes than all before it misses the card."""
+    least = math.inf
+    for row in bare.rows():
+        if row.total < least:
+            least = row.total
+            reserve = (bare.card - row.total) // _STEP + 1
+            if _LEAST <= reserve <= _MOST:
+                yield reserve * _STEP
+
+
+def _model(size: dict[str, Any]) -> Model:
+    """One of these sizes, with nothing reserved."""
+    node = size["gpus_per_node"]
+    return Model(
+        layers=size["layers"],
+        hidden=size["hidden"],
+        heads=size["hidden"] // 128,
+        sequence=size["sequence"],
+        microbatch=size["microbatch"],
+        batch=size["nodes"] * node * size["microbatch"] * size["micro_batches"],
+        nodes=size["nodes"],
+        gpus_per_node=node,
+        least_ranks=size["least_nodes"] * node,
+        card=size["card"] * 10**9,
+        reserve=0,
+        demand=size["demand"],
+    )
+
+
+# What a model teaches ---------------------------------------------------------------------------
+
+
+def _small(fitting: Sequence[Row], best: Row) -> bool:
+    return best.plan.stage == 1 and any(row.plan.stage == 0 for row in fitting)
+
+
+def _middle(fitting: Sequence[Row], best: Row) -> bool:
+    """Of what sends more, something computes less twice."""
+    return best.plan.stage == 2 and any(
+        row.plan.stage == 3 and row.twice < best.twice for row in fitting
+    )
+
+
+def _large(fitting: Sequence[Row], best: Row) -> bool:
+    return best.plan.stage == 3 and best.twice > 0
+
+
+_STORIES = ((_SMALL, _small), (_MIDDLE, _middle), (_LARGE, _large))
+
+
+def _misleads(model: Model, piece: str) -> bool:
+    """Whether a search that leaves this piece out finds what does not fit."""
+    found = next(row for row in model.rows() if row.total - row.needs[piece] <= model.card)
+    return found.total > model.card
+
+
+# The part ----------------------------------------------------------------------------------------
 
 _FIELDS = Plan._fields
 _FORM = '{"stage": ..., "ranks": ..., "policy": ..., "recompute": ...}'
@@ -139,7 +432,6 @@ class PlanOf:
         return best.plan._asdict() if best else {}
 
     def steps(self, answer: Any, given: Values) -> list[Verdict]:
-        """See `steps_of`."""
         return steps_of(model_of(given[self.model]), answer)
 
     def judge(self, answer: Any, given: Values) -> Verdict:

@@ -7,20 +7,17 @@ from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit05.runs_cases import (
+from dtlab.units.unit05.runs import (
     IN_16_BITS,
+    ROUNDED,
     SCRIPTS,
-    scene,
-    trials_of,
-)
-from dtlab.units.unit05.runs_judges import (
+    SYMPTOMS,
     narrow_gradients,
     not_in_16_bits,
     other_losses,
+    scene,
+    trials_of,
 )
-from dtlab.units.unit05.runs_symptoms import ROUNDED, SYMPTOMS
-
-__all__ = ["PART"]
 
 
 def _in_two_formats(one: Observation) -> str:

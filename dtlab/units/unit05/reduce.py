@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.resident import (
@@ -21,13 +21,18 @@ from dtlab.grading.checking.resident import (
 )
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.blocks import LARGE, OnBlock, alike, draw_blocks, flat_of, off_from
-from dtlab.units.unit05.ready_made import FINISHED
+from dtlab.units.unit05.blocks import (
+    FINISHED,
+    LARGE,
+    OnBlock,
+    alike,
+    draw_blocks,
+    flat_of,
+    off_from,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["PART"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,6 @@ class Reducing(OnBlock):
     passes: int = 1
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         only = self.topic if self.topic in ("missing", "adds") else ""
         return criterion == only if only else criterion not in ("missing", "adds")
 
@@ -57,7 +61,6 @@ class Reducing(OnBlock):
         return [None if place in lacks else one for place, one in enumerate(found)]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         flat = flat_of(list(self.module().parameters()), world_size)
         return {
             **super().given(rank, world_size),
@@ -67,7 +70,6 @@ class Reducing(OnBlock):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         from dtlab.grading.checking.modules import filled
@@ -88,7 +90,6 @@ class Reducing(OnBlock):
         return {"seen": seen, "left": left, "held": held, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         import torch
 
         size, shapes = len(results), [one.shape for one in self.module().parameters()]
@@ -127,12 +128,10 @@ class ResidentReduce(ResidentCase):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """See `ResidentCase`."""
         return (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        """See `Case`."""
         return use_twice(_reduce_once, fn)
 
 
@@ -213,21 +212,17 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("mean", 3, judge("mean", "piece.grad is the piece's part of the mean")),
-            Rule(
+            rule("mean", 3, "piece.grad is the piece's part of the mean"),
+            rule(
                 "bytes",
                 2,
-                judge(
-                    "bytes",
-                    "a rank sends (N-1)/N of the gradients",
-                    "mean",
-                    also=traffic("bytes", 1, _BYTES),
-                ),
+                "a rank sends (N-1)/N of the gradients",
+                "mean",
+                also=traffic("bytes", 1, _BYTES),
             ),
-            Rule("freed", 1, judge("freed", "no whole gradient is left", "mean",
-                                  also=grown_by("freed"))),
-            Rule("missing", 1, judge("missing", "a missing gradient counts as 0", "mean")),
-            Rule("adds", 1, judge("adds", "a second pass adds up", "mean")),
+            rule("freed", 1, "no whole gradient is left", "mean", also=grown_by("freed")),
+            rule("missing", 1, "a missing gradient counts as 0", "mean"),
+            rule("adds", 1, "a second pass adds up", "mean"),
         ),
     ),
     reference="dtlab.parallel.flat_shard.FlatShard",

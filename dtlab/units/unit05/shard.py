@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.resident import (
     Mark,
@@ -19,10 +19,7 @@ from dtlab.grading.checking.resident import (
 )
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.blocks import OnBlock, alike, draw_blocks, flat_of, off_from
-from dtlab.units.unit05.ready_made import FINISHED
-
-__all__ = ["PART"]
+from dtlab.units.unit05.blocks import FINISHED, OnBlock, alike, draw_blocks, flat_of, off_from
 
 
 class Sharding(OnBlock):
@@ -32,7 +29,6 @@ class Sharding(OnBlock):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         from dtlab.grading.checking.modules import filled
@@ -58,7 +54,6 @@ class Sharding(OnBlock):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         whole, size = flat_of(list(self.module().parameters()), 1), len(results)
         wanted = flat_of([whole], size)
         for rank, seen in enumerate(results):
@@ -116,12 +111,10 @@ class ResidentShard(ResidentCase):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """See `ResidentCase`."""
         return (Moment("memory", "with piece alone", lambda size, n: size / n, _VIEW),)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        """See `Case`."""
         return use_twice(_keep_piece, fn)
 
 
@@ -157,13 +150,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("flat", 2, judge("flat", "flat has every parameter once, in order")),
-            Rule("padding", 1, judge("padding", "as long as N pieces, with zeros", "flat")),
-            Rule(
-                "piece", 2, judge("piece", "each rank's piece is its own part", "flat", "padding")
-            ),
-            Rule("memory", 1, judge("memory", "it holds its own bytes only", "piece",
-                                   also=grown_by("memory"))),
+            rule("flat", 2, "flat has every parameter once, in order"),
+            rule("padding", 1, "as long as N pieces, with zeros", "flat"),
+            rule("piece", 2, "each rank's piece is its own part", "flat", "padding"),
+            rule("memory", 1, "it holds its own bytes only", "piece", also=grown_by("memory")),
         ),
     ),
     reference="dtlab.parallel.shards.FlatLayout",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge, traffic
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule, traffic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.resident import (
@@ -23,13 +23,10 @@ from dtlab.grading.checking.resident import (
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
-from dtlab.units.unit05.blocks import LARGE, OnBlock, draw_blocks, flat_of, lay
-from dtlab.units.unit05.ready_made import FINISHED
+from dtlab.units.unit05.blocks import FINISHED, LARGE, OnBlock, draw_blocks, flat_of, lay
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = ["PART"]
 
 _RATE, _EPS = 0.05, 0.02  # with a large eps Adam tells a sum of gradients from their mean
 _STEPS = 3
@@ -45,7 +42,6 @@ class Owned(OnBlock):
 
     @property
     def guilty(self) -> str:
-        """See `Faulty`."""
         return "result" if self.topic == "large" else self.topic
 
     def shows(self, criterion: str) -> bool:
@@ -55,7 +51,6 @@ class Owned(OnBlock):
         return criterion == "result" or (self.topic == "large" and criterion != "missing")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         batches = [self.batch(rank, step) for step in range(_STEPS)]
         backwards = self.topic == "missing"  # so that what nobody uses comes first
         share = 4 * -(-self.elements // world_size) + _SMALL
@@ -68,7 +63,6 @@ class Owned(OnBlock):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.grading.checking.modules import filled
         from dtlab.units.unit05.alive import Alive
 
@@ -92,7 +86,6 @@ class Owned(OnBlock):
         return {"after": after, "held": held, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         name = "missing" if self.topic == "missing" else "result"
         start = flat_of(list(self.module().parameters()), 1)
         wanted = self._in_one_process(len(results))
@@ -188,7 +181,6 @@ class ResidentStage2(ResidentCase):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        """See `ResidentCase`."""
         return (
             Moment(
                 "optimizer", "after a step", lambda size, n: 3 * size / n,
@@ -202,7 +194,6 @@ class ResidentStage2(ResidentCase):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        """See `Case`."""
         return use_twice(_two_steps, fn)
 
 
@@ -267,22 +258,29 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("result", 4, judge("result", "all ranks are where Adam in one process is")),
-            Rule(
+            rule("result", 4, "all ranks are where Adam in one process is"),
+            rule(
                 "bytes",
                 3,
-                judge(
-                    "bytes",
-                    "a step sends each gradient and each parameter once",
-                    "result",
-                    also=traffic("large", 2 * _STEPS, _BYTES),
-                ),
+                "a step sends each gradient and each parameter once",
+                "result",
+                also=traffic("large", 2 * _STEPS, _BYTES),
             ),
-            Rule("gradients", 2, judge("gradients", "only an owner's share is left", "result",
-                                      also=grown_by("gradients"))),
-            Rule("optimizer", 1, judge("optimizer", "state for the own share only", "result",
-                                      also=grown_by("optimizer"))),
-            Rule("missing", 1, judge("missing", "what has no gradient stays", "result")),
+            rule(
+                "gradients",
+                2,
+                "only an owner's share is left",
+                "result",
+                also=grown_by("gradients"),
+            ),
+            rule(
+                "optimizer",
+                1,
+                "state for the own share only",
+                "result",
+                also=grown_by("optimizer"),
+            ),
+            rule("missing", 1, "what has no gradient stays", "result"),
         ),
     ),
     reference="dtlab.parallel.zero.Zero2",

@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
-from dtlab.units.unit05.ready_made import FINISHED
+from dtlab.units.unit05.blocks import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["PART"]
 
 _STEPS, _RATE = 2, 0.2
 _MOST = 2  # blocks that may be whole at a time: the one that computes, and the next one
@@ -43,7 +41,6 @@ class Hooked(Faulty):
         return f"{len(self.sizes) - 1} blocks"
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         batches = [self.batch(rank, step) for step in range(_STEPS)]
         return {"sizes": self.sizes, "seed": drawn_seed(self.seed, "start"), "batches": batches}
 
@@ -56,7 +53,6 @@ class Hooked(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.units.unit05.hooked import run
 
         with finished_calls(*FINISHED, refuse=True) as finished:
@@ -64,7 +60,6 @@ class Hooked(Faulty):
         return {**seen, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         from dtlab.units.unit05.blocks import alike, off_from
         from dtlab.units.unit05.hooked import in_one_process
 
@@ -185,19 +180,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
-                "result",
-                2,
-                judge("result", "it trains as one process does", "forward", "backward", "reduce"),
-            ),
-            Rule("forward", 2, judge("forward", "gathered before each forward")),
-            Rule("backward", 2, judge("backward", "gathered before each backward")),
-            Rule(
-                "peak",
-                1,
-                judge("peak", "two blocks are whole at most, and freed before they are reduced"),
-            ),
-            Rule("reduce", 1, judge("reduce", "reduced once, with all gradients", "backward")),
+            rule("result", 2, "it trains as one process does", "forward", "backward", "reduce"),
+            rule("forward", 2, "gathered before each forward"),
+            rule("backward", 2, "gathered before each backward"),
+            rule("peak", 1, "two blocks are whole at most, and freed before they are reduced"),
+            rule("reduce", 1, "reduced once, with all gradients", "backward"),
         ),
     ),
     reference="dtlab.parallel.fully_sharded.NaiveZero3",

@@ -14,8 +14,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 
-__all__ = ["PART"]
-
 _BUDGETS: Final = {40: 42_949_672_960, 80: 85_899_345_920, 141: 150_754_820_096}
 """Bytes that drivers report of cards sold as 40, 80 and 141 GB: 40960, 81920 and 143771 MiB."""
 

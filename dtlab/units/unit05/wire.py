@@ -9,8 +9,6 @@ from __future__ import annotations
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import asked, choice, number
 
-__all__ = ["PART"]
-
 _NO_FACTOR = "the paper counts so. On a ring of N ranks each sends (N-1)/N of it."
 
 PART = Part(

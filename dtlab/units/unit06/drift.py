@@ -6,16 +6,17 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit06.runs_cases import SCRIPTS, scene, trials_of
-from dtlab.units.unit06.runs_judges import (
+from dtlab.units.unit06.runs import (
+    COUNTED,
+    SCRIPTS,
+    SYMPTOMS,
     copies_differ,
     not_shared,
     other_bytes,
     other_training,
+    scene,
+    trials_of,
 )
-from dtlab.units.unit06.runs_symptoms import COUNTED, SYMPTOMS
-
-__all__ = ["PART"]
 
 PART = Part(
     "06/drift",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups, members_of
 from dtlab.grading.checking.trials import Trial
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from dtlab.trace import Event
 
-__all__ = ["PART"]
-
 
 @dataclass(frozen=True)
 class Copying(Pass):
@@ -46,11 +44,9 @@ class Copying(Pass):
 
     @property
     def size(self) -> str:
-        """See `Pass`."""
         return f"x of shape {list(self.shape)}"
 
     def calls(self) -> Calls:
-        """See `Pass`."""
         return Calls(backward=(self.shape[0] * self.shape[1],))
 
     def gradient(self, rank: int) -> Tensor:
@@ -58,7 +54,6 @@ class Copying(Pass):
         return self.drawn(*self.shape, salt=rank + 1)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         first = members_of(self.groups, rank, world_size)[0]
         return {
             "x": self.drawn(*self.shape, salt=-1 - first),
@@ -68,7 +63,6 @@ class Copying(Pass):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         from dtlab.trace import span
@@ -90,7 +84,6 @@ class Copying(Pass):
         }
 
     def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        """See `Pass`."""
         x = 2 * self.drawn(*self.shape, salt=-1 - members[0])
         known: dict[str, Tensor | None] = {"the sum of all ranks' x": x * len(members)}
         for got in (seen["inside"], seen["hidden"]):
@@ -165,27 +158,18 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("forward", 1, judge("forward", "x comes out as it is")),
-            Rule(
-                "gradient",
-                3,
-                judge("gradient", "its gradient is the sum over the ranks", "forward"),
-            ),
-            Rule("kept", 1, judge("kept", "others' gradients stay as they are", "gradient")),
-            Rule(
+            rule("forward", 1, "x comes out as it is"),
+            rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
+            rule("kept", 1, "others' gradients stay as they are", "gradient"),
+            rule(
                 "calls",
                 1,
-                judge(
-                    "calls",
-                    "nothing forward, one all-reduce backward",
-                    "forward",
-                    "gradient",
-                    also=wrong_calls(_advice),
-                ),
+                "nothing forward, one all-reduce backward",
+                "forward",
+                "gradient",
+                also=wrong_calls(_advice),
             ),
-            Rule(
-                "group", 1, judge("group", "only its group's ranks count", "forward", "gradient")
-            ),
+            rule("group", 1, "only its group's ranks count", "forward", "gradient"),
         ),
     ),
     reference="dtlab.parallel.regions.copy_to_region",

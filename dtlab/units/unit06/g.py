@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups, members_of
 from dtlab.grading.checking.trials import Trial
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from dtlab.trace import Event
 
-__all__ = ["PART"]
-
 
 @dataclass(frozen=True)
 class Adding(Pass):
@@ -45,15 +43,12 @@ class Adding(Pass):
 
     @property
     def size(self) -> str:
-        """See `Pass`."""
         return f"parts of shape {list(self.shape)}"
 
     def calls(self) -> Calls:
-        """See `Pass`."""
         return Calls(forward=(self.shape[0] * self.shape[1],))
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return criterion == "kept" if self.topic == "kept" else super().shows(criterion)
 
     def part(self, rank: int) -> Tensor:
@@ -65,7 +60,6 @@ class Adding(Pass):
         return self.drawn(*self.shape, salt=-1 - first)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         first = members_of(self.groups, rank, world_size)[0]
         return {
             "part": self.part(rank),
@@ -76,7 +70,6 @@ class Adding(Pass):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         import torch
 
         from dtlab.trace import span
@@ -92,7 +85,6 @@ class Adding(Pass):
         return {"y": total, "after": after, "part": leaf.grad, "finished": sorted(finished)}
 
     def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        """See `Pass`."""
         exp = self.topic == "kept"
         parts = [self.part(one).exp() if exp else 2 * self.part(one) for one in members]
         total, many = sum(parts[1:], parts[0]), len(members) > 1
@@ -160,21 +152,18 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("sum", 2, judge("sum", "y is the sum of all ranks' parts")),
-            Rule("gradient", 2, judge("gradient", "each part gets the gradient of y", "sum")),
-            Rule("kept", 1, judge("kept", "the part stays as it was", "sum")),
-            Rule(
+            rule("sum", 2, "y is the sum of all ranks' parts"),
+            rule("gradient", 2, "each part gets the gradient of y", "sum"),
+            rule("kept", 1, "the part stays as it was", "sum"),
+            rule(
                 "calls",
                 1,
-                judge(
-                    "calls",
-                    "one all-reduce forward, nothing backward",
-                    "sum",
-                    "gradient",
-                    also=wrong_calls(_advice),
-                ),
+                "one all-reduce forward, nothing backward",
+                "sum",
+                "gradient",
+                also=wrong_calls(_advice),
             ),
-            Rule("group", 1, judge("group", "only its group's ranks count", "sum", "gradient")),
+            rule("group", 1, "only its group's ranks count", "sum", "gradient"),
         ),
     ),
     reference="dtlab.parallel.regions.reduce_from_region",

@@ -14,8 +14,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-__all__ = ["PART"]
-
 _TENSORS: Final = {
     "norm": "what the norm before attention puts out",
     "queries": "the queries",

@@ -15,8 +15,6 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 from dtlab.predict.activations import activation_bytes
 
-__all__ = ["PART"]
-
 _PLANS: Final[dict[str, dict[str, Any]]] = {
     "tensor": {},
     "sequence": {"sequence_parallel": True},

@@ -6,16 +6,17 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import judge_by
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit06.runs_cases import SCRIPTS, scene, trials_of
-from dtlab.units.unit06.runs_judges import (
+from dtlab.units.unit06.runs import (
+    SCRIPTS,
+    SYMPTOMS,
+    TIMES,
     not_shared,
     other_bytes,
     other_start,
     other_training,
+    scene,
+    trials_of,
 )
-from dtlab.units.unit06.runs_symptoms import SYMPTOMS, TIMES
-
-__all__ = ["PART"]
 
 PART = Part(
     "06/many_biases",

@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.resident import Mark, grown_by, use_twice
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit06.modules import ModuleCase, ResidentShards, Shards, shape_of
+from dtlab.units.unit06.parallel_mlp import ModuleCase, ResidentShards, Shards, shape_of
 from dtlab.units.unit06.passes import Calls, own_group, wrong_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dtlab.trace import Event
-
-__all__ = ["PART"]
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,14 @@ class OfAttention(ModuleCase):
 
     @property
     def size(self) -> str:
-        """See `Pass`."""
         of_kv = f"{self.kv_heads} of keys and values"
         return shape_of(self.tokens, f"{self.heads} heads of queries, {of_kv}")
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """See `Pass`."""
         return ("group", "grouped", "refuses")
 
     def numbers(self) -> tuple[int, ...]:
-        """See `ModuleCase`."""
         return (self.heads, self.kv_heads)
 
     @property
@@ -57,16 +52,13 @@ class OfAttention(ModuleCase):
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """See `ModuleCase`."""
         return [(sum(self.pieces), self.hidden), (self.hidden, self.heads * self.head_size)]
 
     @property
     def names(self) -> list[tuple[str, str]]:
-        """See `ModuleCase`."""
         return [("qkv_weight", "qkv_bias"), ("projection_weight", "projection_bias")]
 
     def cut(self, whole: Shards, place: int, ranks: int) -> Shards:
-        """See `ModuleCase`."""
         import torch
 
         def rows(tensor: Tensor) -> Tensor:
@@ -81,7 +73,6 @@ class OfAttention(ModuleCase):
         }
 
     def dense(self, x: Tensor, whole: Shards) -> Tensor:
-        """See `ModuleCase`."""
         import torch
         import torch.nn.functional as F
 
@@ -95,7 +86,6 @@ class OfAttention(ModuleCase):
         )
 
     def about(self, name: str) -> str:
-        """See `ModuleCase`."""
         if name in ("qkv_weight", "qkv_bias"):
             return (
                 "It is three weights in one, [q; k; v]: a rank has the rows of its heads of each."
@@ -118,12 +108,10 @@ class Refusing(OfAttention):
     """Numbers of heads that the ranks do not divide."""
 
     def calls(self) -> Calls:
-        """See `Pass`."""
         return Calls()
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         from dtlab.units.unit06.dense_layers import made_of_dense
 
         try:
@@ -137,7 +125,6 @@ class Refusing(OfAttention):
         return {"raised": ""}
 
     def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        """See `Pass`."""
         raised = seen["raised"]
         if raised != "ValueError":
             said = f"it raises {raised}" if raised else "it makes a module"
@@ -151,7 +138,6 @@ class ResidentAttention(ResidentShards):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        """See `Case`."""
         return use_twice(_make, fn)
 
 
@@ -218,30 +204,20 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("shards", 2, judge("shards", "each rank has its heads of q, of k and of v")),
-            Rule("output", 2, judge("output", "y is the dense layer's", "shards")),
-            Rule(
-                "gradients", 1, judge("gradients", "and so are all gradients", "shards", "output")
-            ),
-            Rule(
+            rule("shards", 2, "each rank has its heads of q, of k and of v"),
+            rule("output", 2, "y is the dense layer's", "shards"),
+            rule("gradients", 1, "and so are all gradients", "shards", "output"),
+            rule(
                 "calls",
                 1,
-                judge(
-                    "calls",
-                    "one all-reduce forward, one backward",
-                    *_USED,
-                    also=wrong_calls(_advice),
-                ),
+                "one all-reduce forward, one backward",
+                *_USED,
+                also=wrong_calls(_advice),
             ),
-            Rule(
-                "grouped",
-                1,
-                judge("grouped", "also with fewer heads of k and v", *_USED),
-            ),
-            Rule("refuses", 1, judge("refuses", "heads that do not divide are refused")),
-            Rule("group", 1, judge("group", "only its group's ranks count", *_USED)),
-            Rule("memory", 1, judge("memory", "a rank keeps its shards alone", "shards",
-                                   also=grown_by("memory"))),
+            rule("grouped", 1, "also with fewer heads of k and v", *_USED),
+            rule("refuses", 1, "heads that do not divide are refused"),
+            rule("group", 1, "only its group's ranks count", *_USED),
+            rule("memory", 1, "a rank keeps its shards alone", "shards", also=grown_by("memory")),
         ),
     ),
     reference="dtlab.parallel.parallel_attention.ParallelAttention",

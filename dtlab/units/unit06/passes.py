@@ -72,7 +72,6 @@ class Pass(Faulty):
         return f"{groups_in_words(self.groups)}, {self.size}" if self.groups else self.size
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         if self.topic in self.apart:
             return criterion == self.topic
         return criterion not in self.apart
@@ -91,7 +90,6 @@ class Pass(Faulty):
         return found if self.dtype == "float64" else (8 * found).round().float() / 8
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         for rank, seen in enumerate(results):
             members = members_of(self.groups, rank, len(results))
             for name, words in self.wrong(seen, members.index(rank), members):

@@ -6,20 +6,18 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit06.linear import LinearCase, Tensors
+from dtlab.units.unit06.column_linear import LinearCase, Tensors
 from dtlab.units.unit06.passes import Calls, wrong_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dtlab.trace import Event
-
-__all__ = ["PART"]
 
 
 class Row(LinearCase):
@@ -30,20 +28,16 @@ class Row(LinearCase):
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """See `Pass`."""
         return ("group", "bias")
 
     def calls(self) -> Calls:
-        """See `Pass`."""
         return Calls(forward=(self.tokens[0] * self.tokens[1] * self.outputs,))
 
     def cut(self, whole: Tensors, place: int, ranks: int) -> Tensors:
-        """See `LinearCase`."""
         x, weight = (one.tensor_split(ranks, -1)[place] for one in (whole.x, whole.weight))
         return Tensors(x, weight, whole.bias, whole.y)
 
     def known(self, name: str, place: int, members: tuple[int, ...]) -> dict[str, Tensor | None]:
-        """See `LinearCase`."""
         (tensors, gradients), ranks = self.of_group(members[0]), len(members)
         if ranks == 1:
             return {}
@@ -64,7 +58,6 @@ class Row(LinearCase):
         }
 
     def about(self, name: str) -> str:
-        """See `LinearCase`."""
         return {
             "y": "y is the sum of what all ranks' inputs give, and then the bias, once.",
             "bias": "The bias is whole on every rank, and each steps it for itself: all need its "
@@ -103,23 +96,18 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("output", 2, judge("output", "all ranks have the whole y")),
-            Rule("gradients", 2, judge("gradients", "those of the dense layer", "output")),
-            Rule("bias", 2, judge("bias", "the bias counts once", "output", "gradients")),
-            Rule(
+            rule("output", 2, "all ranks have the whole y"),
+            rule("gradients", 2, "those of the dense layer", "output"),
+            rule("bias", 2, "the bias counts once", "output", "gradients"),
+            rule(
                 "calls",
                 1,
-                judge(
-                    "calls",
-                    "one all-reduce of y forward, none backward",
-                    "output",
-                    "gradients",
-                    also=wrong_calls(_advice),
-                ),
+                "one all-reduce of y forward, none backward",
+                "output",
+                "gradients",
+                also=wrong_calls(_advice),
             ),
-            Rule(
-                "group", 1, judge("group", "only its group's ranks count", "output", "gradients")
-            ),
+            rule("group", 1, "only its group's ranks count", "output", "gradients"),
         ),
     ),
     reference="dtlab.parallel.parallel_linear.naive_row_linear",

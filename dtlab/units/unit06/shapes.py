@@ -14,8 +14,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-__all__ = ["PART"]
-
 _OPTIONS: Final = (2, 3, 4, 6, 8, 12, 16)
 
 

@@ -19,8 +19,6 @@ from dtlab.predict.communication import bus_factor, ring_all_reduce_seconds
 from dtlab.predict.gpt import gpt_flops
 from dtlab.predict.hardware import Link
 
-__all__ = ["PART"]
-
 _CARDS: Final = {"A100": (312, 600, 200), "H100": (989, 900, 400)}
 """Peak TFLOP/s; NVLink in GB/s, both directions together; the adapter's Gb/s, each way."""
 

@@ -10,15 +10,13 @@ from operator import ge, gt
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.predict import balance_stages
 from dtlab.units.unit07.judging import LIMIT, judge_of
-
-__all__ = ["PART"]
 
 _NEAR = 1e-6  # of the best: a search by halving comes that close
 _ALMOST = 0.05  # of the best: what a search that ends too early may be off by
@@ -45,15 +43,12 @@ class Balancing(Faulty):
 
     @property
     def guilty(self) -> str:
-        """See `Faulty`."""
         return "cut" if self.topic == "best" else self.topic
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return criterion == self.topic or self.topic == "best"
 
     def advice(self, trouble: str) -> str:
-        """See `Faulty`."""
         if self.topic != "large" or "do not come back" not in trouble:
             return ""
         return (
@@ -62,25 +57,21 @@ class Balancing(Faulty):
         )
 
     def given(self, rank: int, world_size: int) -> tuple[list[float], int]:
-        """See `Case`."""
         return list(self.costs), self.stages
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[list[float], int]) -> dict[str, Any]:
-        """See `Case`."""
         with finished_calls("dtlab.predict.balance", refuse=True) as finished:
             found = fn(*given)
         return {"cut": _read(found), "text": short(found), "finished": sorted(finished)}
 
     def opened(self, result: Any) -> Noted:
-        """See `Case`."""
         cut = result["cut"]
         if cut is not None:
             cut = [[int(layer) for layer in stage] for stage in cut]
         return Noted({**result, "cut": cut, "text": str(result["text"])[:60]})
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         cut = results[0]["cut"]
         lacking = self._lacking(cut, results[0]["text"])
         if lacking:
@@ -237,8 +228,8 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("cut", 1, judge("cut", "every layer once, in order, and some on each stage")),
-            Rule("best", 3, judge("best", "no cut has a faster slowest stage", "cut")),
+            rule("cut", 1, "every layer once, in order, and some on each stage"),
+            rule("best", 3, "no cut has a faster slowest stage", "cut"),
             Rule("edges", 1, judge_of("edges", "edges", "also one layer for each stage", "cut")),
             Rule("large", 1, judge_of("large", "large", "many layers in a moment", "cut")),
         ),

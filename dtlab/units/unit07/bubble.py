@@ -15,8 +15,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     stages = draw.choice((4, 6, 8, 12, 16))

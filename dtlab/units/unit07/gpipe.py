@@ -9,16 +9,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.schedules import Schedule, grid
-from dtlab.units.unit07.carried import COMMON, carried_out
-from dtlab.units.unit07.judging import LIMIT
-from dtlab.units.unit07.planned import Planned, slow
-
-__all__ = ["PART"]
+from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -59,12 +55,8 @@ PART = Part(
         then=carried_out,
         rules=(
             *COMMON,
-            Rule(
-                "order",
-                1,
-                judge("order", "all forwards before the first backward", "complete", "runs"),
-            ),
-            Rule("time", 1, judge("time", "in 2(m + p - 1) slots", "complete", "runs")),
+            rule("order", 1, "all forwards before the first backward", "complete", "runs"),
+            rule("time", 1, "in 2(m + p - 1) slots", "complete", "runs"),
         ),
     ),
     reference="dtlab.schedules.gpipe",

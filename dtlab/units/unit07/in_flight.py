@@ -13,8 +13,6 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 from dtlab.predict.activations import first_stage_activation_bytes
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     stages, chunks = draw.choice((4, 5, 6, 8)), draw.choice((2, 3, 4))

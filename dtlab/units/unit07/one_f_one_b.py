@@ -9,17 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import Schedule, grid
-from dtlab.units.unit07.carried import COMMON, carried_out
-from dtlab.units.unit07.judging import LIMIT
-from dtlab.units.unit07.planned import Planned, slow
-
-__all__ = ["PART"]
+from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -61,19 +57,9 @@ PART = Part(
         then=carried_out,
         rules=(
             *COMMON,
-            Rule(
-                "memory",
-                3,
-                judge("memory", "rank r holds p - r microbatches at most", "complete", "runs"),
-            ),
-            Rule("time", 2, judge("time", "in 2(m + p - 1) slots", "complete", "runs")),
-            Rule(
-                "edges",
-                2,
-                judge(
-                    "edges", "fewer microbatches than stages, and one stage", "complete", "runs"
-                ),
-            ),
+            rule("memory", 3, "rank r holds p - r microbatches at most", "complete", "runs"),
+            rule("time", 2, "in 2(m + p - 1) slots", "complete", "runs"),
+            rule("edges", 2, "fewer microbatches than stages, and one stage", "complete", "runs"),
         ),
     ),
     reference="dtlab.schedules.generators.interleaved",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -56,16 +56,13 @@ class Holding(Faulty):
         return self.name
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return criterion == self.topic
 
     def given(self, rank: int, world_size: int) -> list[list[list[Any]]]:
-        """See `Case`."""
         return [[list(action) for action in row] for row in self.schedule]
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: list[list[list[Any]]]) -> dict[str, Any]:
-        """See `Case`."""
         schedule = Schedule([Action(*one) for one in row] for row in given)
         with finished_calls("dtlab.predict.simulate", refuse=True) as finished:
             found = plain(fn(schedule))
@@ -77,7 +74,6 @@ class Holding(Faulty):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         got, text = results[0]["peaks"], str(results[0]["text"])[:60]
         if got is None or len(got) != len(self.schedule) or None in got:
             yield (
@@ -141,10 +137,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("counts", 2, judge("counts", "right for GPipe, 1F1B and naive")),
-            Rule("halves", 1, judge("halves", "held until W, where backward is in two halves")),
-            Rule("chunks", 1, judge("chunks", "each stage of a rank counts")),
-            Rule("any", 1, judge("any", "right for any schedule, and where a rank is idle")),
+            rule("counts", 2, "right for GPipe, 1F1B and naive"),
+            rule("halves", 1, "held until W, where backward is in two halves"),
+            rule("chunks", 1, "each stage of a rank counts"),
+            rule("any", 1, "right for any schedule, and where a rank is idle"),
         ),
     ),
     reference="dtlab.predict.peak_in_flight",

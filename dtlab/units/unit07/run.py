@@ -9,20 +9,104 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.schedules import Action, Schedule, gpipe, one_f_one_b
-from dtlab.units.unit07.carried import one_process, stage_net
-from dtlab.units.unit07.executing import FINISHED, execute
-from dtlab.units.unit07.judging import judge_of
+from dtlab.units.unit07.judging import judge_of, one_process, stage_net
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = ["PART", "Running", "shuffled"]
+
+# What ranks do in 07/run: a learner's executor on a stage of ours, which notes what is done ------
+#
+# rank r    run(schedule, stage r, ...)
+#               │  forward: F noted, and how many graphs of earlier microbatches are still there
+#               ▼  backward: B noted
+#           gradients, what was noted
+
+FINISHED = (
+    "dtlab.parallel.pipeline",
+    "dtlab.parallel.pipeline_data",
+    "dtlab.parallel.pipeline_messages",
+    "dtlab.parallel.pipeline_plan",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.pipelining.stage",
+)
+
+
+def execute(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """One step by `fn`; gradients, and what happened in which order."""
+    import torch.distributed as dist
+
+    from dtlab.grading.checking.modules import filled
+    from dtlab.schedules import as_schedule
+    from dtlab.units.unit07.judging import loss_of
+
+    module = filled(given["kind"], given["layers"], given["state"])
+    log: list[str] = []
+    graphs: list[int] = []
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    with finished_calls(*FINISHED, refuse=True) as finished:
+        fn(
+            as_schedule(given["rows"]),
+            _noting(module, log, graphs),
+            given["sizes"],
+            given["width"],
+            given["inputs"] if rank == 0 else None,
+            given["targets"] if rank == last else None,
+            loss_of,
+        )
+    return {
+        "gradients": [one.grad for one in module.parameters()],
+        "log": "".join(log),
+        "graphs": graphs,
+        "finished": sorted(finished),
+    }
+
+
+def _noting(module: nn.Module, log: list[str], graphs: list[int]) -> nn.Module:
+    """The module, which writes F and B into `log`, and into `graphs` at each F how many live."""
+    import weakref
+
+    import torch
+
+    class Graph:
+        """Lives as long as the graph of a forward."""
+
+    living: weakref.WeakSet[Graph] = weakref.WeakSet()
+
+    class Mark(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, output: Tensor) -> Tensor:
+            log.append("F")
+            graphs.append(len(living))
+            ctx.graph = Graph()
+            living.add(ctx.graph)
+            return output.view_as(output)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            log.append("B")
+            return gradients[0]
+
+    class Noting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Mark.apply(self.inner(x))  # type: ignore[no-any-return, no-untyped-call]
+
+    return Noting()
+
+
+# The part ----------------------------------------------------------------------------------------
 
 _LIMIT = 3.0  # seconds
 _NONE = 1e-6  # times a gradient: as good as nothing
@@ -51,7 +135,6 @@ class Running(Faulty):
         return self.topic
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         of_turns = self.topic == "turns" and criterion in ("order", "waits", "memory")
         return self.topic in ("result", criterion) or of_turns
 
@@ -66,7 +149,6 @@ class Running(Faulty):
         return list(torch.split(inputs, sizes)), list(torch.split(targets, sizes))
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
         inputs, targets = self.batch
         net = stage_net(self.width, 6)
         return {
@@ -82,11 +164,9 @@ class Running(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
         return execute(fn, given)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         net = stage_net(self.width, 6)
         modules = [net.module(self.seed + rank) for rank in range(len(results))]
         wanted = one_process(modules, *self.batch)
@@ -216,7 +296,7 @@ PART = Part(
         trials=_trials,
         compiles=True,  # the first backward from a given gradient imports as much
         rules=(
-            Rule("result", 3, judge("result", "GPipe: the gradients of one process")),
+            rule("result", 3, "GPipe: the gradients of one process"),
             Rule("uneven", 1, judge_of("uneven", "uneven", "each sample counts alike", "result")),
             Rule("turns", 2, judge_of("turns", "turns", "1F1B comes to its end", "result")),
             Rule("order", 1, judge_of("turns", "order", "in the order of the list", "turns")),

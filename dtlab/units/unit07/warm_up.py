@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short, whole
 from dtlab.units.unit07.judging import LIMIT
-
-__all__ = ["PART"]
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,10 @@ class Warming(Faulty):
         return f"p = {self.stages}, m = {self.count}"
 
     def given(self, rank: int, world_size: int) -> tuple[int, int]:
-        """See `Case`."""
         return self.stages, self.count
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[int, int]) -> dict[str, Any]:
-        """See `Case`."""
         stages, count = given
         with finished_calls("dtlab.schedules.generators", refuse=True) as finished:
             found = [fn(rank, stages, count) for rank in range(stages)]
@@ -48,7 +44,6 @@ class Warming(Faulty):
         return {"counts": counts, "texts": texts, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`."""
         for rank, (got, text) in enumerate(zip(*_columns(results[0]), strict=True)):
             behind = self.stages - 1 - rank
             name = "last" if not behind else "steady" if self.count >= self.stages else "few"
@@ -97,9 +92,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("steady", 2, judge("steady", "right on all ranks before the last")),
-            Rule("last", 1, judge("last", "the last rank needs none")),
-            Rule("few", 1, judge("few", "never more than there are microbatches")),
+            rule("steady", 2, "right on all ranks before the last"),
+            rule("last", 1, "the last rank needs none"),
+            rule("few", 1, "never more than there are microbatches"),
         ),
     ),
 )

@@ -13,8 +13,6 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, number
 
-__all__ = ["PART"]
-
 
 def _draw(draw: Random) -> Values:
     forward = draw.randrange(150, 320)

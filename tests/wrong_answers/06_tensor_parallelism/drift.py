@@ -17,7 +17,7 @@ from dtlab.parallel.tensor import (
     naive_column_linear,
     reduce_from_region,
 )
-from dtlab.units.unit06.runs_cases import cut_dim
+from dtlab.units.unit06.runs import cut_dim
 from dtlab.units.unit06.runs_scripts import share_out, train_drift
 
 SAID = {"symptom": "drift", "number": 3, "line": 5}

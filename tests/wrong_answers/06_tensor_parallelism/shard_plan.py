@@ -5,8 +5,7 @@ An answer is a function of the given values that returns what is handed in.
 
 import functools
 
-from dtlab.units.unit06.plans_models import attention_left_whole, fitting, megatron
-from dtlab.units.unit06.plans_rules import model_of
+from dtlab.units.unit06.plans_rules import attention_left_whole, fitting, megatron, model_of
 
 PLAIN, HEADS, TIGHT = 2, 4, 3  # ranks of each kind of model
 

@@ -6,7 +6,7 @@ of its message. What is named neither there nor "blocked" in the report must be 
 
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, interleaved, naive, one_f_one_b, zb_h1, zb_h2
-from dtlab.units.unit07.budget_settings import needs_of
+from dtlab.units.unit07.budget import needs_of
 
 MAKES = (naive, gpipe, one_f_one_b, zb_h1, zb_h2)
 
