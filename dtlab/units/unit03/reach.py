@@ -21,7 +21,6 @@ from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.judges import bytes_left
 from dtlab.grading.words import amount, count_ranks
-from dtlab.units.unit03 import reach as judges
 
 __all__ = [
     "BATCH",
@@ -359,7 +358,7 @@ def _reached(seen: Sequence[Observation], limit: float, how_many: int, look: str
 
 def _trainings(seen: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
     """What was planned for the digits, once it fits, to be carried out."""
-    if seen[0].mistakes or judges.wrong_batch(seen[0]) or judges.wrong_updates(seen[0]):
+    if seen[0].mistakes or wrong_batch(seen[0]) or wrong_updates(seen[0]):
         return []
     setting, plan = seen[0].trial.cases[0], seen[0].results[0][0]
     assert isinstance(setting, Setting)
@@ -401,11 +400,11 @@ PART = Part(
             trials=trials_for,
             then=_trainings,
             rules=(
-                Rule("batch", 3, judges.judge_batch),
-                Rule("updates", 3, judges.judge_updates),
-                Rule("traffic", 4, judges.judge_traffic),
-                Rule("error", 4, judges.judge_error),
-                Rule("target", 6, judges.judge_target),
+                Rule("batch", 3, judge_batch),
+                Rule("updates", 3, judge_updates),
+                Rule("traffic", 4, judge_traffic),
+                Rule("error", 4, judge_error),
+                Rule("target", 6, judge_target),
             ),
         )
     ),

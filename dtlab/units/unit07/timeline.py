@@ -1,4 +1,15 @@
-"""07/timeline: one grid to read, and one in which an action cannot run."""
+"""07/timeline: one grid to read, and one in which an action cannot run.
+
+1F1B, three ranks, four microbatches:
+
+    0F0 0F1 0F2  ·   ·  0B0 0F3 0B1  ·  0B2  ·  0B3
+     ·  1F0 1F1  ·  1B0 1F2 1B1 1F3 1B2  ·  1B3  ·
+     ·   ·  2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3  ·   ·
+
+A row for each rank, a column for each step; every action takes one step. 2F0 is the forward pass
+of microbatch 0 on stage 2; B a full backward pass, I the gradient of the input, W that of the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +24,10 @@ from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, choice, number
 from dtlab.schedules import Schedule, as_schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from dtlab.schedules.clock import clock
-from dtlab.units.unit07 import timeline as reading
 
 __all__ = ["PART", "SCHEDULES", "laid_out"]
 
 # Schedules as grids of unit steps: laid out, checked, broken in one cell -------------------------
-#
-# 1F1B, three ranks, four microbatches:
-#
-#     0F0 0F1 0F2  ·   ·  0B0 0F3 0B1  ·  0B2  ·  0B3
-#      ·  1F0 1F1  ·  1B0 1F2 1B1 1F3 1B2  ·  1B3  ·
-#      ·   ·  2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3  ·   ·
-#
-# A row for each rank, a column for each step; every action takes one step. 2F0 is the forward pass
-# of microbatch 0 on stage 2; B a full backward pass, I the gradient of the input, W that of the
-# weights.
 
 Grid: TypeAlias = list[list[str]]
 """Rows of actions; a cell in which nothing runs is empty."""
@@ -293,7 +293,7 @@ PART = Part(
                 "zb_h1": "ZB-H1",
                 "zb_h2": "ZB-H2",
             },
-            reading.schedule,
+            schedule,
             "Look at what rank 0 does before its first backward, and at which letters there are.",
             {
                 "gpipe": "there all forwards come before any backward.",
@@ -309,12 +309,12 @@ PART = Part(
         number(
             "before",
             "grid A: forward passes that each rank makes before its first backward, as a list",
-            reading.before,
+            before,
             "Count cells with an F in each row, up to the first `B` or `I`.",
             {
                 "[one - 1 for one in answer]": "one fewer each: the forward right before the "
                 "first backward counts as well.",
-                reading.first_backwards: "these are the steps in which the first backwards run. "
+                first_backwards: "these are the steps in which the first backwards run. "
                 "Empty cells do not count.",
             },
             exact=True,
@@ -322,14 +322,14 @@ PART = Part(
         number(
             "peak",
             "grid A: how many forward passes rank {rank} has under way at its fullest",
-            reading.peak,
+            peak,
             "Go along the row: one more at each F, one fewer at each B, or each W where backward "
             "is in two pieces.",
             {
                 "answer + 1": "one too many: has one been freed before the last one came in?",
                 "answer - 1": "one too few: a backward pass needs what its forward has left, "
                 "until it ends.",
-                reading.all_forwards: "these are all forward passes of the rank. What is freed on "
+                all_forwards: "these are all forward passes of the rank. What is freed on "
                 "the way?",
             },
             exact=True,
@@ -337,7 +337,7 @@ PART = Part(
         number(
             "idle",
             "grid A: empty cells of each rank from its first action to its last one, as a list",
-            reading.idle,
+            idle,
             "In each row: last step less first step, and one; less the cells that are filled.",
             {
                 "[row.count('') for row in grid_a]": "these are all empty cells of a row. Those "
@@ -350,7 +350,7 @@ PART = Part(
         number(
             "longer",
             "grid A: how many steps the same schedule would take with {more} microbatches",
-            reading.longer,
+            longer,
             "What does each further microbatch add, and what stays as it is?",
             {
                 "steps * more / count": "this makes the bubble grow with the microbatches. Which "
@@ -364,10 +364,10 @@ PART = Part(
         number(
             "cell",
             "grid B: rank and step of the action that cannot run there, as a list of two",
-            "list(reading.impossible(given)[0])",
+            "list(impossible(given)[0])",
             "For each action: has what it needs ended in an earlier step, and has it run before?",
             {
-                reading.waited_for: "this one can run: what it needs itself has ended. Who comes "
+                waited_for: "this one can run: what it needs itself has ended. Who comes "
                 "too soon, or again?",
                 "answer[::-1]": "write the rank first.",
             },
@@ -378,7 +378,7 @@ PART = Part(
             "reason",
             "grid B: why it cannot run there",
             REASONS,
-            reading.reason,
+            reason,
             "Go from its cell to the left, in its own row and in the rows above and below.",
             {
                 "forward": "is it a forward pass, and what did the stage before do until then?",
@@ -389,8 +389,9 @@ PART = Part(
             },
         ),
         where={
-            "reading": reading,
-            "count": "reading.count(given)",
+            "count_of": count,
+            "impossible": impossible,
+            "count": "count_of(given)",
             "steps": "len(grid_a[0])",
             "each": "sum(cell[2:] == '0' for cell in grid_a[0])",  # of a rank, for a microbatch
         },
