@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dtlab
 from dtlab import collectives
 from dtlab.parallel.data import DataParallel, NaiveDataParallel, assert_replicas_equal
-from tests.marks import slow
+from tests.marks import retried, slow
 from tests.staying import on_ranks
 
 STEPS, LOCAL_BATCH = 5, 6
@@ -421,6 +421,7 @@ def slow_wire() -> Iterator[dtlab.Cluster]:
 
 
 @pytest.mark.slow
+@retried
 def test_buckets_travel_while_backward_goes_on(slow_wire: dtlab.Cluster) -> None:
     """16 kB take 9 ms on this wire: each fits beside the next layer's 20 ms."""
     trace = on_ranks(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace

@@ -269,6 +269,7 @@ def test_where_adding_fails_the_gradebook_is_as_it_was(
     assert release(folder, parts=RING, force=True)[-1].startswith("week-3: ")
 
 
+@pytest.mark.proof
 def test_one_assignment_of_several_units(new: Path) -> None:
     parts = "01/averages,02/uneven"
     with pytest.raises(DtlabError, match="needs a name of its own"):

@@ -90,6 +90,7 @@ def as_nobody(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="takes root, and Linux")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="takes setpriv")
+@pytest.mark.proof
 def test_root_that_may_not_change_users_says_so_and_runs_the_code(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -21,12 +21,12 @@ import nbformat
 from nbformat import NotebookNode
 
 from dtlab.grading import Part, known_parts
+from dtlab.grading.course import Course
 from dtlab.grading.judging.cells import Limits
 
 __all__ = ["LEARNER", "QUICK", "Hostile", "as_bytes", "cell_of", "code", "right_answer"]
 
 COURSE = Path(__file__).parents[2]
-UNIT = "01_ranks_and_collectives"
 LEARNER = "ada"  # who hands in
 QUICK = Limits(cell=4.0, notebook=30.0)  # of the cells of these notebooks
 
@@ -37,14 +37,14 @@ Edit = Callable[[NotebookNode], "NotebookNode | bytes | None"]
 
 @dataclass(frozen=True)
 class Hostile:
-    """A submission of chosen parts of one level.
+    """A submission of chosen parts of one level of a unit.
 
-    `earns` maps the symbol of each part to the points that it may earn, exactly. `before` is a
-    cell of the learner's own below the imports, `after` one at the very end; `answers` stands in
-    the place of right answers. `edit` is handed the whole notebook, and returns it, or the bytes
-    to hand in, or None for nothing at all. Each of `says` must be told in a note, a message or an
-    output, none of `hides`. In the code, @name@ stands for a place of `canaries.Canaries`.
-    `seconds` is what judging it may take.
+    `earns` maps the name of each part, without its unit, to the points that it may earn, exactly.
+    `before` is a cell of the learner's own below the imports, `after` one at the very end;
+    `answers` stands, by symbol, in the place of right answers. `edit` is handed the whole notebook,
+    and returns it, or the bytes to hand in, or None for nothing at all. Each of `says` must be told
+    in a note, a message or an output, none of `hides`. In the code, @name@ stands for a place of
+    `canaries.Canaries`. `seconds` is what judging it may take.
     """
 
     name: str
@@ -63,17 +63,20 @@ class Hostile:
     @property
     def parts(self) -> list[Part]:
         """The parts that it is about, in course order."""
-        return [part for part in known_parts() if part.symbol in self.earns]
+        return [part for part in known_parts() if part.name.partition("/")[2] in self.earns]
 
     def handed_out(self) -> NotebookNode:
         """The assignment's notebook, with these parts only."""
-        return _handed_out(self.parts[0].level, tuple(part.symbol for part in self.parts))
+        first = self.parts[0]
+        answers = tuple(part.answer_id for part in self.parts)
+        return _handed_out(first.unit, first.level, answers)
 
     def handed_in(self, places: Mapping[str, str]) -> bytes | None:
         """The submitted file."""
         notebook = deepcopy(self.handed_out())
         for part in self.parts:
-            answer = self.answers.get(part.symbol, right_answer(part.level, part.answer_id))
+            right = right_answer(part.level, part.answer_id, part.unit)
+            answer = self.answers.get(part.symbol, right)
             cell_of(notebook, part.answer_id).source = _filled(answer, places)
         if self.parts[0].level == 1:
             cell_of(notebook, "learner").source = f'import dtlab\n\nlearner = "{LEARNER}"'
@@ -101,22 +104,23 @@ def cell_of(notebook: NotebookNode, cell_id: str) -> NotebookNode:
 
 
 @cache
-def right_answer(level: int, cell_id: str) -> str:
+def right_answer(level: int, cell_id: str, unit: str = "01") -> str:
     """The cell of the solution."""
-    return _MARK.sub("", cell_of(_read("solutions", level), cell_id).source)
+    return _MARK.sub("", cell_of(_read("solutions", unit, level), cell_id).source)
 
 
 @cache
-def _handed_out(level: int, symbols: tuple[str, ...]) -> NotebookNode:
-    notebook = _read("exercises", level)
+def _handed_out(unit: str, level: int, answers: tuple[str, ...]) -> NotebookNode:
+    notebook = _read("exercises", unit, level)
     kept = {"imports", "learner"}
-    kept |= {symbol + end for symbol in symbols for end in ("-given", "", "-check")}
+    kept |= {answer + end for answer in answers for end in ("-given", "", "-check")}
     notebook.cells = [cell for cell in notebook.cells if cell.id in kept]
     return notebook
 
 
-def _read(folder: str, level: int) -> NotebookNode:
-    return nbformat.read(COURSE / folder / UNIT / f"level-{level}.ipynb", as_version=4)
+def _read(folder: str, unit: str, level: int) -> NotebookNode:
+    name = Course(COURSE).unit(unit)
+    return nbformat.read(COURSE / folder / name / f"level-{level}.ipynb", as_version=4)
 
 
 def _filled(source: str, places: Mapping[str, str]) -> str:
