@@ -40,11 +40,11 @@ class Hostile:
     """A submission of chosen parts of one level of a unit.
 
     `earns` maps the name of each part, without its unit, to the points that it may earn, exactly.
-    `before` is a cell of the learner's own below the imports, `after` one at the very end;
-    `answers` stands, by symbol, in the place of right answers. `edit` is handed the whole notebook,
-    and returns it, or the bytes to hand in, or None for nothing at all. Each of `says` must be told
-    in a note, a message or an output, none of `hides`. In the code, @name@ stands for a place of
-    `canaries.Canaries`. `seconds` is what judging it may take.
+    `before` is a cell of the learner's own below the imports, `after` one at the very end.
+    `answers` stands, by symbol, in the place of right answers. `edit` is handed the whole
+    notebook, and returns it, or the bytes to hand in, or None for nothing at all. Each of `says`
+    must be told in a note, a message or an output, none of `hides`. In the code, @name@ stands for
+    a place of `canaries.Canaries`. `seconds` is what judging it may take.
     """
 
     name: str
