@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.ranks import notices
+from dtlab.ranks.client import FIRST_LAUNCH
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def test_in_a_notebook() -> None:
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     outputs = [cell.outputs for cell in notebook.cells]  # in the first the server runs already
     (server, _) = outputs[1]
-    assert server.data["text/plain"].startswith("The process that forks ranks starts, and imports")
+    assert server.data["text/plain"].startswith(f"{FIRST_LAUNCH}: ")
     (training,) = outputs[2]
     assert training.data["text/plain"].startswith("training: ")  # and its seconds, at the end
     kept, form = outputs[3]

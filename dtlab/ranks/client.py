@@ -30,6 +30,7 @@ START = (
     "from dtlab.ranks.server import main\n"
     "main(int(sys.argv[1]), json.loads(sys.argv[3]), *sys.argv[4:])"
 )
+FIRST_LAUNCH = "The first launch imports PyTorch, which later ones find ready"
 START_LIMIT = 120.0  # seconds that the server may take to import torch
 SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
 NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
@@ -59,6 +60,11 @@ class Server:
         self._ready = False
         self._shared: set[str] = set()  # modules of dtlab that the server has as well
         self._wanted: set[str] = set()  # those that it shall have besides this process's own
+
+    @property
+    def used(self) -> bool:
+        """Whether it has forked ranks before, so that what most launches need is imported."""
+        return self._ready
 
     def start(self) -> None:
         """Start it if it is not running, without waiting until it is ready."""
@@ -129,7 +135,7 @@ class Server:
             return
         deadline = time.monotonic() + START_LIMIT
         sock.settimeout(notices.PATIENCE)
-        with notices.notice("The process that forks ranks starts, and imports PyTorch"):
+        with notices.notice(FIRST_LAUNCH):
             while time.monotonic() < deadline:
                 try:
                     self._ready = sock.recv(1) == b"R"
@@ -216,6 +222,11 @@ class Conversation:
 
     def run(self) -> Collected:
         """Returns when the ranks have ended, or are about to with nothing left to do."""
+        first = isinstance(self.server, Server) and not self.server.used
+        with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
+            return self._run()
+
+    def _run(self) -> Collected:
         self.control, theirs = socket.socketpair()
         try:
             self._ask(theirs)
