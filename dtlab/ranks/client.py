@@ -222,9 +222,7 @@ class Conversation:
 
     def run(self) -> Collected:
         """Returns when the ranks have ended, or are about to with nothing left to do."""
-        first = (
-            system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
-        )
+        first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
         with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
             return self._run()
 
