@@ -26,10 +26,10 @@ def judge_by(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Judge:
-    """A criterion that is lost where ranks do not come back, or where somebody objects.
+    """A criterion that is lost where ranks do not come back, or where there is an objection.
 
-    Where there is no objection, `right` is said. `trouble` says why ranks did not come back. One
-    that `waits` cannot be judged then: another criterion is lost by that.
+    Its message is `right` where there is none. `trouble` says why ranks did not come back. With
+    `waits` the criterion is blocked then, because another one is already lost by that.
     """
 
     def judge(seen: Sequence[Observation]) -> Verdict:

@@ -323,8 +323,6 @@ def _same_node(case: OnCards, one: int, other: int) -> bool:
     return one // case.per_node == other // case.per_node
 
 
-# Symptoms of the broken training scripts of unit 02, as the notebook lists them ------------------
-
 # Runs that do not come back ---------------------------------------------------------------------
 
 

@@ -272,9 +272,6 @@ def _alike(one: Tensor, other: Tensor, near: float) -> bool:
     return bool(((one - other).abs().max() <= near * other.abs().max().clamp(min=1e-2)).item())
 
 
-# Symptoms of the programs of Level III, as the notebook lists them, and the numbers --------------
-
-
 # What is measured -------------------------------------------------------------------------------
 
 

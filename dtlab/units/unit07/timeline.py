@@ -134,8 +134,6 @@ def in_flight(row: Sequence[str]) -> list[int]:
     return counts
 
 
-# What is read from the grids of 07/timeline: A, which can run, and B, which cannot ---------------
-
 # Grid A ----------------------------------------------------------------------------------------
 
 
