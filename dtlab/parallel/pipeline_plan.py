@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dtlab.schedules import Action, Schedule, stage_ranks, validate
-from dtlab.schedules.clock import clock
+from dtlab.schedules.actions import clock
 
 __all__ = ["Layout", "Message", "Plan", "layout_of", "plan_of"]
 

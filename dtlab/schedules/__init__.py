@@ -20,6 +20,7 @@ validation.py   every fault of a schedule, marked in its grid
 from dtlab.schedules.actions import Action as Action
 from dtlab.schedules.actions import Schedule as Schedule
 from dtlab.schedules.actions import as_schedule as as_schedule
+from dtlab.schedules.actions import grid as grid
 from dtlab.schedules.actions import stage_ranks as stage_ranks
 from dtlab.schedules.generators import gpipe as gpipe
 from dtlab.schedules.generators import interleaved as interleaved
@@ -27,7 +28,6 @@ from dtlab.schedules.generators import naive as naive
 from dtlab.schedules.generators import one_f_one_b as one_f_one_b
 from dtlab.schedules.generators import zb_h1 as zb_h1
 from dtlab.schedules.generators import zb_h2 as zb_h2
-from dtlab.schedules.grid import grid as grid
 from dtlab.schedules.validation import Fault as Fault
 from dtlab.schedules.validation import ScheduleError as ScheduleError
 from dtlab.schedules.validation import find_faults as find_faults

@@ -1,4 +1,6 @@
-"""What a rank does with one microbatch on one stage, and a schedule of such actions.
+"""Actions of a pipeline, schedules made of them, and a schedule slot by slot, as text.
+
+An action is what a rank does with one microbatch on one stage:
 
     F   forward               needs the output of the stage before
     B   backward, all of it   needs the input gradient of the stage behind
@@ -6,15 +8,22 @@
     W   weight gradient       needs the stage's own I
 
 B is I and W in one piece. The letters are PyTorch's; in the Zero Bubble paper our I is called B.
+
+`clock` runs a schedule as if every action took one slot and messages took none. `grid` draws it as
+text: a line for each rank, a column for each slot.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "Action", "Row", "Schedule", "as_schedule", "needs", "stage_ranks"]
+__all__ = [
+    "KINDS", "MOST", "Action", "Clock", "Row", "Schedule", "Stuck", "as_schedule", "clock", "grid",
+    "needs", "stage_ranks",
+]  # fmt: skip
 
 KINDS = "FBIW"
 _WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
@@ -52,8 +61,6 @@ class Schedule(list[list[Action]]):
     """A list of actions per rank, each in the order in which the rank does them."""
 
     def __str__(self) -> str:
-        from dtlab.schedules.grid import grid  # it draws what is defined here
-
         return grid(self)
 
     __repr__ = __str__
@@ -117,3 +124,148 @@ def stage_ranks(schedule: Sequence[Sequence[Action]]) -> list[int]:
     if lost:
         raise ValueError(f"No rank has stage {lost[0]}.")
     return [homes[stage] for stage in range(len(homes))]
+
+
+# Slot by slot -----------------------------------------------------------------------------------
+
+
+class Stuck(NamedTuple):
+    """Ranks that wait in a circle: each, in its `index`-th action, for the next one's `need`."""
+
+    ranks: tuple[int, ...]
+    indices: tuple[int, ...]
+    needs: tuple[Action, ...]
+
+
+class Clock(NamedTuple):
+    """The slot of each rank's each action, from 0 on, and the circles found on the way."""
+
+    slots: list[list[int]]
+    stuck: list[Stuck]
+
+
+def clock(
+    schedule: Sequence[Sequence[Action]], granted: Collection[tuple[int, int]] = ()
+) -> Clock:
+    """Run a schedule as if every action took one slot, and messages none.
+
+    Each rank does its actions in order, each as soon as what it needs was done in an earlier slot.
+    Where ranks wait for each other in vain, one of them goes on, and that is noted. Actions at
+    `granted`, as (rank, index), wait for nothing. Nobody waits for what no rank does at all.
+    """
+    return _Run(schedule, granted).finish()
+
+
+class _Run:
+    def __init__(
+        self, schedule: Sequence[Sequence[Action]], granted: Collection[tuple[int, int]]
+    ) -> None:
+        self.rows = schedule
+        self.last = max((action.stage for row in schedule for action in row), default=0)
+        self.home = {
+            _as_needed(action): rank for rank, row in enumerate(schedule) for action in row
+        }
+        self.granted = set(granted)
+        self.slots: list[list[int]] = [[] for _ in schedule]
+        self.done: dict[Action, int] = {}
+        self.waiting: dict[Action, list[int]] = {}
+        self.stuck: list[Stuck] = []
+
+    def finish(self) -> Clock:
+        todo = deque(range(len(self.rows)))
+        while todo or self._let_go(todo):
+            self._advance(todo.popleft(), todo)
+        return Clock(self.slots, self.stuck)
+
+    def _advance(self, rank: int, todo: deque[int]) -> None:
+        """As far as the rank can get; ranks that it sets free are to do."""
+        row, slots = self.rows[rank], self.slots[rank]
+        while len(slots) < len(row):
+            action, slot = row[len(slots)], slots[-1] + 1 if slots else 0
+            need = self._need(rank, len(slots))
+            if need is not None and need not in self.done:
+                self.waiting.setdefault(need, []).append(rank)
+                return
+            slots.append(slot if need is None else max(slot, self.done[need] + 1))
+            gives = _as_needed(action)
+            self.done.setdefault(gives, slots[-1])
+            todo.extend(self.waiting.pop(gives, ()))
+
+    def _need(self, rank: int, index: int) -> Action | None:
+        if (rank, index) in self.granted:
+            return None
+        need = needs(self.rows[rank][index], self.last)
+        return need if need in self.home else None
+
+    def _let_go(self, todo: deque[int]) -> bool:
+        """Nobody can move: note each circle of ranks, and let its ranks go on."""
+        heads = {rank: need for need, ranks in self.waiting.items() for rank in ranks}
+        seen: set[int] = set()
+        for start in sorted(heads):
+            path: list[int] = []
+            rank = start
+            while rank not in seen:
+                seen.add(rank)
+                path.append(rank)
+                rank = self.home[heads[rank]]
+            if rank not in path:  # it leads into a circle that is known
+                continue
+            ranks = path[path.index(rank) :]
+            indices = tuple(len(self.slots[one]) for one in ranks)
+            self.stuck.append(Stuck(tuple(ranks), indices, tuple(heads[one] for one in ranks)))
+            self.granted.update(zip(ranks, indices, strict=True))
+            for one in ranks:
+                self.waiting[heads[one]].remove(one)
+            todo.extend(ranks)
+        return bool(todo)
+
+
+def _as_needed(action: Action) -> Action:
+    """As `needs` writes it: whoever waits for an input gradient takes that of I or of B."""
+    return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action
+
+
+# As text ----------------------------------------------------------------------------------------
+
+MOST = 60  # columns: what a page is wide
+
+
+def grid(
+    schedule: Iterable[Row],
+    *,
+    marked: Collection[tuple[int, int]] = (),
+    most: int = MOST,
+    times: Clock | None = None,
+) -> str:
+    """The schedule drawn as if each action took one slot.
+
+    Actions `marked`, as (rank, index), stand in brackets. A grid of more than `most` columns is
+    cut; what is shown then begins shortly before the first that is marked.
+    """
+    rows = as_schedule(schedule)
+    slots = (times or clock(rows)).slots
+    columns = max((row[-1] + 1 for row in slots if row), default=0)
+    first, end = _window(columns, most, [slots[rank][index] for rank, index in marked])
+    texts = [[""] * columns for _ in rows]
+    for rank, row in enumerate(rows):
+        for index, (action, slot) in enumerate(zip(row, slots[rank], strict=True)):
+            if first <= slot < end:
+                texts[rank][slot] = f"[{action}]" if (rank, index) in marked else str(action)
+    width = max((len(text) for row in texts for text in row), default=1)
+    names = [f"rank {rank}" for rank in range(len(rows))]
+    left = max(map(len, names), default=0)
+    heads = ["", *names]
+    lines = [[str(slot) for slot in range(columns)], *texts]
+    drawn = [
+        f"{head:{left}} " + " ".join(f"{text:^{width}}" for text in line[first:end])
+        for head, line in zip(heads, lines, strict=True)
+    ]
+    cut = f"\n(slots {first} to {end - 1} of {columns})" if end - first < columns else ""
+    return "\n".join(line.rstrip() for line in drawn) + cut
+
+
+def _window(columns: int, most: int, marked: list[int]) -> tuple[int, int]:
+    """The columns that are shown, from the first to before the last."""
+    start = min(marked, default=0) - most // 4
+    first = max(0, min(start, columns - most))
+    return first, min(columns, first + most)

@@ -6,9 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from dtlab.schedules.actions import KINDS, Action, Row, Schedule, as_schedule
-from dtlab.schedules.clock import Stuck, clock
-from dtlab.schedules.grid import grid
+from dtlab.schedules.actions import KINDS, Action, Row, Schedule, Stuck, as_schedule, clock, grid
 
 __all__ = ["Fault", "ScheduleError", "find_faults", "validate"]
 

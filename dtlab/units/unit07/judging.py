@@ -16,7 +16,7 @@ from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid
 from dtlab.schedules import Fault as Flaw
-from dtlab.schedules.clock import clock
+from dtlab.schedules.actions import clock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

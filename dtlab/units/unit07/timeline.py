@@ -23,7 +23,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, choice, number
 from dtlab.schedules import Schedule, as_schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
-from dtlab.schedules.clock import clock
+from dtlab.schedules.actions import clock
 
 __all__ = ["PART", "SCHEDULES", "laid_out"]
 
