@@ -21,7 +21,6 @@ from dtlab.trace import Trace
 
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
-    from dtlab.ranks.launch import Run
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -40,12 +39,10 @@ def run(
     seed: int,
     begun: float,
     cluster: Cluster | None = None,
-) -> Run:
-    """Run `fn(*args)` on this rank; all ranks return the same `Run`, or raise the same error."""
+) -> dict[str, Any]:
+    """Run `fn(*args)` on this rank: what its `Run` is made of. All ranks return, or all raise."""
     import torch
     import torch.distributed as dist
-
-    from dtlab.ranks.launch import Run
 
     _check_world_size(world_size)
     if cluster is not None:
@@ -72,13 +69,13 @@ def run(
     columns = [list(column) for column in zip(*everyone, strict=True)]
     values, stdout, all_records, wires, failures = columns
     _raise_together(failures, failure, values, stdout)
-    return Run(
-        values=values,
-        stdout=stdout,
-        trace=Trace.from_records(all_records, wires) if trace else None,
-        seconds=time.perf_counter() - begun,
-        backend=backend,
-    )
+    return {
+        "values": values,
+        "stdout": stdout,
+        "trace": Trace.from_records(all_records, wires) if trace else None,
+        "seconds": time.perf_counter() - begun,
+        "backend": backend,
+    }
 
 
 def _check_world_size(world_size: int | None) -> None:

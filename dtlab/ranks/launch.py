@@ -128,7 +128,7 @@ def launch(
         raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
     asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
-        return inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster)
+        return Run(**inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster))
     try:
         spec = asked.spec_for(
             world_size, backend, timeout, trace, seed, threads, memory_limit, cluster

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NamedTuple, NoReturn
 
@@ -56,11 +56,16 @@ class Ends(NamedTuple):
 
 
 def run_rank(
-    rank: int, spec: Spec, call: Packed | None, ends: Ends, walls: Walls | None = None
+    rank: int,
+    spec: Spec,
+    call: Packed | None,
+    ends: Ends,
+    walls: Walls | None = None,
+    stay: Callable[[int, Spec, Ends, Outcome], None] | None = None,
 ) -> NoReturn:
     """Be rank `rank`: everything from the fork to the end of the process.
 
-    Without a `call` it stays, and gets what it is to run later (session/rank.py).
+    Without a `call` the rank runs `stay`, which takes one call after the other (session/rank.py).
     """
     code = 1
     try:
@@ -76,8 +81,7 @@ def run_rank(
         threading.excepthook = outcome.thread_failed
         try:
             if call is None:
-                from dtlab.ranks.session.rank import stay
-
+                assert stay is not None
                 stay(rank, spec, ends, outcome)
                 os._exit(0)
             _take_part(rank, spec, call, ends, outcome)
@@ -90,9 +94,7 @@ def run_rank(
         os._exit(code)
 
 
-def _take_part(
-    rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
-) -> None:
+def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome) -> None:
     """Join, wait for the others, run the function, hand over what came of it."""
     init_calls = InitCalls(rank, spec, init_group)
     with outcome.catching():
@@ -320,8 +322,10 @@ def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteF
     chain: list[tuple[list[Frame], str]] = []
     one: BaseException | None = error
     while one is not None and len(chain) < 5:
-        frames = [Frame(f.filename, f.lineno or 0, f.name)
-                  for f in traceback.extract_tb(one.__traceback__)]
+        frames = [
+            Frame(f.filename, f.lineno or 0, f.name)
+            for f in traceback.extract_tb(one.__traceback__)
+        ]
         frames = [f for f in frames if f.file != __file__]
         chain.append((frames, "".join(traceback.format_exception_only(one)).strip()))
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)

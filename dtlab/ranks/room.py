@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import setproctitle
 import torch
 
-from dtlab.ranks import cells, client, protocol, server, system
+from dtlab.ranks import cells, client, protocol, system
 from dtlab.ranks.plain import NotPlain, Opaque, Sealed, decode, encode
 from dtlab.ranks.transport import Closed, pack, receive_frame, send_frame
 from dtlab.ranks.walls import HOME, Walls, environment, step_behind
@@ -46,8 +46,11 @@ MEMORY = 4 * 2**30  # bytes that the notebook's own process may take
 MOST_SECONDS = 8  # that ranks of a launch in a cell get, however many it asks for
 
 
-def main(fds: list[int], walls: Walls) -> NoReturn:
-    """Have a room for a grader: `fds` are the room's line to it, and the doorkeeper's."""
+def main(fds: list[int], walls: Walls, serve: Callable[[socket.socket, int], None]) -> NoReturn:
+    """Have a room for a grader: `fds` are the room's line to it, and the doorkeeper's.
+
+    `serve` serves the launches in cells, on a socket and until this parent has gone.
+    """
     try:
         os.setsid()
         system.die_with_parent()
@@ -56,7 +59,7 @@ def main(fds: list[int], walls: Walls) -> NoReturn:
         setproctitle.setproctitle(protocol.ROOM_TITLE)
         close_all_but(*fds)
         ours, theirs = socket.socketpair()
-        _fork(lambda: _launch_for(theirs, walls))
+        _fork(lambda: _launch_for(theirs, walls, serve))
         room = _fork(lambda: _be_room(fds[0], ours, walls))
         close_all_but(fds[1])
         _, status = os.waitpid(room, os.WUNTRACED)
@@ -78,14 +81,16 @@ def _fork(run: Callable[[], None]) -> int:
     return pid
 
 
-def _launch_for(sock: socket.socket, walls: Walls) -> None:
+def _launch_for(
+    sock: socket.socket, walls: Walls, serve: Callable[[socket.socket, int], None]
+) -> None:
     """Serve the launches in cells."""
     doorkeeper = os.getppid()
     close_all_but(sock.fileno())
     step_behind(walls)
     setproctitle.setproctitle(protocol.SERVER_TITLE)
     system.adopt_orphans()
-    server.serve(sock, doorkeeper)
+    serve(sock, doorkeeper)
 
 
 def _be_room(line: int, launches: socket.socket, walls: Walls) -> None:
@@ -156,13 +161,9 @@ def run_cell(shell: InteractiveShell, number: int, source: str) -> list[dict[str
     shown: list[dict[str, Any]] = []
     shell.execution_count = number
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        error = cells.run(
-            shell, source, f"<cell {number}>", lambda data, _: shown.append(data)
-        )
+        error = cells.run(shell, source, f"<cell {number}>", lambda data, _: shown.append(data))
     outputs = [_stream(name, text) for name, text in (("stdout", out), ("stderr", err)) if text]
-    outputs += [
-        {"output_type": "display_data", "data": data, "metadata": {}} for data in shown
-    ]
+    outputs += [{"output_type": "display_data", "data": data, "metadata": {}} for data in shown]
     return outputs + ([_error(error)] if error is not None else [])
 
 

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import os
+import pickle
 import select
 import signal
 import socket
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import setproctitle
 
 from dtlab.ranks import kernel_calls, protocol, recorder, supervisor, system
-from dtlab.ranks.transport import Closed, receive_request
+from dtlab.ranks.transport import Closed, Packed, receive_frame, receive_request, send_frame
 
 if TYPE_CHECKING:
     from dtlab.ranks.walls import Walls
@@ -221,12 +222,51 @@ def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
     if kind == protocol.WARDEN:
         from dtlab.ranks.warden import main as warden
 
-        warden(fds)
+        warden(fds, serve)
     if kind == protocol.ROOM and walls is not None:
         from dtlab.ranks.room import main as room
 
-        room(fds, walls)
-    supervisor.main(fds, walls)
+        room(fds, walls, serve)
+    _supervise(fds, walls)
+
+
+def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
+    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
+
+    The ranks step behind `walls`, where there are some; the supervisor itself does not.
+    """
+    code = 1
+    try:
+        setproctitle.setproctitle(protocol.SUPERVISOR_TITLE)
+        os.setsid()
+        system.adopt_orphans()
+        signal.signal(signal.SIGTERM, _end_at_once)
+        control = socket.socket(fileno=fds[0])
+        _, body = receive_frame(control)
+        spec: protocol.Spec = pickle.loads(body)
+        if spec.stays:
+            from dtlab.ranks.session.supervisor import SessionSupervisor
+
+            SessionSupervisor(spec, control, None).serve(fds[1:])
+        _, body = receive_frame(control)
+        call = Packed.receive(control, body)
+        own = supervisor.Supervisor(spec, control, walls)
+        outcome = own.run(call, fds[1:])
+        send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
+        if outcome.reason == "returned" and not spec.sealed:
+            own.wait_until_gone()
+        imported = any(rank.has(protocol.IMPORTED) for rank in own.ranks)
+        code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
+    except (Closed, ConnectionError):
+        pass  # the notebook has gone, or does not want to know any more
+    finally:
+        system.kill_children()
+        os._exit(code)
+
+
+def _end_at_once(*_: object) -> None:
+    system.kill_children()
+    os._exit(1)
 
 
 def _end() -> None:
@@ -240,4 +280,3 @@ def _end() -> None:
                 system.kill(pid)
         system.reap()
         time.sleep(0.01)
-

@@ -14,16 +14,12 @@ has none ends everything, however often a descendant forked.
 from __future__ import annotations
 
 import os
-import pickle
 import select
-import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
-
-import setproctitle
+from typing import Any
 
 from dtlab.ranks import protocol, stacks, system
 from dtlab.ranks.board import Board
@@ -33,7 +29,7 @@ from dtlab.ranks.process import Ends, run_rank
 from dtlab.ranks.protocol import Frame, Outcome, Reason, Spec
 from dtlab.ranks.seen import Rank
 from dtlab.ranks.traffic import Traffic
-from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame
+from dtlab.ranks.transport import Closed, Packed
 from dtlab.ranks.waiting import FOR_RANKS, Patience
 from dtlab.ranks.walls import Walls, end_all_of
 from dtlab.ranks.watcher import Watcher
@@ -49,47 +45,10 @@ STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
 QUIET = 0.25  # seconds after which a rank has noticed what emulated links have delivered
 
 
-def main(fds: list[int], walls: Walls | None = None) -> NoReturn:
-    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
-
-    The ranks step behind `walls`, where there are some; the supervisor itself does not.
-    """
-    code = 1
-    try:
-        setproctitle.setproctitle(protocol.SUPERVISOR_TITLE)
-        os.setsid()
-        system.adopt_orphans()
-        signal.signal(signal.SIGTERM, _end_at_once)
-        control = socket.socket(fileno=fds[0])
-        _, body = receive_frame(control)
-        spec: Spec = pickle.loads(body)
-        if spec.stays:
-            from dtlab.ranks.session.supervisor import SessionSupervisor
-
-            SessionSupervisor(spec, control, None).serve(fds[1:])
-        _, body = receive_frame(control)
-        call = Packed.receive(control, body)
-        supervisor = Supervisor(spec, control, walls)
-        outcome = supervisor.run(call, fds[1:])
-        send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
-        if outcome.reason == "returned" and not spec.sealed:
-            supervisor.wait_until_gone()
-        imported = any(rank.has(protocol.IMPORTED) for rank in supervisor.ranks)
-        code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
-    except (Closed, ConnectionError):
-        pass  # the notebook has gone, or does not want to know any more
-    finally:
-        system.kill_children()
-        os._exit(code)
-
-
-def _end_at_once(*_: object) -> None:
-    system.kill_children()
-    os._exit(1)
-
-
 class Supervisor:
     """Runs the ranks of one launch from fork to the last child reaped."""
+
+    stay: Callable[[int, Spec, Ends, Any], None] | None = None  # what ranks of a session run
 
     def __init__(self, spec: Spec, control: socket.socket, walls: Walls | None) -> None:
         self.spec = spec
@@ -166,7 +125,7 @@ class Supervisor:
             if rank.pid == 0:
                 mine, stack = fds[3 * number : 3 * number + 3], rank.stack.writer
                 ends = Ends(mine, theirs, store, stack, self.board, self.ports, cutter)
-                run_rank(number, self.spec, call, ends, self.walls)
+                run_rank(number, self.spec, call, ends, self.walls, self.stay)
             theirs.close()
             if cutter is not None:
                 cutter.close()

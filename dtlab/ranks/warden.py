@@ -16,13 +16,14 @@ import pickle
 import select
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
 import setproctitle
 
 from dtlab.ranks import kernel_calls as kernel
-from dtlab.ranks import protocol, server, system
+from dtlab.ranks import protocol, system
 from dtlab.ranks.careful import come_first
 from dtlab.ranks.cgroups import Group
 from dtlab.ranks.plain import encode
@@ -30,8 +31,8 @@ from dtlab.ranks.transport import receive_frame, send_frame
 from dtlab.ranks.walls import Walls, raise_walls
 
 
-def main(fds: list[int]) -> NoReturn:
-    """Raise the walls asked for on the socket `fds[0]`, say which are missing, and serve there."""
+def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> NoReturn:
+    """Raise the walls asked for on `fds[0]`, a socket, say which are missing; `serve` there."""
     inside, group = -1, Group(f"dtlab-{os.getpid()}")
 
     def end(*_: object) -> None:
@@ -55,7 +56,7 @@ def main(fds: list[int]) -> NoReturn:
             missing.append(f"memory and processes together ({error})")
         inside = os.fork()
         if inside == 0:
-            _serve(sock, walls, group, missing)
+            _serve(sock, walls, group, missing, serve)
         _wait(sock, inside, takes_all=not refused)
     finally:
         group.remove()
@@ -111,7 +112,13 @@ def _be_root_of_oneself() -> None:
             file.write(text)
 
 
-def _serve(sock: socket.socket, walls: Walls, group: Group, missing: list[str]) -> NoReturn:
+def _serve(
+    sock: socket.socket,
+    walls: Walls,
+    group: Group,
+    missing: list[str],
+    serve: Callable[[socket.socket, int, Walls], None],
+) -> NoReturn:
     try:
         system.die_with_parent()
         system.adopt_orphans()
@@ -121,6 +128,6 @@ def _serve(sock: socket.socket, walls: Walls, group: Group, missing: list[str]) 
             group.enter()
         missing += raise_walls(walls)
         send_frame(sock, protocol.MISSING, encode((missing, group.name)))
-        server.serve(sock, os.getppid(), replace(walls, missing=tuple(missing)))
+        serve(sock, os.getppid(), replace(walls, missing=tuple(missing)))
     finally:
         os._exit(0)

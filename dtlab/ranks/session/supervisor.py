@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from dtlab.ranks import protocol, system
 from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Turn
 from dtlab.ranks.seen import Rank
+from dtlab.ranks.session.rank import stay
 from dtlab.ranks.supervisor import Supervisor
 from dtlab.ranks.transport import Closed, receive_frame, send_frame
 from dtlab.ranks.watcher import Watcher
@@ -34,6 +35,8 @@ REJOIN_LIMIT = 20.0  # seconds to make another process group
 
 class SessionSupervisor(Supervisor):
     """Runs the turns of one session."""
+
+    stay = staticmethod(stay)
 
     def serve(self, fds: list[int]) -> NoReturn:
         """From fork to end. Raises `Closed` when the notebook wants no more of it."""
