@@ -20,10 +20,11 @@ from torch import Tensor
 
 import dtlab
 from dtlab import collectives, predict
-from dtlab.bench import BUILT_IN, COLLECTIVES, Measurement, Results, bench, diary, fit
+from dtlab.bench import BUILT_IN, COLLECTIVES, Measurement, Results, bench, diary
 from dtlab.bench import measure as measuring
 from dtlab.bench.measure import Plan, measure
 from dtlab.bench.names import BETWEEN_NODES
+from dtlab.bench.results import misfit
 from dtlab.bench.subjects import OURS, Subject
 from dtlab.cli import main
 from dtlab.errors import DtlabError
@@ -139,12 +140,12 @@ def test_the_link_of_synthetic_times_comes_back(ranks: int) -> None:
     for key, link in links.items():
         assert found[key].latency == pytest.approx(link.latency, rel=1e-4)
         assert found[key].bandwidth == pytest.approx(link.bandwidth, rel=1e-4)
-        assert fit.misfit(*key, results.curves()[key], link) < 1e-9
+        assert misfit(*key, results.curves()[key], link) < 1e-9
 
 
 def test_the_error_of_a_link_is_told() -> None:
     curve = [Measurement("send_recv", BUILT_IN, "gloo", 2, 1000, s) for s in (1e-3, 2e-3, 8e-3)]
-    assert fit.misfit("send_recv", BUILT_IN, curve, Link(1e-3, 1e6)) == pytest.approx(0.75)
+    assert misfit("send_recv", BUILT_IN, curve, Link(1e-3, 1e6)) == pytest.approx(0.75)
 
 
 def test_links_that_cannot_be_told_are_left_out() -> None:

@@ -12,8 +12,7 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.show import Guess, guess
-from dtlab.show.guess import distance_words
-from dtlab.show.guess_form import form
+from dtlab.show.guess import distance_words, form
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
