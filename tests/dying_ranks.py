@@ -17,8 +17,8 @@ import torch._dynamo  # what the first optimizer imports: once, and not on every
 import torch.distributed as dist
 from torch import nn
 
-from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker
-from dtlab.parallel.parameter_shards import PULL, PUSH
+from dtlab.parallel.server import ParameterServer, ParameterWorker
+from dtlab.parallel.server.shards import PULL, PUSH
 
 SERVERS, WORLD_SIZE, STEPS, LAST = 2, 5, 10, 4
 HEARD = 7  # exit status of a worker that met ConnectionError

@@ -14,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import dtlab
 from dtlab import collectives
-from dtlab.parallel.data import DataParallel, NaiveDataParallel, assert_replicas_equal
+from dtlab.parallel.data import (
+    DataParallel,
+    NaiveDataParallel,
+    assert_replicas_equal,
+)
 from tests.marks import retried, slow
 from tests.staying import on_ranks
 

@@ -23,9 +23,13 @@ from torch.optim import SGD
 
 import dtlab
 from dtlab import predict
-from dtlab.parallel.data import DataParallel, NaiveDataParallel, assert_replicas_equal
-from dtlab.parallel.local_sgd import LocalSGD
-from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker
+from dtlab.parallel.data import (
+    DataParallel,
+    NaiveDataParallel,
+    assert_replicas_equal,
+)
+from dtlab.parallel.data.local_sgd import LocalSGD
+from dtlab.parallel.server import ParameterServer, ParameterWorker
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from tests.marks import first, retried

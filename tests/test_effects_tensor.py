@@ -16,7 +16,6 @@ from torch.optim import SGD
 
 import dtlab
 from dtlab import predict
-from dtlab.parallel.sequence import gather_from_sequence, scatter_to_sequence
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     ParallelBlock,
@@ -26,6 +25,7 @@ from dtlab.parallel.tensor import (
     copy_to_region,
     reduce_from_region,
 )
+from dtlab.parallel.tensor.sequence import gather_from_sequence, scatter_to_sequence
 from dtlab.training.models import MLP, Block, GPTConfig
 from tests.staying import on_ranks
 

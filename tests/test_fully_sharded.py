@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dtlab
 from dtlab import collectives
-from dtlab.parallel.fully_sharded import NaiveZero3, Zero3
+from dtlab.parallel.zero.fully_sharded import NaiveZero3, Zero3
 from dtlab.training.accumulation import accumulate
 from dtlab.training.models import GPT, MLP, Block, ConvNet, GPTConfig
 from tests.marks import slow

@@ -13,7 +13,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.functional import cross_entropy
 
 from dtlab.parallel.data import NaiveDataParallel, assert_replicas_equal
-from dtlab.parallel.local_sgd import LocalSGD
+from dtlab.parallel.data.local_sgd import LocalSGD
 from tests.marks import slow
 from tests.staying import on_ranks
 

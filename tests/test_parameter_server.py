@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import dtlab
 from dtlab.parallel.data import NaiveDataParallel
-from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker, ServerReport
-from dtlab.parallel.parameter_shards import balanced
+from dtlab.parallel.server import ParameterServer, ParameterWorker, ServerReport
+from dtlab.parallel.server.shards import balanced
 from tests.marks import slow
 from tests.staying import on_ranks
 

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from dtlab.parallel.pipeline import PipelineStage, measure_costs, run_schedule
-from dtlab.parallel.split_backward import Halves, NaiveHalves
+from dtlab.parallel.pipeline.split_backward import Halves, NaiveHalves
 from dtlab.predict import balance_stages, peak_in_flight
 from dtlab.schedules import (
     Action,

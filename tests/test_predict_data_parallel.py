@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from dtlab.parallel.buckets import in_buckets
+from dtlab.parallel.data.buckets import in_buckets
 from dtlab.predict import (
     BucketTime,
     Gradient,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtlab.parallel.fully_sharded import Zero3
+from dtlab.parallel.zero.fully_sharded import Zero3
 from dtlab.training.models import MLP
 from tests.marks import slow
 from tests.staying import on_ranks

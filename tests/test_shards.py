@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from dtlab import collectives
 from dtlab.messages import AVG
-from dtlab.parallel import shards
-from dtlab.parallel.shards import (
+from dtlab.parallel.zero import shards
+from dtlab.parallel.zero.shards import (
     FlatLayout,
     Transport,
     clip_sharded_grad_norm_,

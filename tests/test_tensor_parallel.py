@@ -14,15 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dtlab.parallel import regions, sequence
 from dtlab.parallel.data import DataParallel, assert_replicas_equal
 from dtlab.parallel.mesh import make_mesh
-from dtlab.parallel.sequence import (
-    SequenceLayerNorm,
-    gather_from_sequence,
-    reduce_scatter_to_sequence,
-    scatter_to_sequence,
-)
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -39,8 +32,16 @@ from dtlab.parallel.tensor import (
     naive_column_linear,
     naive_row_linear,
     reduce_from_region,
+    regions,
     scatter_to_region,
+    sequence,
     vocab_parallel_cross_entropy,
+)
+from dtlab.parallel.tensor.sequence import (
+    SequenceLayerNorm,
+    gather_from_sequence,
+    reduce_scatter_to_sequence,
+    scatter_to_sequence,
 )
 from dtlab.training.activation import checkpoint
 from dtlab.training.models import GPT, Block, GPTConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from dtlab.parallel.wrap_policy import ownership
+from dtlab.parallel.zero.wrap_policy import ownership
 from dtlab.training.models import GPT, MLP, Block, GPTConfig
 
 SMALL = GPTConfig(vocab_size=37, context=8, num_layers=3, num_heads=2, width=12)

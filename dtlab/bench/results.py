@@ -170,8 +170,8 @@ def _from_plain(row: Mapping[str, Any]) -> Measurement:
 #
 # Every closed form of `dtlab.predict` is linear in a and 1/B, t = A a + C(S)/B: 2(N-1) a and
 # 2(N-1)/N S/B for a ring all-reduce. So t/A against C(S)/A is a line, from which `fit_link` tells
-# the link. NCCL and gloo choose among several algorithms; for a built-in collective the form is the
-# one that `dtlab.predict` and the emulated interconnect take, so that they give the times back.
+# the link. NCCL and gloo choose among several algorithms; for a built-in collective the form is
+# the one that `dtlab.predict` and the emulated interconnect take, so they give the times back.
 
 Form = Callable[[float, int, Link], float]
 

@@ -7,7 +7,7 @@ for must not be found there, under whatever name it is called or imported:
     its source        is not shown (walls.py hides the file and its compiled form)
     what is allowed   stays, and what that calls in the same module
 
-    take_away({"dtlab.parallel.regions": ["copy_to_region"]})
+    take_away({"dtlab.parallel.tensor.regions": ["copy_to_region"]})
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dtlab
-from dtlab.parallel.fully_sharded import NaiveZero3, Zero3
+from dtlab.parallel.zero.fully_sharded import NaiveZero3, Zero3
 from dtlab.training.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(num_layers=6, width=192, context=32)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
-from dtlab.parallel.parameter_server import ParameterServer, ParameterWorker
+from dtlab.parallel.server import ParameterServer, ParameterWorker
 
 SERVERS, WORKERS = 2, 4
 MESSAGE = 4_194_304  # bytes

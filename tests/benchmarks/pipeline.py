@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dtlab
 from dtlab.parallel.pipeline import PipelineStage, StandIn, run_schedule
-from dtlab.parallel.split_backward import NaiveHalves
+from dtlab.parallel.pipeline.split_backward import NaiveHalves
 from dtlab.predict import Costs, bubble, simulate
 from dtlab.schedules import (
     Schedule,

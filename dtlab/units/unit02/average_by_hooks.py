@@ -175,5 +175,5 @@ PART = Part(
             ),
         ),
     ),
-    reference="dtlab.parallel.data.NaiveDataParallel",
+    reference="dtlab.parallel.data.data_parallel.NaiveDataParallel",
 )

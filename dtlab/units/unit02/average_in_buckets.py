@@ -297,5 +297,5 @@ PART = Part(
             ),
         ),
     ),
-    reference="dtlab.parallel.buckets.in_buckets",
+    reference="dtlab.parallel.data.buckets.in_buckets",
 )

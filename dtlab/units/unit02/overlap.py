@@ -298,5 +298,5 @@ PART = Part(
             ),
         ),
     ),
-    reference="dtlab.parallel.data.DataParallel",
+    reference="dtlab.parallel.data.data_parallel.DataParallel",
 )

@@ -42,9 +42,9 @@ __all__ = [
 
 FINISHED = (
     "dtlab.collectives",
-    "dtlab.parallel.buckets",
-    "dtlab.parallel.data",
-    "dtlab.parallel.local_sgd",
+    "dtlab.parallel.data.buckets",
+    "dtlab.parallel.data.data_parallel",
+    "dtlab.parallel.data.local_sgd",
     "torch.nn.parallel.distributed",
     "torch.distributed._composable.replicate",
     "torch.distributed.algorithms.model_averaging.utils",

@@ -196,6 +196,6 @@ PART = Part(
             rule("missing", 1, "and so are those that are not there", "norm", "scaled"),
         ),
     ),
-    reference="dtlab.parallel.shards.clip_sharded_grad_norm_",
+    reference="dtlab.parallel.zero.shards.clip_sharded_grad_norm_",
     stretch=True,
 )

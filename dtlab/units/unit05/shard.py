@@ -156,5 +156,5 @@ PART = Part(
             rule("memory", 1, "it holds its own bytes only", "piece", also=grown_by("memory")),
         ),
     ),
-    reference="dtlab.parallel.shards.FlatLayout",
+    reference="dtlab.parallel.zero.shards.FlatLayout",
 )

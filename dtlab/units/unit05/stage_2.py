@@ -283,6 +283,6 @@ PART = Part(
             rule("missing", 1, "what has no gradient stays", "result"),
         ),
     ),
-    reference="dtlab.parallel.zero.Zero2",
+    reference="dtlab.parallel.zero.optimizers.Zero2",
     symbol="Stage2",
 )

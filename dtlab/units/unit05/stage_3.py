@@ -187,5 +187,5 @@ PART = Part(
             rule("reduce", 1, "reduced once, with all gradients", "backward"),
         ),
     ),
-    reference="dtlab.parallel.fully_sharded.NaiveZero3",
+    reference="dtlab.parallel.zero.fully_sharded.NaiveZero3",
 )

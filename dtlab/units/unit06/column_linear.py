@@ -336,5 +336,5 @@ PART = Part(
             rule("group", 1, "only its group's ranks count", "output", "gradients"),
         ),
     ),
-    reference="dtlab.parallel.parallel_linear._Column",
+    reference="dtlab.parallel.tensor.linear._Column",
 )

@@ -172,5 +172,5 @@ PART = Part(
             rule("group", 1, "only its group's ranks count", "forward", "gradient"),
         ),
     ),
-    reference="dtlab.parallel.regions.copy_to_region",
+    reference="dtlab.parallel.tensor.regions.copy_to_region",
 )

@@ -166,5 +166,5 @@ PART = Part(
             rule("group", 1, "only its group's ranks count", "sum", "gradient"),
         ),
     ),
-    reference="dtlab.parallel.regions.reduce_from_region",
+    reference="dtlab.parallel.tensor.regions.reduce_from_region",
 )

@@ -220,7 +220,7 @@ PART = Part(
             rule("memory", 1, "a rank keeps its shards alone", "shards", also=grown_by("memory")),
         ),
     ),
-    reference="dtlab.parallel.parallel_attention.ParallelAttention",
+    reference="dtlab.parallel.tensor.attention.ParallelAttention",
     stretch=True,
     symbol="ParallelAttention",
 )

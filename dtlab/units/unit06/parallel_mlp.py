@@ -389,6 +389,6 @@ PART = Part(
             rule("group", 1, "only its group's ranks count", *_USED),
         ),
     ),
-    reference="dtlab.parallel.tensor.ParallelMLP",
+    reference="dtlab.parallel.tensor.layers.ParallelMLP",
     symbol="ParallelMLP",
 )

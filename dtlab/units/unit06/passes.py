@@ -31,10 +31,10 @@ __all__ = ["BACKWARD", "FINISHED", "FORWARD", "PAIR", "PRODUCT", "Calls", "Pass"
 
 FORWARD, BACKWARD, PRODUCT = "check: forward", "check: backward", "check: product"  # marks
 FINISHED = (
-    "dtlab.parallel.regions",
-    "dtlab.parallel.parallel_linear",
-    "dtlab.parallel.parallel_attention",
-    "dtlab.parallel.tensor",
+    "dtlab.parallel.tensor.regions",
+    "dtlab.parallel.tensor.linear",
+    "dtlab.parallel.tensor.attention",
+    "dtlab.parallel.tensor.layers",
 )
 PAIR = ("copy_to_region", "reduce_from_region")  # allowed where they are not what is asked for
 

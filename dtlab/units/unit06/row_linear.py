@@ -110,5 +110,5 @@ PART = Part(
             rule("group", 1, "only its group's ranks count", "output", "gradients"),
         ),
     ),
-    reference="dtlab.parallel.parallel_linear.naive_row_linear",
+    reference="dtlab.parallel.tensor.linear.naive_row_linear",
 )

@@ -31,10 +31,10 @@ __all__ = ["PART", "Running", "shuffled"]
 #           gradients, what was noted
 
 FINISHED = (
-    "dtlab.parallel.pipeline",
-    "dtlab.parallel.pipeline_data",
-    "dtlab.parallel.pipeline_messages",
-    "dtlab.parallel.pipeline_plan",
+    "dtlab.parallel.pipeline.executor",
+    "dtlab.parallel.pipeline.microbatches",
+    "dtlab.parallel.pipeline.messages",
+    "dtlab.parallel.pipeline.messages",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.pipelining.stage",
 )
@@ -309,5 +309,5 @@ PART = Part(
             Rule("any", 1, judge_of("any", "any", "any order of microbatches", "result")),
         ),
     ),
-    reference="dtlab.parallel.pipeline.run_schedule",
+    reference="dtlab.parallel.pipeline.executor.run_schedule",
 )

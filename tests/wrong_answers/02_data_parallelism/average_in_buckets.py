@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from dtlab.parallel.buckets import in_buckets
+from dtlab.parallel.data.buckets import in_buckets
 
 
 def gradients_of(module):
@@ -350,7 +350,7 @@ WRONG = {
         "all_reduces": "dist.all_gather took part",
         "bytes": "the all-reduces have 0 bytes",
     },
-    buckets_of_the_library: {"gradients": "dtlab.parallel.buckets.in_buckets does the work for"},
+    buckets_of_the_library: {"gradients": "parallel.data.buckets.in_buckets does the work for"},
     below_the_recorder: {"gradients": "left it as the operating system counts"},
 }
 

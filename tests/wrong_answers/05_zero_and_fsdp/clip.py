@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from dtlab.parallel.shards import clip_sharded_grad_norm_
+from dtlab.parallel.zero.shards import clip_sharded_grad_norm_
 
 
 def gradients(pieces):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import SGD
 
 from dtlab.parallel.data import DataParallel
-from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
+from dtlab.parallel.zero.fully_sharded import NaiveZero3
 from dtlab.units.unit05.runs_scripts import Layer, train_gather
 from tests.wrong_answers.diagnoses import numbers_near
 from tests.wrong_answers.sharded_runs import changes_alike

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.optim import SGD
 
-from dtlab.parallel.fully_sharded import NaiveZero3
 from dtlab.parallel.zero import Zero3
+from dtlab.parallel.zero.fully_sharded import NaiveZero3
 from dtlab.units.unit05.runs_scripts import Layer, train_leak
 from tests.wrong_answers.diagnoses import numbers_near
 from tests.wrong_answers.sharded_runs import changes_alike

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from dtlab.parallel.shards import FlatLayout
+from dtlab.parallel.zero.shards import FlatLayout
 
 
 def end_to_end(parameters):

@@ -4,7 +4,7 @@ from functools import partial, wraps
 
 from torch import nn
 
-from dtlab.parallel.fully_sharded import NaiveZero3
+from dtlab.parallel.zero.fully_sharded import NaiveZero3
 
 
 class Hooks:

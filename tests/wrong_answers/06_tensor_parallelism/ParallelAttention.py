@@ -7,8 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dtlab.parallel.parallel_attention import ParallelAttention as Finished
-from dtlab.parallel.regions import copy_to_region, reduce_from_region
+from dtlab.parallel.tensor.attention import ParallelAttention as Finished
+from dtlab.parallel.tensor.regions import copy_to_region, reduce_from_region
 
 NAMES = ("qkv_weight", "qkv_bias", "projection_weight", "projection_bias")
 

@@ -5,8 +5,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from dtlab.parallel.regions import copy_to_region, reduce_from_region
 from dtlab.parallel.tensor import ParallelMLP as Finished
+from dtlab.parallel.tensor.regions import copy_to_region, reduce_from_region
 
 NAMES = ("first_weight", "first_bias", "second_weight", "second_bias")
 

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from dtlab.parallel.parallel_linear import naive_column_linear
-from dtlab.parallel.regions import copy_to_region, reduce_from_region
+from dtlab.parallel.tensor.linear import naive_column_linear
+from dtlab.parallel.tensor.regions import copy_to_region, reduce_from_region
 
 
 def rows(tensor):

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from dtlab.parallel.regions import copy_to_region
+from dtlab.parallel.tensor.regions import copy_to_region
 
 
 def made_of(backward, forward=lambda tensor, group: tensor.view_as(tensor)):

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as by_autograd
 
-from dtlab.parallel.regions import reduce_from_region
+from dtlab.parallel.tensor.regions import reduce_from_region
 
 
 def summed(tensor, group):

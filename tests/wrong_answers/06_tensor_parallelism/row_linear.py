@@ -5,8 +5,8 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as by_autograd
 import torch.nn.functional as F
 
-from dtlab.parallel.parallel_linear import naive_row_linear
-from dtlab.parallel.regions import copy_to_region, reduce_from_region
+from dtlab.parallel.tensor.linear import naive_row_linear
+from dtlab.parallel.tensor.regions import copy_to_region, reduce_from_region
 
 
 def right(x, weight, bias=None, group=None):

@@ -1,0 +1,97 @@
+"""Gradients that travel together, in one flat tensor.
+
+flat   [ gradient of p0 | gradient of p1 | ... | used0 used1 ... | present ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from dtlab.parallel.zero.shards import in_packs, views
+
+__all__ = ["Bucket", "in_buckets"]
+
+
+def in_buckets(
+    parameters: Sequence[nn.Parameter], first: int, others: int, world_size: int
+) -> list[Bucket]:
+    """Buckets of parameters in this order, of one dtype and device each.
+
+    A bucket is closed once it has `first` bytes, or `others` if it is not the first of its kind.
+    """
+    packs = in_packs(parameters, first, others)
+    return [Bucket(pack, world_size) for pack in packs]
+
+
+class Bucket:
+    """Parameters and the flat tensor of their gradients, divided by `world_size` on the way in.
+
+    `used` counts, for each parameter, the ranks on which it has got a gradient, and `present`
+    the ranks that had a batch at all; both as parts of all ranks.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+        self.parameters, self._share = parameters, 1 / world_size
+        first, count = parameters[0], sum(one.numel() for one in parameters)
+        self.flat = torch.zeros(
+            count + len(parameters) + 1, dtype=first.dtype, device=first.device
+        )
+        self._gradients, self._used = self.flat[:count], self.flat[count:-1]
+        self._views = list(views(self.flat, parameters))
+        self._arrived: set[int] = set()  # places of parameters
+        self._unused: set[int] = set()
+        self.wait: Callable[[], object] = lambda: None
+
+    @property
+    def full(self) -> bool:
+        """Whether the gradients of all parameters are in it."""
+        return len(self._arrived) == len(self.parameters)
+
+    def empty(self) -> None:
+        """Before a backward pass."""
+        self._arrived.clear()
+        self._unused.clear()
+        self.flat[len(self._gradients) :] = self._share  # all used, all present
+
+    def nothing(self) -> None:
+        """What a rank brings that has no batch any more."""
+        self.flat.zero_()
+
+    def arrive(self, place: int) -> None:
+        """A parameter has its gradient."""
+        self._arrived.add(place)
+
+    def pack(self) -> None:
+        """Put all gradients into their places, divided; they may be there already."""
+        places, gradients = [], []
+        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:
+                view.zero_()
+                self._used[place] = 0
+                self._unused.add(place)
+                continue
+            if gradient.is_sparse:
+                raise TypeError(
+                    f"a gradient of shape {tuple(gradient.shape)} is sparse, and buckets are not. "
+                    "Make the embedding with sparse=False, or leave it to a parameter server."
+                )
+            places.append(view)
+            gradients.append(gradient.detach())
+            parameter.grad = view
+        if places:
+            torch._foreach_copy_(places, gradients)
+        self._gradients *= self._share
+
+    def hand_out(self, over_all: bool) -> None:
+        """Gradients as they are after the all-reduce: means over all, or over those present."""
+        if not over_all:
+            self._gradients /= self.flat[-1]
+        if self._unused:
+            counts = self._used.tolist()
+            for place in self._unused:
+                used = counts[place] > 0
+                self.parameters[place].grad = self._views[place] if used else None

@@ -1,0 +1,104 @@
+"""What the layers of a model cost, measured; and stages that take time and do nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from dtlab.parallel.pipeline.split_backward import Halves
+from dtlab.predict.balance import LayerCost
+from dtlab.training.saved import saved_bytes
+
+__all__ = ["StandIn", "measure_costs"]
+
+
+def measure_costs(
+    layers: Iterable[nn.Module], inputs: Tensor, *, repeats: int = 5
+) -> list[LayerCost]:
+    """Seconds and bytes of each layer, for `predict.balance_stages`; `inputs` are a microbatch.
+
+    Layers follow each other, as in `nn.Sequential`. Seconds are the median of `repeats` runs,
+    after one that is not counted. Gradients of parameters are left as they were.
+    """
+    costs = []
+    for layer in layers:
+        kept = [(one, one.grad) for one in layer.parameters()]
+        runs = [_times(layer, inputs) for _ in range(repeats + 1)][1:]
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+        forward, first, second = (median(each) for each in zip(*runs, strict=True))
+        held = sum(one.nbytes for one in layer.parameters())
+        inputs = inputs.detach().requires_grad_(inputs.is_floating_point())
+        saved = saved_bytes(layer, inputs).total
+        costs.append(LayerCost(forward, first, second, held, saved))
+        with torch.no_grad():
+            inputs = layer(inputs)
+    return costs
+
+
+def _times(layer: nn.Module, inputs: Tensor) -> tuple[float, float, float]:
+    """Seconds of F, I and W."""
+    given = inputs.detach().requires_grad_(inputs.is_floating_point())
+    begun = time.perf_counter()
+    output = layer(given)
+    went = time.perf_counter()
+    ends = [get_gradient_edge(output)] if output.requires_grad else []
+    halves = Halves(ends, [given] if given.requires_grad else [])
+    gradients = [torch.ones_like(output) for _ in ends]
+    ready = time.perf_counter()
+    halves.inputs(gradients)
+    half = time.perf_counter()
+    halves.weights()
+    return went - begun, half - ready, time.perf_counter() - half
+
+
+class StandIn(nn.Module):
+    """A stage that changes nothing, and takes given seconds for F, I and W.
+
+    `take(seconds)` takes them: `dtlab.compute` in a launch, which needs no core.
+    """
+
+    def __init__(
+        self,
+        forward: float,
+        backward_input: float,
+        backward_weight: float,
+        take: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        super().__init__()
+        self.seconds = forward, backward_input, backward_weight
+        self.take = take
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs as they are, plus a weight of 0."""
+        forward, first, second = self.seconds
+        self.take(forward)
+        if not inputs.requires_grad:
+            inputs = inputs.detach().requires_grad_()  # on the first stage too, I takes its time
+        return _takes(inputs, first, self.take) + _takes(self.weight, second, self.take)
+
+
+def _takes(tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tensor:
+    same: Tensor = _Takes.apply(tensor, seconds, take)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _Takes(torch.autograd.Function):
+    """The same tensor, whose backward takes so many seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tensor:
+        ctx.seconds, ctx.take = seconds, take
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.take(ctx.seconds)
+        return gradients[0], None, None

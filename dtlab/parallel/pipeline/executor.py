@@ -1,0 +1,247 @@
+"""Pipeline parallelism: every rank has some stages of the model, and microbatches go through.
+
+    schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, done one after the other
+                      │       │       ▲
+    messages          ▼       ▼       │               outputs to the next stage, gradients back
+    schedule[rank+1] 1F0 ──► 1B0 ──► 1F1 ──► ...
+
+`run_schedule` knows no schedule by name: it does what the list says. Each microbatch has a graph
+of its own on each stage, which ends where a message came in; activations live from F to B, or to
+W. The gradients that a step leaves are those of one process on the whole batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from dtlab.parallel.data.data_parallel import DataParallel, NaiveDataParallel
+from dtlab.parallel.pipeline.costs import StandIn, measure_costs
+from dtlab.parallel.pipeline.messages import Layout, Plan, Post, agree_on_shapes, plan_of
+from dtlab.parallel.pipeline.microbatches import Batch, Data, Loss, StepResult, Tensors, tensors_of
+from dtlab.parallel.pipeline.split_backward import Halves, NaiveHalves
+from dtlab.parallel.pipeline.tied import Tied
+from dtlab.schedules import Action, Schedule, as_schedule
+from dtlab.schedules.actions import Row
+from dtlab.trace import span
+
+__all__ = ["PipelineStage", "StandIn", "StepResult", "measure_costs", "run_schedule"]
+
+REPLICAS = (DataParallel, NaiveDataParallel)
+SPANS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+
+
+class PipelineStage:
+    """One stage of a pipeline: a module, and where in the model it is.
+
+    Args:
+        module: from a tensor, or several, to a tensor or a tuple. It may be wrapped in
+            `DataParallel`: then gradients are averaged once in a step, in the last backward.
+        index: the number of the stage; None: this rank's in the group.
+        tied: parameters that other stages have too, each under a name that all of them use. They
+            begin as the first stage has them, and every one gets the sum of all their gradients.
+        group: the ranks of the pipeline; None: all.
+
+    All ranks make their stages, and run the same schedules with them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int | None = None,
+        *,
+        tied: Mapping[str, nn.Parameter] | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.module, self.group = module, group
+        self.index = dist.get_rank(group) if index is None else index
+        self.tied = dict(tied or {})
+        self.device = next((one.device for one in module.parameters()), torch.device("cpu"))
+        self._memory = _Memory()
+
+
+@dataclass
+class _Memory:
+    """What a rank keeps from step to step: in its first stage."""
+
+    plans: list[Plan] = field(default_factory=list)
+    shapes: dict[tuple[tuple[Layout, ...], ...], int] = field(default_factory=dict)
+    tied: Tied | None = None
+
+
+def run_schedule(
+    schedule: Iterable[Row],
+    stages: PipelineStage | Sequence[PipelineStage],
+    inputs: Batch | None = None,
+    targets: Batch | None = None,
+    loss: Loss | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    halves: type[NaiveHalves] = Halves,
+) -> StepResult:
+    """Do this rank's part of a schedule; gradients are added to the `.grad` of its parameters.
+
+    Args:
+        schedule: any that `dtlab.schedules.validate` accepts, the same on all ranks.
+        stages: this rank's stage, or all of them in any order; a rank may have none.
+        inputs, targets: a batch, which is cut into the schedule's microbatches, or a list of
+            these, which may be uneven. The first stage's rank needs inputs, the last one's
+            targets; others may pass them too.
+        loss: of an output and its targets, the mean over the samples of a microbatch.
+        weights: of the microbatches, where they are not the numbers of samples; say tokens.
+        halves: how I and W are done; `NaiveHalves` is for comparison.
+
+    Raises: ScheduleError for a schedule that cannot run; ValueError for stages, batches or outputs
+    that do not fit it.
+    """
+    rows = as_schedule(schedule)
+    own = [stages] if isinstance(stages, PipelineStage) else list(stages)
+    own.sort(key=lambda stage: stage.index)
+    if not own:
+        if len(rows) == dist.get_world_size() and rows[dist.get_rank()]:
+            raise ValueError(f"The schedule has work for rank {dist.get_rank()}: pass its stages.")
+        return StepResult(None, None, 0)
+    plan = _plan(rows, own)
+    return _Step(plan, own, Data(plan, inputs, targets, loss, weights), halves).run()
+
+
+def _plan(schedule: Schedule, own: list[PipelineStage]) -> Plan:
+    """This rank's part; worked out once for each schedule."""
+    memory, group = own[0]._memory, own[0].group
+    plan = next((plan for plan in memory.plans if plan.schedule == schedule), None)
+    if plan is None:
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        if len(schedule) != size:
+            raise ValueError(f"The schedule is for {len(schedule)} ranks, and there are {size}.")
+        plan = plan_of(schedule, rank)
+        memory.plans.append(plan)
+    needed = {action.stage for action in plan.row}
+    given = [stage.index for stage in own]
+    if sorted(given) != sorted(needed):
+        raise ValueError(
+            f"On rank {plan.rank} the schedule has stages {sorted(needed)}, and these are stages "
+            f"{sorted(given)}."
+        )
+    return plan
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A microbatch on a stage between F and B, or W."""
+
+    halves: NaiveHalves
+    leaves: Tensors
+    is_trained: list[bool]  # of each output that could have a gradient, whether it has one
+
+
+class _Step:
+    """One rank's actions, one after the other."""
+
+    def __init__(
+        self, plan: Plan, own: list[PipelineStage], data: Data, halves: type[NaiveHalves]
+    ) -> None:
+        self._plan, self._data, self._halves = plan, data, halves
+        self._stages = {stage.index: stage for stage in own}
+        memory, group, device = own[0]._memory, own[0].group, own[0].device
+        if memory.tied is None:
+            ranks = [rank for rank, row in enumerate(plan.schedule) if row]
+            memory.tied = Tied({stage.index: stage.tied for stage in own}, ranks, group)
+        self._tied = memory.tied
+        batch = agree_on_shapes(plan, memory.shapes, data.inputs, group, device)
+        self._post = Post(plan, batch, group, device)
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._begun: set[int] = set()  # stages that have done a forward
+        self._peak = 0
+
+    def run(self) -> StepResult:
+        """Do them all."""
+        self._tied.begin()
+        for index, (action, slot) in enumerate(zip(self._plan.row, self._plan.slots, strict=True)):
+            self._post.release(slot)
+            if action.kind == "F":
+                self._forward(action)
+            elif action.kind == "W":
+                self._weights(action, index)
+            else:
+                self._backward(action, index)
+        self._post.release(float("inf"))
+        self._tied.finish()
+        return self._data.result(self._peak)
+
+    def _forward(self, action: Action) -> None:
+        stage, is_last = self._stages[action.stage], action.stage == self._plan.last_stage
+        inputs = self._inputs(action)
+        with _span(action), self._in_turn(stage):
+            outputs = tensors_of(stage.module(*inputs))
+            if is_last:
+                outputs = (self._data.loss_of(outputs, action.microbatch),)
+        if not is_last:
+            self._post.send(action, tuple(one.detach() for one in outputs))
+        trained = [one.requires_grad for one in outputs if one.is_floating_point()]
+        ends = [get_gradient_edge(one) for one in outputs if one.requires_grad]
+        leaves = tuple(one for one in inputs if one.requires_grad)
+        held = _Held(self._halves(ends, leaves), leaves, trained)
+        self._held[action.stage, action.microbatch] = held
+        self._peak = max(self._peak, len(self._held))
+
+    def _inputs(self, action: Action) -> Tensors:
+        """Leaves of the microbatch's graph on this stage; what can have a gradient gets one."""
+        if action.stage == 0:
+            return self._data.inputs[action.microbatch]
+        came = self._post.take(action._replace(stage=action.stage - 1))
+        return tuple(one.detach().requires_grad_(one.is_floating_point()) for one in came)
+
+    def _backward(self, action: Action, index: int) -> None:
+        """B or I."""
+        held = self._held[action.stage, action.microbatch]
+        gradients = self._gradients(action, held)
+        with _span(action):
+            self._say_whether_to_average(action, index)
+            if action.kind == "B":
+                found = held.halves.both(gradients)
+            else:
+                found = held.halves.inputs(gradients)
+        if action.stage > 0:
+            each = zip(found, held.leaves, strict=True)
+            filled = (torch.zeros_like(leaf) if one is None else one for one, leaf in each)
+            self._post.send(action._replace(kind="B"), tuple(filled))
+        if action.kind == "B":
+            del self._held[action.stage, action.microbatch]
+
+    def _gradients(self, action: Action, held: _Held) -> list[Tensor]:
+        """Of the outputs that have one; of the loss its share in the mean."""
+        if action.stage == self._plan.last_stage:
+            return [self._data.share_of(action.microbatch)] if any(held.is_trained) else []
+        came = self._post.take(Action(action.stage + 1, "B", action.microbatch))
+        return [one for one, trained in zip(came, held.is_trained, strict=True) if trained]
+
+    def _weights(self, action: Action, index: int) -> None:
+        with _span(action):
+            self._say_whether_to_average(action, index)
+            self._held.pop((action.stage, action.microbatch)).halves.weights()
+
+    # ------------------------------------------------------------------ with DataParallel
+
+    def _in_turn(self, stage: PipelineStage) -> contextlib.AbstractContextManager[None]:
+        """A replica's first forward of a step shares its buffers, as outside of a pipeline."""
+        is_first = stage.index not in self._begun
+        self._begun.add(stage.index)
+        if is_first or not isinstance(stage.module, REPLICAS):
+            return contextlib.nullcontext()
+        return stage.module.no_sync()
+
+    def _say_whether_to_average(self, action: Action, index: int) -> None:
+        """In the last backward of a stage, when its gradients are complete."""
+        module = self._stages[action.stage].module
+        if isinstance(module, REPLICAS):
+            module.average_next(index == self._plan.last_gradient[action.stage])
+
+
+def _span(action: Action) -> span:
+    return span(SPANS[action.kind], stage=action.stage, microbatch=action.microbatch)

@@ -1,0 +1,279 @@
+"""A parameter server: some ranks keep the parameters, the others compute gradients.
+
+        worker 2     worker 3     worker 4     worker 5        the last ranks of the group
+           │╲           │╲           │╲           │╲           pull: parameters come up
+           │ ╲──────────┼─╲──────────┼─╲──────────┼─╲          push: gradients go down
+        server 0: half of the keys       server 1: the other   the first ranks of the group
+
+    def train():
+        model = make_model()                                   # the same start on every rank
+        if dist.get_rank() < 2:
+            return ParameterServer(model, partial(SGD, lr=0.1), servers=2).serve()
+        with ParameterWorker(model, servers=2) as worker:
+            for inputs, targets in my_batches():
+                worker.pull()
+                cross_entropy(model(inputs), targets).backward()
+                worker.push()
+
+Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server". A server has a
+thread for each worker, and each of them waits for that worker alone. It could do with one thread
+and receive from anybody; but then gloo does not tell it that a worker has died, while a receive
+from the one that died fails at once. So a worker that dies ends its own threads, and no others.
+What it had pushed to one server and not yet to the other is an update of the one's keys only.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dtlab.messages import Group
+from dtlab.parallel.server.shards import LEAVE, PULL, Line, shards_of
+from dtlab.parallel.server.worker import ParameterWorker
+
+__all__ = ["ParameterServer", "ParameterWorker", "ServerReport"]
+
+Consistency = Literal["sync", "bounded", "async"]
+
+
+@dataclass
+class ServerReport:
+    """What one server did and saw. Workers are named by their rank in the group.
+
+    `delays` counts gradients by their delay: the updates of this shard between the pull that a
+    gradient was computed from and its own. `leads` counts pulls by the lead: how many steps the
+    worker was ahead of the slowest one when its pull was answered.
+    """
+
+    updates: int = 0
+    pushes: Counter[int] = field(default_factory=Counter)
+    delays: Counter[int] = field(default_factory=Counter)
+    leads: Counter[int] = field(default_factory=Counter)
+    bytes_received: int = 0  # payload: gradients, and numbers of rows
+    bytes_sent: int = 0  # payload: parameters
+    lost: list[int] = field(default_factory=list)  # workers that went without saying so
+
+
+class _Push(NamedTuple):
+    """What a worker pushed: a gradient for each key, None where it has none."""
+
+    samples: int
+    gradients: list[Tensor | None]
+
+
+@dataclass
+class _Client:
+    """A worker as the server sees it."""
+
+    line: Line
+    room: Tensor  # for its dense parameters on their way out, its gradients until their update
+    steps: int = 0  # pushes so far
+    version: int = 0  # updates that its last pull saw
+
+
+class ParameterServer:
+    """Keeps one shard of a module's parameters, for workers that pull them and push gradients.
+
+    `servers` is how many of the group's first ranks serve; every other rank makes a
+    `ParameterWorker` of the same module. A key is the name of a parameter that requires a
+    gradient; keys are spread by size. `optimizer` makes any torch optimizer from a list of
+    parameters, which lives here. `consistency` says how far workers may drift apart:
+
+        "sync"      not at all: one update for a gradient of every worker, averaged by samples
+        "bounded"   `staleness` steps ahead of the slowest; each gradient is an update. Ho et al.
+                    2013, "More Effective Distributed ML via a Stale Synchronous Parallel
+                    Parameter Server"
+        "async"     without limit; each gradient is an update. Dean et al. 2012, "Large Scale
+                    Distributed Deep Networks"
+
+    With a bound of s, at most (2s + 1)(W - 1) updates of the other workers, W in all, lie between
+    a pull and its push. Buffers, such as BatchNorm's, stay with each worker. The group needs a
+    backend for CPU tensors, such as gloo.
+    Raises: ValueError for a rank or an option that does not fit.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Callable[[list[nn.Parameter]], Optimizer],
+        servers: int = 1,
+        consistency: Consistency = "sync",
+        staleness: int | None = None,
+        group: Group = None,
+    ) -> None:
+        self._bound, self._averages = _bound(consistency, staleness), consistency == "sync"
+        shards, me = shards_of(module, servers, group), dist.get_rank(group)
+        if me >= servers:
+            raise ValueError(f"rank {me} works for {servers} servers: make a ParameterWorker.")
+        self._shard = shards[me]
+        self._memory = self._shard.memory()
+        tables = [torch.empty(key.shape, dtype=key.dtype) for key in self._shard.tables]
+        places = [*self._shard.places(self._memory), *tables]
+        names = [key.name for key in self._shard.keys]
+        for name, place in zip(names, places, strict=True):
+            place.copy_(module.get_parameter(name).detach())
+        self.parameters = dict(zip(names, map(nn.Parameter, places), strict=True))
+        self.optimizer = optimizer(list(self.parameters.values()))
+        self.report = ServerReport()
+        self._clients = {
+            rank: _Client(Line(rank, group), self._shard.memory())
+            for rank in range(servers, dist.get_world_size(group))
+        }
+        self._pushed: dict[int, _Push] = {}  # what the next update is made of
+        self._failure: BaseException | None = None
+        self._change = threading.Condition()  # guards all of the above
+
+    def serve(self) -> ServerReport:
+        """Answer the workers until the last one has left, and report. `parameters` are final then.
+
+        Raises: what the optimizer raises; ValueError where a worker's module is another one.
+        """
+        for rank in list(self._clients):
+            threading.Thread(target=self._serve_worker, args=(rank,), daemon=True).start()
+        with self._change:
+            self._change.wait_for(lambda: self._failure or not self._clients)
+        if self._failure:
+            raise self._failure
+        return self.report
+
+    # ------------------------------------------------------------------ a thread for each worker
+
+    def _serve_worker(self, rank: int) -> None:
+        """Do what one worker asks until it leaves or is lost; then nobody waits for it."""
+        lost, failure = False, None
+        try:
+            self._greet(self._clients[rank].line)
+            while self._answer(self._clients[rank]):
+                pass
+        except ConnectionError:
+            lost = True
+        except BaseException as error:  # noqa: BLE001  `serve` raises it, in the main thread
+            failure = error
+        with self._change:
+            self._failure = self._failure or failure
+            self.report.lost += [rank] * lost
+            del self._clients[rank]
+            if not self._failure:
+                self._update_if_complete()
+            self._change.notify_all()
+
+    def _greet(self, line: Line) -> None:
+        """Make sure that both sides mean the same keys."""
+        expected = self._shard.hello()
+        hello = torch.empty_like(expected)
+        line.receive(hello)
+        line.finish()
+        if not hello.equal(expected):
+            raise ValueError(
+                f"rank {line.peer} has other parameters than this server. Make the same module, "
+                "and pass the same `servers`, on every rank."
+            )
+
+    def _answer(self, client: _Client) -> bool:
+        """Take one request and do what it says; False once the worker leaves."""
+        header = torch.empty_like(self._shard.header(LEAVE))
+        client.line.receive(header)
+        client.line.finish()
+        kind, samples, *counts = header.tolist()
+        if kind == LEAVE:
+            return False
+        with self._change:  # who is too far ahead waits here for the slowest
+            self._change.wait_for(lambda: self._lead(client) <= self._bound)
+        if kind == PULL:
+            self._send_parameters(client, counts)
+        else:
+            self._take_gradients(client, samples, counts)
+        return True
+
+    def _lead(self, client: _Client) -> int:
+        return client.steps - min(each.steps for each in self._clients.values())
+
+    def _send_parameters(self, client: _Client, counts: list[int]) -> None:
+        """Answer a pull: all dense keys as one update left them, and the rows asked for."""
+        indices = self._shard.indices(counts)
+        client.line.receive(*indices)
+        client.line.finish()
+        tables = list(self.parameters.values())[len(self._shard.dense) :]
+        with self._change:
+            self.report.leads[self._lead(client)] += 1
+            client.version = self.report.updates
+            dense = self._memory  # with "sync" no update begins before all have what they pull
+            if not self._averages:
+                dense = client.room.copy_(self._memory)
+            rows = [table.detach()[i] for table, i in zip(tables, indices, strict=True)]
+            self.report.bytes_received += sum(index.nbytes for index in indices)
+            self.report.bytes_sent += dense.nbytes + sum(each.nbytes for each in rows)
+        client.line.send(dense, *rows)  # not under the lock: the worker may take its time, or die
+        client.line.finish()
+
+    def _take_gradients(self, client: _Client, samples: int, counts: list[int]) -> None:
+        """Take a push, and update where that completes one."""
+        indices = self._shard.indices(counts)
+        tables = list(zip(self._shard.tables, indices, strict=True))
+        rows = [torch.empty(len(i), *key.shape[1:], dtype=key.dtype) for key, i in tables]
+        client.line.receive(*self._shard.messages(client.room))
+        for index, values in zip(indices, rows, strict=True):
+            client.line.receive(index, values)
+        client.line.finish()
+        gradients: list[Tensor | None] = list(self._shard.places(client.room))
+        for (key, i), values in zip(tables, rows, strict=True):
+            table = torch.sparse_coo_tensor(i[None], values, key.shape, check_invariants=True)
+            gradients.append(table)
+        there = [g if count else None for g, count in zip(gradients, counts, strict=True)]
+        with self._change:
+            self.report.bytes_received += sum(t.nbytes for t in (client.room, *indices, *rows))
+            self.report.pushes[client.line.peer] += 1
+            self.report.delays[self.report.updates - client.version] += 1
+            client.steps += 1
+            self._pushed[client.line.peer] = _Push(samples, there)
+            self._update_if_complete()
+            self._change.notify_all()
+
+    # ------------------------------------------------------------------ updates
+
+    def _update_if_complete(self) -> None:
+        """Step: with each push, or once every worker that is still here has pushed."""
+        missing = self._averages and any(rank not in self._pushed for rank in self._clients)
+        if missing or not self._pushed:
+            return
+        pushed = [self._pushed[rank] for rank in sorted(self._pushed)]  # the same order each time
+        for number, parameter in enumerate(self.parameters.values()):
+            parameter.grad = _mean([(p.samples, p.gradients[number]) for p in pushed])
+        self.optimizer.step()
+        self._pushed.clear()
+        self.report.updates += 1
+
+
+def _mean(parts: list[tuple[int, Tensor | None]]) -> Tensor | None:
+    """The mean by samples; no gradient counts as zero, but where nobody has one there is none."""
+    if len(parts) == 1:
+        return parts[0][1]
+    counts = [samples for samples, _ in parts]
+    alike, mean = len(set(counts)) == 1, None
+    for samples, gradient in parts:
+        if gradient is not None:
+            part = gradient if alike else gradient.mul_(samples / sum(counts))
+            mean = part if mean is None else mean.add_(part)
+    return mean if mean is None or not alike else mean.div_(len(parts))
+
+
+def _bound(consistency: str, staleness: int | None) -> float:
+    """How many steps a worker may be ahead of the slowest one."""
+    bounds = {"sync": 0, "bounded": staleness, "async": math.inf}
+    if consistency not in bounds:
+        raise ValueError(f"consistency {consistency!r} is not known. Pass one of {[*bounds]}.")
+    if (consistency == "bounded") != (staleness is not None):
+        raise ValueError('A staleness goes with consistency="bounded", and only with it.')
+    bound = bounds[consistency]
+    if bound is None or bound < 0:
+        raise ValueError(f"staleness is a number of steps from 0 on, not {staleness}.")
+    return bound

@@ -1,0 +1,143 @@
+"""Attention whose heads are shared by ranks: no head sees another, so nothing is sent between.
+
+weight [q; k; v] of 4 heads of queries and 2 of keys and values, two ranks
+
+dense     q0 q1 q2 q3 | k0 k1 | v0 v1      queries 0 and 1 use keys 0, queries 2 and 3 keys 1
+rank 0    q0 q1       | k0    | v0
+rank 1          q2 q3 |    k1 |    v1
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtlab.messages import Group
+from dtlab.parallel.tensor.dropout import RankDropout, rank_randomness
+from dtlab.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from dtlab.parallel.tensor.state import take_shards
+from dtlab.training.activation import checkpoint
+
+__all__ = ["ParallelAttention"]
+
+
+class ParallelAttention(nn.Module):
+    """Causal self-attention in which each rank has some heads: [b, s, hidden_size] to the same.
+
+    Args:
+        hidden_size: a multiple of `num_heads`, which is a multiple of the number of ranks.
+        num_kv_heads: heads of keys and values, each for several of the queries (Ainslie et al.
+            2023, "GQA"), also a multiple of the number of ranks; None: as many as of queries.
+        dropout: of attention weights; other ones on each rank.
+        fused: by one operator that keeps no matrix of tokens by tokens.
+        recompute: keep the queries, keys and values only, and those matrices not.
+        sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size].
+        group: the ranks that share the heads; None: all.
+
+    Queries, keys and values come of one weight, [q; k; v] of the dense layer; a rank has the rows
+    of its heads of each. Raises: ValueError for heads that do not divide, or cannot be divided.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        fused: bool = True,
+        recompute: bool = False,
+        sequence_parallel: bool = False,
+        group: Group = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.num_heads, self.num_kv_heads = num_heads, kv_heads
+        self.head_size = _head_size(hidden_size, num_heads, kv_heads)
+        self.fused, self.recompute, self.group = fused, recompute, group
+        options: dict[str, Any] = {
+            "sequence_parallel": sequence_parallel, "group": group,
+            "device": device, "dtype": dtype,
+        }  # fmt: skip
+        pieces = tuple(heads * self.head_size for heads in (num_heads, kv_heads, kv_heads))
+        _check_heads(num_heads, kv_heads, group)
+        self.queries_keys_values = ColumnParallelLinear(
+            hidden_size, sum(pieces), pieces=pieces, **options
+        )
+        self.dropout = RankDropout(dropout, group=group)
+        self.projection = RowParallelLinear(hidden_size, hidden_size, **options)
+
+    @classmethod
+    def from_dense(
+        cls, dense: Any, group: Group = None, *, sequence_parallel: bool = False
+    ) -> Self:
+        """The shard of attention that all ranks have: of `training.models`, or a layer like it."""
+        hidden_size = dense.projection.out_features
+        rows = dense.queries_keys_values.out_features
+        dropout = getattr(dense, "dropout", None)
+        attention = cls(
+            hidden_size, dense.num_heads,
+            num_kv_heads=(rows - hidden_size) * dense.num_heads // hidden_size // 2,
+            dropout=dropout.p if dropout else 0.0, fused=getattr(dense, "fused", True),
+            recompute=getattr(dense, "recompute", False),
+            sequence_parallel=sequence_parallel, group=group, device="meta",
+        )  # fmt: skip
+        return take_shards(attention, dense)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Each token gathers from itself and those before it, by this rank's heads."""
+        own = self.queries_keys_values(hidden)
+        heads = own.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [b, heads, s, size]
+        share = self.num_kv_heads * heads.shape[1] // (self.num_heads + 2 * self.num_kv_heads)
+        q, k, v = heads.split([heads.shape[1] - 2 * share, share, share], 1)
+        if q.shape[1] != share:
+            k, v = (each.repeat_interleave(q.shape[1] // share, 1) for each in (k, v))
+        if self.fused:
+            gathered = self._fused(q, k, v)
+        else:
+            gathered = checkpoint(self.core, q, k, v) if self.recompute else self.core(q, k, v)
+        projected: Tensor = self.projection(gathered.transpose(1, 2).flatten(2))
+        return projected
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        p = self.dropout.p if self.training else 0.0
+        if not p:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        with rank_randomness(q.device, self.group):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The part that grows with the square of the tokens: [b, heads, s, size] to the same."""
+        tokens = q.shape[-2]
+        later = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + later
+        gathered: Tensor = self.dropout(scores.softmax(-1)) @ v
+        return gathered
+
+
+def _head_size(hidden_size: int, num_heads: int, num_kv_heads: int) -> int:
+    if hidden_size % num_heads:
+        raise ValueError(f"{num_heads} heads do not divide a hidden size of {hidden_size}.")
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"{num_kv_heads} heads of keys and values do not divide {num_heads} of queries."
+        )
+    return hidden_size // num_heads
+
+
+def _check_heads(num_heads: int, num_kv_heads: int, group: Group) -> None:
+    ranks, most = dist.get_world_size(group), math.gcd(num_heads, num_kv_heads)
+    if most % ranks:
+        fits = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
+        raise ValueError(
+            f"ParallelAttention: {ranks} ranks do not divide {num_heads} heads of queries and "
+            f"{num_kv_heads} of keys and values; a rank has whole heads. Take a group of {fits} "
+            "ranks, or other numbers of heads."
+        )

@@ -1,0 +1,185 @@
+"""Tensor parallelism: every rank has a part of every layer's weights, and sees the whole batch.
+
+A block of Megatron, on two ranks; f and g are the pairs of regions.py:
+
+    rank 0  x ─ norm ─ f ─ column ─ heads 0 1 ─ row ─ g ─ + ─ norm ─ f ─ column ─ gelu ─ row ─ g ─
+                       ¦                              ¦              ¦                         ¦
+    rank 1  x ─ norm ─ f ─ column ─ heads 2 3 ─ row ─ g ─ + ─ norm ─ f ─ column ─ gelu ─ row ─ g ─
+
+    forward      f nothing       g all_reduce        2 all-reduces
+    backward     f all_reduce    g nothing           2 all-reduces
+
+Column gives each rank some features, GELU works feature by feature and attention head by head,
+and row takes them as they are: so nothing is sent between the halves. An all-reduce of bsh
+elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t a layer and microbatch
+(Narayanan et al. 2021, section 3.2). Compute waits for each: so a group belongs inside a node.
+
+With `sequence_parallel` f is an all-gather and g a reduce-scatter, and norms and dropout see this
+rank's tokens only: sequence.py. Each of those sends half of what an all-reduce does; backward
+gathers the inputs of the two columns once more, so it is 10bsh(t-1)/t in all.
+
+Each layer is an ordinary module. Its `state_dict` has this rank's shards under the names of the
+dense layer; `full_state_dict` has the dense tensors.
+
+Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, section 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from dtlab.messages import Group
+from dtlab.parallel.tensor.attention import ParallelAttention
+from dtlab.parallel.tensor.dropout import RankDropout
+from dtlab.parallel.tensor.linear import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+)
+from dtlab.parallel.tensor.sequence import SequenceLayerNorm
+from dtlab.parallel.tensor.state import (
+    take_shards,
+)
+from dtlab.training.activation import checkpoint
+
+__all__ = ["ParallelBlock", "ParallelMLP"]
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class ParallelMLP(nn.Sequential):
+    """Column, GELU, row: [b, s, hidden_size] to the same.
+
+    Args:
+        hidden_size: features outside.
+        inner_size: features inside, which the ranks share; None: four times as many.
+        sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size].
+        group: the ranks that share the weights; None: all.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inner_size: int | None = None,
+        *,
+        bias: bool = True,
+        sequence_parallel: bool = False,
+        group: Group = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        inner = 4 * hidden_size if inner_size is None else inner_size
+        options: dict[str, Any] = {
+            "bias": bias, "sequence_parallel": sequence_parallel, "group": group,
+            "device": device, "dtype": dtype,
+        }  # fmt: skip
+        super().__init__(
+            ColumnParallelLinear(hidden_size, inner, **options),
+            nn.GELU(),
+            RowParallelLinear(inner, hidden_size, **options),
+        )
+
+    @classmethod
+    def from_dense(
+        cls, dense: nn.Sequential, group: Group = None, *, sequence_parallel: bool = False
+    ) -> Self:
+        """The shard of a linear layer, GELU and a linear layer that all ranks have."""
+        parts: list[Any] = list(dense)
+        first, gelu, last = parts
+        mlp = cls(
+            first.in_features, first.out_features, bias=last.bias is not None,
+            sequence_parallel=sequence_parallel, group=group, device="meta",
+        )  # fmt: skip
+        mlp[1] = gelu
+        return take_shards(mlp, dense)
+
+
+class ParallelBlock(nn.Module):
+    """A layer of a transformer whose weights are shared by ranks: [b, s, hidden_size] to the same.
+
+    Args:
+        hidden_size, num_heads, num_kv_heads: see `ParallelAttention`.
+        dropout: the probability, in three places: attention, and what attention and MLP add.
+        fused_attention: by one operator that keeps no matrix of tokens by tokens.
+        recompute: "selective" checkpoints the core of attention, "full" the block, collectives
+            too.
+        sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size]:
+            see `scatter_to_sequence` and `gather_from_sequence`.
+        group: the ranks that share the weights; None: all. Their random numbers are in step, so
+            that they start as the shards of one dense layer and drop alike what all have.
+
+    Raises: ValueError for a `recompute` of another name, or heads that do not divide.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        dropout: float = 0.0,
+        fused_attention: bool = True,
+        recompute: Recompute = "none",
+        sequence_parallel: bool = False,
+        group: Group = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if recompute not in ("none", "selective", "full"):
+            raise ValueError(f'recompute is "none", "selective" or "full", not {recompute!r}.')
+        self.recompute, self.sequence_parallel = recompute, sequence_parallel
+        makes: dict[str, Any] = {"device": device, "dtype": dtype}
+        shared: dict[str, Any] = {"sequence_parallel": sequence_parallel, "group": group, **makes}
+        self.attention_norm = _norm(hidden_size, **shared)
+        self.attention = ParallelAttention(
+            hidden_size, num_heads, num_kv_heads=num_kv_heads, dropout=dropout,
+            fused=fused_attention, recompute=recompute == "selective", **shared,
+        )  # fmt: skip
+        self.attention_dropout = _dropout(dropout, sequence_parallel, group)
+        self.mlp_norm = _norm(hidden_size, **shared)
+        self.mlp = ParallelMLP(hidden_size, **shared)
+        self.mlp_dropout = _dropout(dropout, sequence_parallel, group)
+
+    @classmethod
+    def from_dense(
+        cls, dense: Any, group: Group = None, *, sequence_parallel: bool = False
+    ) -> Self:
+        """The shard of `training.models.Block` or `TransformerLayer`, the same on all ranks.
+
+        Sizes, dropout and recomputation are those of the dense layer.
+        """
+        norm, dropout = dense.attention_norm, getattr(dense, "attention_dropout", None)
+        block = cls(
+            norm.normalized_shape[0], dense.attention.num_heads,
+            dropout=dropout.p if dropout else 0.0, recompute=getattr(dense, "recompute", "none"),
+            sequence_parallel=sequence_parallel, group=group, device="meta",
+        )  # fmt: skip
+        options: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+        block.attention = ParallelAttention.from_dense(dense.attention, **options)
+        block.mlp = ParallelMLP.from_dense(dense.mlp, **options)
+        block.attention_norm.eps, block.mlp_norm.eps = norm.eps, dense.mlp_norm.eps
+        return take_shards(block, dense)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Add what attention and the MLP have to say to the residual stream."""
+        return checkpoint(self.run, hidden) if self.recompute == "full" else self.run(hidden)
+
+    def run(self, hidden: Tensor) -> Tensor:
+        """The block itself."""
+        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(hidden)))
+        added: Tensor = self.mlp_dropout(self.mlp(self.mlp_norm(hidden)))
+        return hidden + added
+
+
+def _norm(size: int, sequence_parallel: bool, group: Group, **makes: Any) -> nn.LayerNorm:
+    if sequence_parallel:
+        return SequenceLayerNorm(size, group=group, **makes)
+    return nn.LayerNorm(size, **makes)
+
+
+def _dropout(p: float, sequence_parallel: bool, group: Group) -> nn.Dropout:
+    """The same on all ranks where all have all tokens; another on each where it has its own."""
+    return RankDropout(p, group=group) if sequence_parallel else nn.Dropout(p)

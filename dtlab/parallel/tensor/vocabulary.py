@@ -1,0 +1,179 @@
+"""A vocabulary shared by ranks: the table of what goes in, and the loss of what comes out.
+
+    table of 7 rows, 3 ranks       tokens 1 4 6      rank 0   row 1  zero   zero
+    rank 0  rows 0 1 2                               rank 1   zero   row 4  zero
+    rank 1  rows 3 4                                 rank 2   zero   zero   row 6
+    rank 2  rows 5 6                                 sum      row 1  row 4  row 6
+
+Each rank looks up the tokens that it has, and an all-reduce adds up.
+
+The loss of a token t with logits z is log sum exp(z) - z_t. Each rank has a part of the sum and
+one of them has z_t, so a few numbers per token travel, never the logits: the largest logit (so
+that no exp overflows), and then the sum together with z_t. Backward sends nothing.
+
+Shoeybi et al. 2019, "Megatron-LM", section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dtlab.messages import Group
+from dtlab.parallel.tensor.linear import ShardedLayer, Split
+from dtlab.parallel.tensor.regions import reduce_from_region, share
+from dtlab.parallel.tensor.sequence import check_tokens, reduce_scatter_to_sequence
+
+__all__ = ["VocabParallelEmbedding", "vocab_parallel_cross_entropy"]
+
+Reduction = Literal["none", "mean", "sum"]
+
+
+class VocabParallelEmbedding(ShardedLayer):
+    """`nn.Embedding` of which each rank has some rows: token ids [...] to [..., embedding_dim].
+
+    Args:
+        num_embeddings, embedding_dim, device, dtype: of the dense table. Where the ranks do not
+            divide the rows, the first ones have one more.
+        sequence_parallel: the output is this rank's tokens, of ids [b, s] that all ranks have.
+        group: the ranks that share the table; None: all.
+
+    Raises: ValueError for fewer rows than ranks, or tokens that the ranks do not divide;
+        IndexError, on all ranks, for an id that no rank has.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        sequence_parallel: bool = False,
+        group: Group = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(group)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.sequence_parallel = sequence_parallel
+        self.splits = {"weight": Split(0, (num_embeddings,))}
+        self.rows = share(num_embeddings, self.rank, self.ranks)
+        self.take(nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype))
+
+    @classmethod
+    def from_dense(cls, dense: nn.Embedding, **options: Any) -> Self:
+        """The shard of a table that all ranks have; `options` as those of the class."""
+        layer = cls(dense.num_embeddings, dense.embedding_dim, device="meta", **options)
+        layer.take(dense)
+        return layer
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Rows of the dense table."""
+        _check_ids(type(self).__name__, tokens, self.num_embeddings)
+        if self.sequence_parallel:
+            check_tokens(type(self).__name__, tokens, self.group, 1)
+        own = tokens - self.rows.start
+        others = (own < 0) | (own >= len(self.rows))
+        found = F.embedding(own.masked_fill(others, 0), self.weight)
+        found = found.masked_fill(others.unsqueeze(-1), 0)
+        if self.sequence_parallel:
+            return reduce_scatter_to_sequence(found, self.group)
+        return reduce_from_region(found, self.group)
+
+    def extra_repr(self) -> str:
+        """Sizes of the dense table, and this rank's rows."""
+        rows = f"{self.rows.start} to {self.rows.stop - 1}"
+        return f"{self.num_embeddings}, {self.embedding_dim}, rows {rows}"
+
+
+def vocab_parallel_cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    group: Group = None,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """`F.cross_entropy` of logits [..., vocabulary / ranks], the same on every rank.
+
+    Args:
+        logits: of this rank's part of the vocabulary, in the order of the ranks. Parts may differ
+            in size.
+        target: ids [...] in the whole vocabulary, the same on all ranks.
+        ignore_index: a target that counts for nothing.
+        reduction: "mean" over the targets that count, "sum", or "none".
+        group: the ranks that share the vocabulary; None: all.
+
+    Two all-reduces, of one number per token and rank's size, and of two per token. 16-bit logits
+    are taken to 32.
+
+    Raises: ValueError where shapes do not fit or for another `reduction`; IndexError, on all
+        ranks, for a target outside the vocabulary.
+    """
+    if logits.shape[:-1] != target.shape:
+        raise ValueError(
+            f"vocab_parallel_cross_entropy: logits {tuple(logits.shape)} need a target of shape "
+            f"{tuple(logits.shape[:-1])}, not {tuple(target.shape)}."
+        )
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f'reduction is "none", "mean" or "sum", not {reduction!r}.')
+    counts = target != ignore_index
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    ids = target.masked_fill(~counts, 0).flatten()
+    losses = _CrossEntropy.apply(wide, ids, group)  # type: ignore[no-untyped-call]
+    losses = losses.view(target.shape).masked_fill(~counts, 0)
+    if reduction != "none":
+        losses = losses.sum() / (counts.sum() if reduction == "mean" else 1)
+    return losses.to(logits.dtype)  # type: ignore[no-any-return]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Losses [n] of logits [n, part of the vocabulary] and ids [n]."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, group: Group) -> Tensor:
+        largest, sizes = _largest(logits, group)
+        _check_ids("vocab_parallel_cross_entropy", ids, sum(sizes))
+        own = ids - sum(sizes[: dist.get_rank(group)])
+        others = (own < 0) | (own >= logits.shape[1])
+        own.masked_fill_(others, 0)
+        shifted = logits - largest.unsqueeze(1)
+        picked = shifted.gather(1, own.unsqueeze(1)).squeeze(1).masked_fill(others, 0)
+        softmax = shifted.exp_()
+        sums = torch.stack([softmax.sum(1), picked])
+        dist.all_reduce(sums, group=group)
+        softmax /= sums[0].unsqueeze(1)
+        ctx.save_for_backward(softmax, own, others)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        softmax, own, others = ctx.saved_tensors
+        of_logits = softmax * gradient.unsqueeze(1)
+        at_target = gradient.masked_fill(others, 0).unsqueeze(1)
+        of_logits.scatter_add_(1, own.unsqueeze(1), -at_target)
+        return of_logits, None, None
+
+
+def _largest(logits: Tensor, group: Group) -> tuple[Tensor, list[int]]:
+    """The largest logit of each token, and each rank's part of the vocabulary, in one message."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    sizes = logits.new_zeros(ranks)
+    sizes[rank] = logits.shape[1]
+    both = torch.cat([sizes, logits.amax(1)])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group)
+    return both[ranks:], [int(size) for size in both[:ranks].tolist()]
+
+
+def _check_ids(name: str, ids: Tensor, size: int) -> None:
+    """Refuse an id outside the vocabulary: no rank has it, so it would become zeros unnoticed."""
+    outside = ids[(ids < 0) | (ids >= size)]
+    if outside.numel():
+        raise IndexError(f"{name}: id {int(outside[0])} is outside of a vocabulary of {size}.")

@@ -1,0 +1,331 @@
+"""An optimizer that is divided among ranks: each steps a shard of the parameters.
+
+    all parameters      [ group 0: lr 0.1   | group 1: lr 0.01 ]     `param_groups`, for the user
+    their buckets       [ bucket 0 | bucket 1 | bucket 2 | ... ]     flat, cut into N shards each
+    this rank's shards    [segment]  [segment]   [ s ][ s ]          parameters of `_inner`
+
+What brings gradients to the segments is left to the classes of `zero.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtlab.parallel.data.replicas import broadcast
+from dtlab.parallel.zero.buckets import ShardedBucket
+from dtlab.parallel.zero.shards import Transport, in_packs
+from dtlab.parallel.zero.state import full_state, load_state, shard_state
+from dtlab.training.metrics import device_of
+
+__all__ = ["ShardedOptimizer", "all_of", "defaults_of_elementwise"]
+
+MIB = 2**20
+SMALLEST, LARGEST = 1 * MIB, 25 * MIB  # bytes of a bucket, as the first and others in DataParallel
+TOGETHER = 4 * MIB  # bytes gathered at a time: fewer cost messages, more cost gloo's copy of them
+OF_A_GROUP = {"params", "param_names"}  # keys of a parameter group that are no options
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """Keeps the state of `optimizer_class` for one of N shards; see `Zero1` for the arguments."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        group: dist.ProcessGroup | None,
+        reduces: bool,
+        *,
+        master_dtype: torch.dtype | None = None,
+        bucket_cap_mb: float | None = None,
+        all_gather: Callable[..., Any] | None = None,
+        reduce_scatter: Callable[..., Any] | None = None,
+        **optimizer_arguments: Any,
+    ) -> None:
+        self._transport = Transport(group, all_gather, reduce_scatter)
+        self._reduces, self._master_dtype = reduces, master_dtype
+        if bucket_cap_mb is not None and not bucket_cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
+        self._cap_mb = bucket_cap_mb
+        self._class, self._arguments = optimizer_class, optimizer_arguments
+        self._inner: torch.optim.Optimizer | None = None
+        self._buckets: list[ShardedBucket] = []
+        self._frozen: list[Tensor] = []
+        params = list(params)
+        super().__init__(params, self._try_out(params))
+        for each in self.param_groups:
+            self._divide(each)
+        if not self._buckets:
+            raise ValueError("no parameter needs a gradient: there is nothing to step.")
+        self._inner = self._over_segments(self.param_groups)
+        self._share_state()
+
+    # ------------------------------------------------------------------ parameters and groups
+
+    def _try_out(self, params: Sequence[Any]) -> dict[str, Any]:
+        """The optimizer's defaults; raises TypeError where it cannot step parts of parameters."""
+        groups = [one for one in params if isinstance(one, Mapping)]
+        options = [{k: v for k, v in one.items() if k not in OF_A_GROUP} for one in groups]
+        device = device_of(self._transport.group)
+        return defaults_of_elementwise(self._class, options or [{}], self._arguments, device)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As `torch.optim.Optimizer.add_param_group`; on all ranks, between two steps."""
+        if self._inner is None:  # PyTorch's constructor is at work
+            super().add_param_group(param_group)
+            return
+        self._try_out([param_group])
+        super().add_param_group(param_group)
+        self._divide(self.param_groups[-1])
+        self._inner.add_param_group(self._options(self.param_groups[-1]))
+        self._share_state()
+
+    def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
+        """Buckets of a group's parameters, about in the order of their gradients."""
+        numbers = {one: n for n, one in enumerate(all_of(self.param_groups))}
+        _refuse_shared_memory(list(numbers))
+        once = dict.fromkeys(group["params"])
+        trained = [one for one in once if one.requires_grad]
+        frozen = [one for one in once if not one.requires_grad]
+        self._frozen += frozen
+        if self._reduces:
+            broadcast(frozen, self._group)
+        made = [
+            ShardedBucket(
+                pack, [numbers[one] for one in pack], self._transport, self._master_dtype,
+                same_start=self._reduces,
+            )
+            for pack in in_packs(trained[::-1], *self._caps())
+        ]  # fmt: skip
+        self._buckets += made
+        return made
+
+    def _caps(self) -> tuple[int, int]:
+        """Bytes of the first bucket, and of the others."""
+        if self._cap_mb is not None:
+            return int(self._cap_mb * MIB), int(self._cap_mb * MIB)
+        everything = sum(one.nbytes for one in all_of(self.param_groups))
+        return SMALLEST, max(SMALLEST, min(everything // 20, LARGEST))
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return self._transport.group
+
+    def _options(self, group: dict[str, Any]) -> dict[str, Any]:
+        """A parameter group as the inner optimizer sees it: of this rank's segments."""
+        own = set(group["params"])
+        buckets = [one for one in self._buckets if one.parameters[0] in own]
+        segments = [segment for bucket in buckets for segment in bucket.segments]
+        options = {key: value for key, value in group.items() if key not in OF_A_GROUP}
+        return {**options, "params": segments}
+
+    def _over_segments(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return self._class([self._options(group) for group in groups], **self._arguments)
+
+    # ------------------------------------------------------------------ the step
+
+    def _check_parameters(self) -> None:
+        for bucket in self._buckets:
+            bucket.check_place()
+        for one in self._frozen:
+            if one.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(one.shape)} was frozen when the optimizer was "
+                    "made, and has a gradient now. Unfreeze it first, then make the optimizer."
+                )
+
+    def _step_own(self) -> None:
+        """The inner optimizer steps the segments, with the options that the groups have now."""
+        assert self._inner is not None
+        for bucket in self._buckets:
+            bucket.refresh_master()
+        self._copy_options(self.param_groups, self._inner.param_groups)
+        self._inner.step()
+        self._copy_options(self._inner.param_groups, self.param_groups)
+
+    def _gather(self) -> None:
+        """Bring the new shards together, several small ones at a time."""
+        together: list[Tensor] = []
+        for bucket in self._buckets:
+            bucket.take_stepped()
+            together.append(bucket.flat)
+            if sum(one.nbytes for one in together) >= TOGETHER or bucket is self._buckets[-1]:
+                self._transport.gather_together(together)()
+                together = []
+
+    @staticmethod
+    def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
+        for one, other in zip(source, target, strict=True):
+            other.update({k: v for k, v in one.items() if k not in OF_A_GROUP})
+
+    # ------------------------------------------------------------------ saving and loading
+
+    def _share_state(self) -> None:
+        """`state`: what this rank keeps: the inner optimizer's, and master weights."""
+        assert self._inner is not None
+        state: Any = {"optimizer": self._inner.state, "masters": self._masters()}
+        self.state = state
+
+    def _masters(self) -> list[Tensor]:
+        return [one.master for one in self._buckets if one.master is not one.shard]
+
+    def _shard_name(self) -> dict[str, Any]:
+        sizes = [bucket.layout.num_elements for bucket in self._buckets]
+        return {"rank": self._transport.rank, "world_size": self._transport.world_size,
+                "bucket_elements": sizes}  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's shard of the state, without communication; to be loaded on the same rank."""
+        assert self._inner is not None
+        own = shard_state(self._buckets, self._inner, self.param_groups)
+        return {**own, "shard": self._shard_name()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` gave on this rank, with as many ranks and the same buckets.
+
+        Raises: ValueError for the state of another shard.
+        """
+        saved = state_dict.get("shard")
+        if saved != self._shard_name():
+            raise ValueError(
+                f"this is not the state of this shard: saved from {saved}, here is "
+                f"{self._shard_name()}. For another number of ranks save full_state_dict()."
+            )
+        self._load(state_dict, is_whole=False)
+
+    @torch.no_grad()
+    def _load(self, state_dict: Mapping[str, Any], *, is_whole: bool) -> None:
+        assert self._inner is not None
+        load_state(self._buckets, self._inner, self.param_groups, state_dict, is_whole=is_whole)
+        self._copy_options(self._inner.param_groups, self.param_groups)
+        self._share_state()
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole state on every rank, in the form that the optimizer in one process has it.
+
+        Call it on all ranks. It can be loaded by `load_full_state_dict` with any number of ranks,
+        or by `optimizer_class` itself over the same parameters; master weights come beside it.
+        """
+        assert self._inner is not None
+        state: dict[str, Any] = full_state(self._buckets, self._inner, self.param_groups)
+        return state
+
+    def load_full_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a whole state: each rank takes its part. Parameters are the model's own to load.
+
+        Raises: ValueError where it does not have the same parameters.
+        """
+        self._load(state_dict, is_whole=True)
+
+
+def all_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The parameters of all groups."""
+    return [one for group in groups for one in group["params"]]
+
+
+def _refuse_shared_memory(parameters: Sequence[Tensor]) -> None:
+    begins: dict[tuple[torch.device, int], Tensor] = {}
+    for one in parameters:
+        if one.numel() and begins.setdefault((one.device, one.data_ptr()), one) is not one:
+            raise ValueError(
+                f"two parameters, one of shape {tuple(one.shape)}, share memory, which flat "
+                "tensors would part. Tie them by using one nn.Parameter in both places."
+            )
+
+
+# Which optimizers may step a part of a parameter as if it were a parameter of its own ------------
+#
+#     whole      optimizer([a a a a a a a a a a a a], [b b b])
+#     one rank   optimizer([a a a a a])
+#     another    optimizer([a a a a a a a], [b b b])           the same numbers, or refused
+#
+# SGD and Adam pass: what becomes of an element depends on that element and its gradients alone. An
+# optimizer that takes a norm, factors a matrix, or needs a closure does not.
+
+_STEPS, _CUT = 3, 5
+
+
+def defaults_of_elementwise(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    options: Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+    device: torch.device,
+) -> dict[str, Any]:
+    """The optimizer's default options, once it has shown on a few numbers that it can be cut.
+
+    The rule is tried, so it holds for classes of your own: with each of `options`, those of a
+    parameter group, three steps on two small parameters must be the same as those on their parts.
+
+    Raises: TypeError where they are not; and what the class itself says of its arguments.
+    """
+    if not (
+        isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
+    ):
+        raise TypeError(
+            f"optimizer_class={optimizer_class!r} is not a class of optimizers. Pass the class, "
+            "and its arguments after it: (model.parameters(), torch.optim.Adam, lr=1e-3)."
+        )
+    whole = [torch.linspace(-2, 2, 12, device=device).double().view(4, 3),
+             torch.linspace(1, 3, 3, device=device).double().view(3, 1)]  # fmt: skip
+    defaults: dict[str, Any] = {}
+    for group in options:
+        settings = _moving({**arguments}), _moving({**group})
+        optimizer = _made(optimizer_class, whole, *settings)
+        defaults = optimizer_class([torch.zeros(2, 2, device=device)], **arguments).defaults
+        try:
+            wanted = _stepped(optimizer)
+            parts = [[whole[0].flatten()[:_CUT]], [whole[0].flatten()[_CUT:], whole[1]]]
+            got = [
+                _stepped(_made(optimizer_class, part, *settings), n)
+                for n, part in enumerate(parts)
+            ]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(_refusal(optimizer_class, f"says: {error}")) from error
+        change = wanted - torch.cat([one.flatten() for one in whole])
+        differ = (torch.cat(got) - wanted).abs().max()
+        if not differ <= 1e-6 * change.abs().max():
+            raise TypeError(_refusal(optimizer_class, "does something else with them"))
+    return defaults
+
+
+def _refusal(optimizer_class: type, why: str) -> str:
+    name = optimizer_class.__name__
+    return (
+        f"{name} does not work element by element: given the parts of a parameter, as ranks "
+        f"have them, it {why.rstrip('.')}. Take one that does, as SGD, Adam or AdamW, or keep "
+        f"whole parameters on every rank: DataParallel, and {name} itself."
+    )
+
+
+def _moving(options: dict[str, Any]) -> dict[str, Any]:
+    """A rate of 0, as a warm-up may begin with, would hide what the optimizer does."""
+    if "lr" in options and not isinstance(options["lr"], Tensor) and options["lr"] == 0:
+        options["lr"] = 0.1
+    return options
+
+
+def _made(
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    tensors: Sequence[Tensor],
+    arguments: Mapping[str, Any],
+    group: Mapping[str, Any],
+) -> torch.optim.Optimizer:
+    copies = [torch.nn.Parameter(one.clone()) for one in tensors]
+    return optimizer_class([{**group, "params": copies}], **arguments)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, part: int | None = None) -> Tensor:
+    """All elements after some steps, whose gradients are drawn for all, or cut from those."""
+    parameters = optimizer.param_groups[0]["params"]
+    begin, length = {None: (0, 15), 0: (0, _CUT), 1: (_CUT, 15 - _CUT)}[part]
+    for step in range(_STEPS):
+        drawn = torch.randn(15, generator=torch.Generator().manual_seed(step)).double()
+        pieces = torch.split(drawn[begin : begin + length], [p.numel() for p in parameters])
+        for parameter, gradient in zip(parameters, pieces, strict=True):
+            parameter.grad = gradient.view_as(parameter).to(parameter.device)
+        optimizer.step()
+    return torch.cat([one.detach().flatten() for one in parameters])
