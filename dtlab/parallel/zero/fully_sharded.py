@@ -39,8 +39,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
-from dtlab.parallel.zero.flat_shard import FlatShard
-from dtlab.parallel.zero.sharded_block import ShardedBlock
+from dtlab.parallel.zero.sharded_block import FlatShard, ShardedBlock
 from dtlab.parallel.zero.sharded_module import ShardedModule
 from dtlab.parallel.zero.shards import Collective
 from dtlab.parallel.zero.wrap_policy import Blocks

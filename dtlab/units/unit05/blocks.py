@@ -133,7 +133,7 @@ FINISHED = (
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.zero.optimizers",
     "dtlab.parallel.zero.fully_sharded",
-    "dtlab.parallel.zero.flat_shard",
+    "dtlab.parallel.zero.sharded_block",
     "dtlab.parallel.zero.sharded_block",
     "dtlab.parallel.zero.sharded_block",
     "dtlab.parallel.zero.sharded_optimizer",

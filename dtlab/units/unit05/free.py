@@ -197,5 +197,5 @@ PART = Part(
             Rule("backward", 1, judge("backward", "the next gather serves backward"), "storage"),
         ),
     ),
-    reference="dtlab.parallel.zero.flat_shard.FlatShard",
+    reference="dtlab.parallel.zero.sharded_block.FlatShard",
 )

@@ -162,5 +162,5 @@ PART = Part(
             ),
         ),
     ),
-    reference="dtlab.parallel.zero.flat_shard.FlatShard",
+    reference="dtlab.parallel.zero.sharded_block.FlatShard",
 )

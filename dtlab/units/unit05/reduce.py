@@ -225,5 +225,5 @@ PART = Part(
             rule("adds", 1, "a second pass adds up", "mean"),
         ),
     ),
-    reference="dtlab.parallel.zero.flat_shard.FlatShard",
+    reference="dtlab.parallel.zero.sharded_block.FlatShard",
 )
