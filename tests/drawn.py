@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from dtlab.show.style import Figure
+from dtlab.show.drawing.style import Figure
 
 __all__ = ["boxes", "check_layout", "lines", "texts"]
 

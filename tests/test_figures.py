@@ -28,17 +28,16 @@ from dtlab.show import (
     cost_curves,
     crossover,
     ring,
-    rounds,
     timeline,
     tree,
 )
-from dtlab.show.cells import EMPTY
-from dtlab.show.cost_figure import fastest
-from dtlab.show.crossover_figure import ALL_REDUCES
-from dtlab.show.labels import Obstacles, Upright, places
-from dtlab.show.lanes import STRIP, lanes, merged, messages, without
-from dtlab.show.style import INK, MUTED, PALETTE, SHEET, edge, role_of
-from dtlab.show.table_figure import contributors
+from dtlab.show.drawing.labels import Obstacles, Upright, places
+from dtlab.show.drawing.lanes import STRIP, lanes, merged, messages, without
+from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, edge, role_of
+from dtlab.show.figures import rounds
+from dtlab.show.figures.costs import ALL_REDUCES, fastest
+from dtlab.show.figures.rounds import EMPTY
+from dtlab.show.figures.table import contributors
 from dtlab.show.words import byte_words, list_words, rank_words, time_words
 from dtlab.trace import Event, Trace
 
@@ -529,7 +528,7 @@ def labelled(num_ranks: int, count: int) -> list[list[int]]:
 
 
 def test_the_picture_in_the_docstring_is_an_all_reduce() -> None:
-    from dtlab.show import table_figure
+    from dtlab.show.figures import table as table_figure
 
     assert table_figure.__doc__ is not None
     drawn = [

@@ -22,7 +22,7 @@ from dtlab.show import (
     schedule,
     sweep_chart,
 )
-from dtlab.show.published_figure import AT_8K, IMAGENET
+from dtlab.show.figures.batch import AT_8K, IMAGENET
 from dtlab.training.learning_rate import WarmupThenDecay
 from tests.drawn import boxes, check_layout, lines, texts
 

@@ -9,11 +9,11 @@ import pytest
 
 from dtlab.predict.decision import TREE, Leaf
 from dtlab.predict.strategy import choose
-from dtlab.show.decision_figure import decision_tree
-from dtlab.show.decision_widgets import explore_decision
+from dtlab.show.drawing.style import Figure
+from dtlab.show.figures.decision import decision_tree
+from dtlab.show.figures.lines import scaling_chart
 from dtlab.show.preflight import QUESTIONS, preflight
-from dtlab.show.scaling_figure import scaling_chart
-from dtlab.show.style import Figure
+from dtlab.show.widgets.decision import explore_decision
 
 JOBS = {
     "zero3": choose(40e9, 80e9, 2e9, num_gpus=16),

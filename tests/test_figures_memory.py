@@ -12,10 +12,9 @@ from matplotlib.colors import to_rgb
 
 from dtlab.predict.cards import CARDS
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
-from dtlab.show.memory_figure import PIECES, count_words, memory_bar, memory_bars
-from dtlab.show.memory_widgets import explore_memory
-from dtlab.show.staircase_figure import staircase
-from dtlab.show.style import Figure
+from dtlab.show.drawing.style import Figure
+from dtlab.show.figures.memory import PIECES, count_words, memory_bar, memory_bars, staircase
+from dtlab.show.widgets.memory import explore_memory
 from tests.drawn import boxes, check_layout, lines, texts
 
 KINDS = ("parameters", "gradients", "optimizer state")

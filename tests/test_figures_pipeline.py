@@ -13,8 +13,8 @@ from matplotlib.colors import to_hex
 from dtlab.predict import Costs, bubble, peak_in_flight, simulate
 from dtlab.schedules import gpipe, interleaved, naive, one_f_one_b, zb_h2
 from dtlab.show import COLOURS, Figure, explore_pipeline, pipeline, predicted_pipeline
-from dtlab.show.dials import Dial
-from dtlab.show.pipeline_figure import SCHEDULES
+from dtlab.show.figures.pipeline import SCHEDULES
+from dtlab.show.widgets.dials import Dial
 from dtlab.trace import Event, Trace
 from tests.drawn import boxes, check_layout, lines, texts
 

@@ -10,16 +10,14 @@ import pytest
 import torch
 
 from dtlab.predict.activations import activation_pieces
-from dtlab.show.activation_figure import activation_bars
-from dtlab.show.gradient_figure import gradient_ranges
-from dtlab.show.loss_scale_figure import loss_scale_chart
-from dtlab.show.number_line_figure import number_line
-from dtlab.show.precision_widgets import (
+from dtlab.show.drawing.style import Figure
+from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
+from dtlab.show.figures.layer import activation_bars
+from dtlab.show.widgets.formats import (
     explore_activations,
     explore_gradients,
     explore_number_line,
 )
-from dtlab.show.style import Figure
 from tests.drawn import boxes, check_layout, lines
 
 # --------------------------------------------------------------------------- number line

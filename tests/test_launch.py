@@ -257,10 +257,10 @@ def test_ranks_begin_with_what_the_notebook_has_imported_of_dtlab(script: Path) 
 
         def there():  # cells hold nothing of dtlab's, so opening it imports nothing
             return [name in sys.modules for name in
-                    ("dtlab.training.metrics", "dtlab.parallel.mesh", "dtlab.show.style")]
+                    ("dtlab.training.metrics", "dtlab.parallel.mesh", "dtlab.show.drawing.style")]
 
         before = dtlab.launch(there).values[0]
-        import dtlab.parallel.mesh, dtlab.show.style, dtlab.training.metrics
+        import dtlab.parallel.mesh, dtlab.show.drawing.style, dtlab.training.metrics
         print(before, dtlab.launch(there).values[0])
         """,
     )

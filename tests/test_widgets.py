@@ -25,8 +25,8 @@ from dtlab.show import (
     step_tree,
     tree,
 )
-from dtlab.show.crossover_figure import ALL_REDUCES
-from dtlab.show.dials import Dial
+from dtlab.show.figures.costs import ALL_REDUCES
+from dtlab.show.widgets.dials import Dial
 
 REDRAW = 0.2  # seconds, the goal
 WIDGETS: dict[str, Callable[[], Explorer]] = {

@@ -6,13 +6,7 @@ a widget is a thin front that calls such a function again when one of its contro
 
 from __future__ import annotations
 
-from dtlab.show.batch_widgets import (
-    explore_effective_batch,
-    explore_published_sweep,
-    explore_schedule,
-)
-from dtlab.show.block_widgets import explore_block
-from dtlab.show.decision_widgets import explore_decision
+from dtlab.show.drawing.style import COLOURS, Figure
 from dtlab.show.figures import (
     activation_bars,
     bus_bandwidths,
@@ -42,17 +36,25 @@ from dtlab.show.figures import (
     tree,
 )
 from dtlab.show.guess import Guess, guess
-from dtlab.show.memory_widgets import explore_memory
-from dtlab.show.pipeline_widgets import explore_pipeline
-from dtlab.show.precision_widgets import (
-    explore_activations,
-    explore_gradients,
-    explore_number_line,
-)
 from dtlab.show.preflight import preflight
-from dtlab.show.style import COLOURS, Figure
-from dtlab.show.training_widgets import explore_overlap, explore_straggler
-from dtlab.show.widgets import Explorer, explore_crossover, step_ring, step_tree
+from dtlab.show.widgets import (
+    Explorer,
+    explore_activations,
+    explore_block,
+    explore_crossover,
+    explore_decision,
+    explore_effective_batch,
+    explore_gradients,
+    explore_memory,
+    explore_number_line,
+    explore_overlap,
+    explore_pipeline,
+    explore_published_sweep,
+    explore_schedule,
+    explore_straggler,
+    step_ring,
+    step_tree,
+)
 
 __all__ = [
     "COLOURS",

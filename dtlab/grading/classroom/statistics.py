@@ -20,7 +20,7 @@ from dtlab.grading.judging.judge import PartVerdict
 from dtlab.grading.settings import course_folder
 
 if TYPE_CHECKING:
-    from dtlab.show.style import Figure
+    from dtlab.show.drawing.style import Figure
 
 __all__ = ["CriterionCount", "PartStatistics", "figure_of", "statistics", "statistics_of"]
 
@@ -120,7 +120,7 @@ def _table(found: Sequence[PartStatistics], students: int) -> Iterator[str]:
 
 def figure_of(assignment: str, found: Sequence[PartStatistics]) -> Figure:
     """A bar for each criterion: the share of the class that lost it, and had it blocked."""
-    from dtlab.show.style import INK, MUTED, Figure
+    from dtlab.show.drawing.style import INK, MUTED, Figure
 
     bars = [(part.part, one) for part in found for one in part.criteria]
     height = 0.28 * (len(bars) + len(found))

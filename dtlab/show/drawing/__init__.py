@@ -1,0 +1,1 @@
+"""What figures are drawn with: colours, charts, axes, lanes and labels."""

@@ -1,0 +1,176 @@
+"""A chart of curves: linear or logarithmic axes, a key beside them, and marks at one place.
+
+A prediction is a line, an emulated value an open mark, a measured one a full mark, as in figures
+of time against size; a curve has one colour, one dash and one shape of mark in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    Locator,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
+
+from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure
+
+__all__ = ["Axis", "Chart", "Kind", "Numbers"]
+
+Kind = Literal["measured", "emulated", "predicted"]
+Numbers = npt.NDArray[np.float64]
+
+MOST_CURVES: Final = 6
+MOST_MARKS: Final = 30  # on a curve
+KEY: Final = 2.5  # inches across
+BAND: Final = "#E9E6DA"
+_DASHES: Final = ("-", (0, (1, 1)), (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)))
+_MARKS: Final = "osD^vP"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows: a name with its unit, its ends, how a number on it is written.
+
+    `ticks` are the numbers that stand on it; without them it has round ones.
+    """
+
+    name: str
+    ends: tuple[float, float]
+    logarithmic: bool = False
+    write: Callable[[float], str] = field(default=lambda value: f"{value:g}")
+    ticks: Sequence[float] = ()
+
+    def apply(self, axis: Any, set_ends: Callable[..., Any]) -> None:
+        """Set one of Matplotlib's axes up."""
+        low, high = self.ends
+        digits = (1,) if self.logarithmic and high / low > 100 else (1, 2, 5)
+        steps: Locator = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
+        if self.ticks:
+            steps = FixedLocator(self.ticks)
+        elif self.logarithmic:
+            steps = LogLocator(subs=digits)
+        set_ends(low, high)
+        axis.set_major_locator(steps)
+        axis.set_major_formatter(FuncFormatter(lambda value, _: self.write(value)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_tick_params(colors=MUTED, labelsize=8, length=3)
+        axis.set_label_text(self.name, fontsize=8, color=MUTED)
+
+
+class Chart:
+    """A chart in a box of a figure (left, bottom, width, height, in inches); the key is right."""
+
+    def __init__(
+        self,
+        figure: Figure,
+        box: tuple[float, float, float, float],
+        names: Sequence[str],
+        across: Axis,
+        upwards: Axis,
+    ) -> None:
+        """Raises ValueError for more curves than can be told apart."""
+        if len(names) > MOST_CURVES:
+            raise ValueError(f"there is room for {MOST_CURVES} curves, not for {len(names)}")
+        self._figure, self._box, self._names = figure, box, list(names)
+        self._kinds: dict[str, tuple[Kind, bool]] = {}  # and whether it has marks
+        self._axes = axes = figure.sheet(*box)
+        axes.set_axis_on()
+        axes.set(xscale="log" if across.logarithmic else "linear",
+                 yscale="log" if upwards.logarithmic else "linear")  # fmt: skip
+        across.apply(axes.xaxis, axes.set_xlim)
+        upwards.apply(axes.yaxis, axes.set_ylim)
+        axes.grid(color="#E2E2DC", linewidth=0.7)
+        axes.set_axisbelow(True)
+        for side, spine in axes.spines.items():
+            spine.set(visible=side in ("left", "bottom"), color=MUTED)
+
+    def draw_curve(
+        self, name: str, xs: Numbers, ys: Numbers, kind: Kind, *, joined: bool = True
+    ) -> None:
+        """A line for a prediction; else marks on a thin line, without marks where there are many.
+
+        Points without a finite value leave a gap; marks that are not `joined` have no line.
+        """
+        marks = kind != "predicted" and len(xs) <= MOST_MARKS
+        self._kinds[name] = kind, marks
+        style = self._style(name, kind, marks) | ({} if joined else {"linestyle": "none"})
+        self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
+
+    def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:
+        """A bar at each place from the lowest to the highest, in the colour of a curve."""
+        colour = self._colour(name)
+        self._axes.vlines(xs, lows, highs, color=colour, linewidth=1.2, gid=f"range {name}")
+        for ends in (lows, highs):
+            self._axes.plot(xs, ends, "_", markersize=6, color=colour, gid=f"end {name}")
+
+    def draw_band(self, low: float, high: float, words: str) -> None:
+        """A shaded strip from one place to another across, named at its upper end."""
+        self._axes.axvspan(low, high, color=BAND, linewidth=0, zorder=0.5, gid="band")
+        middle = (low * high) ** 0.5 if self._axes.get_xscale() == "log" else (low + high) / 2
+        self._name_at_top(middle, words, "band")
+
+    def draw_level(self, y: float, words: str) -> None:
+        """A dotted line across the chart at one height, named at its left end."""
+        self._axes.axhline(y, color=INK, linewidth=1.1, linestyle=(0, (1, 2)), gid="level")
+        label = self._axes.annotate(words, (0.01, y), xycoords=("axes fraction", "data"))
+        label.set(fontsize=8, color=INK, ha="left", va="bottom", gid="level")
+
+    def draw_upright(self, x: float, words: str) -> None:
+        """A line across the chart at one place, named at its upper end."""
+        self._axes.axvline(x, color=INK, linewidth=1.1, zorder=2, gid="place")
+        self._name_at_top(x, words, "place")
+
+    def draw_points(self, x: float, ys: Mapping[str, float]) -> None:
+        """A point on each curve at one place."""
+        for name, y in ys.items():
+            self._axes.plot([x], [y], "o", markersize=5.5, color=self._colour(name),
+                            markeredgecolor=SHEET, zorder=6, gid=f"place {name}")  # fmt: skip
+
+    def draw_key(self, asides: Mapping[str, str]) -> None:
+        """A sample of each curve, in this order, with what is said of it below its name."""
+        left, bottom, width, height = self._box
+        axes = self._figure.sheet(left + width, bottom, KEY, height)
+        axes.set_xlim(0, KEY)
+        axes.set_ylim(0, height)
+        y = height - 0.1
+        for name, aside in asides.items():
+            kind, marks = self._kinds[name]
+            axes.plot([0.2, 0.64], [y, y], gid=f"key {name}", **self._style(name, kind, False))
+            if marks:
+                axes.plot([0.42], [y], gid=f"key mark {name}", **self._style(name, kind, True))
+            _beside(axes, y, name, INK)
+            for number, line in enumerate(aside.splitlines(), 1):
+                _beside(axes, y - 0.16 * number, line, MUTED)
+            y -= 0.27 + 0.16 * len(aside.splitlines())
+
+    def _name_at_top(self, x: float, words: str, gid: str) -> None:
+        label = self._axes.annotate(words, (x, 1), xycoords=("data", "axes fraction"))
+        label.set(fontsize=8, color=INK, ha="center", va="bottom", gid=gid)
+
+    def _colour(self, name: str) -> str:
+        return PALETTE[self._names.index(name)]
+
+    def _style(self, name: str, kind: Kind, marks: bool) -> dict[str, Any]:
+        number, colour = self._names.index(name), self._colour(name)
+        width = 1.2 if marks else 1.9
+        style: dict[str, Any] = {
+            "color": colour, "linestyle": _DASHES[number], "linewidth": width,
+        }  # fmt: skip
+        if marks:
+            face = SHEET if kind == "emulated" else colour
+            style |= {"marker": _MARKS[number], "markersize": 5.5, "markerfacecolor": face}
+        return style
+
+
+def _beside(axes: Axes, y: float, words: str, colour: str) -> None:
+    axes.text(0.76, y, words, fontsize=8.5, color=colour, va="center", ha="left")

@@ -1,0 +1,273 @@
+"""Lays a trace out for drawing: which event goes where in its rank's lane. Arithmetic only.
+
+lane of a rank   strip     what its program does: a compute span, or waiting for an operation
+                 track 0   operations under way, from issue to completion;
+                 track 1   those that overlap in time lie on tracks of their own
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal
+
+from dtlab.show.drawing.style import Role, role_of
+from dtlab.show.words import rank_words
+
+if TYPE_CHECKING:
+    from dtlab.trace import Event
+
+__all__ = [
+    "STRIP",
+    "Bar",
+    "Lane",
+    "Message",
+    "hatches",
+    "lanes",
+    "look_of",
+    "merged",
+    "messages",
+    "without",
+]
+
+Shade = Literal["send", "receive", "collective", "span", "waiting"]
+
+Stretch = tuple[float, float]
+
+STRIP = -1
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One rectangle: an event, or a stretch of waiting, on a track of its rank's lane.
+
+    `track` is `STRIP` or counts from 0; `depth` counts the spans that this one lies within.
+    Times in seconds. `group` is who takes part in a collective, where that has to be told.
+    """
+
+    rank: int
+    start: float
+    end: float
+    role: Role
+    shade: Shade
+    label: str
+    track: int
+    depth: int = 0
+    bytes: int = 0
+    peer: int | None = None
+    tag: int = 0
+    group: str = ""
+
+
+@dataclass
+class Lane:
+    """All bars of one rank, in order of their start."""
+
+    rank: int
+    bars: list[Bar] = field(default_factory=list)
+    tracks: int = 0
+
+    @property
+    def operations(self) -> Counter[str]:
+        """How often each operation was issued, in each group that has to be told apart."""
+        issued = [bar for bar in self.bars if bar.track != STRIP]
+        return Counter(
+            f"{bar.label.split(' ')[0]}{bar.group and f' among {bar.group}'}" for bar in issued
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to point-to-point sends."""
+        return sum(bar.bytes for bar in self.bars if bar.shade == "send")
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which the program waited for an operation."""
+        return sum(bar.end - bar.start for bar in self.bars if bar.shade == "waiting")
+
+    @property
+    def computing(self) -> float:
+        """Seconds inside compute spans and not waiting."""
+        spans = [(bar.start, bar.end) for bar in self.bars if bar.shade == "span"]
+        waits = [(bar.start, bar.end) for bar in self.bars if bar.shade == "waiting"]
+        return sum(end - start for start, end in without(spans, waits))
+
+
+@dataclass(frozen=True)
+class Message:
+    """A send and the receive that took it."""
+
+    send: Bar
+    receive: Bar
+
+
+def lanes(events: Iterable[Event]) -> list[Lane]:
+    """One lane per rank that has events, in order of rank."""
+    by_rank: dict[int, list[Event]] = defaultdict(list)
+    groups = set()
+    for event in events:
+        by_rank[event.rank].append(event)
+        if _is_collective(event):
+            groups.add(_members(event))
+    several = len(groups) > 1
+    return [_lane(rank, by_rank[rank], several) for rank in sorted(by_rank)]
+
+
+def _is_collective(event: Event) -> bool:
+    return event.kind == "comm" and event.name not in ("send", "recv")
+
+
+def _members(event: Event) -> tuple[int, ...]:
+    """The ranks of a collective's group."""
+    return tuple(sorted(event.extra.get("group") or {event.rank, *event.peers}))
+
+
+def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
+    """Spans and waits onto the strip; operations onto the first track that is free."""
+    spans = [event for event in events if event.kind == "compute"]
+    operations = sorted((e for e in events if e.kind == "comm"), key=lambda event: event.start)
+    lane = Lane(rank, bars=_program(rank, spans, _waits(operations, spans)))
+    free_from: list[float] = []
+    lane.bars += [_operation(each, _track(free_from, each), several) for each in operations]
+    lane.tracks = len(free_from)
+    return lane
+
+
+def _program(rank: int, spans: Sequence[Event], waits: Sequence[Stretch]) -> list[Bar]:
+    """The bars of the strip; what lies within a span is one deeper than that span."""
+    bars = [_span(span) for span in spans]
+    bars += [Bar(rank, *wait, "idle", "waiting", "waiting", STRIP) for wait in waits]
+    bars.sort(key=lambda bar: (bar.start, -bar.end))
+    open_until: list[float] = []
+    for number, bar in enumerate(bars):
+        open_until = [end for end in open_until if end > bar.start]
+        bars[number] = replace(bar, depth=len(open_until))
+        if bar.shade == "span":
+            open_until.append(bar.end)
+    return bars
+
+
+def _track(free_from: list[float], event: Event) -> int:
+    """The first track on which nothing is under way at the event's start; occupies it."""
+    for track, free in enumerate(free_from):
+        if free <= event.start:
+            free_from[track] = event.end
+            return track
+    free_from.append(event.end)
+    return len(free_from) - 1
+
+
+def _span(event: Event) -> Bar:
+    number = next((event.extra[key] for key in ("microbatch", "step") if key in event.extra), "")
+    label = f"{event.name} {number}".strip()
+    role = role_of(event.kind, event.name)
+    return Bar(event.rank, event.start, event.end, role, "span", label, STRIP)
+
+
+def _operation(event: Event, track: int, several: bool) -> Bar:
+    """The bar of an operation; of a collective with its group, where there are `several`."""
+    shade: Shade = "collective"
+    group = rank_words(_members(event)) if several and _is_collective(event) else ""
+    label = f"{event.name} {group}".strip()
+    peer = next(iter(event.peers), None)
+    if event.name == "send":
+        shade, label = "send", f"send → {peer}"
+    elif event.name == "recv":
+        shade, label = "receive", f"recv ← {'any' if peer is None else peer}"
+    return Bar(
+        event.rank, event.start, event.end, "communication", shade, label, track,
+        bytes=event.bytes, peer=peer, tag=event.extra.get("tag", 0), group=group,
+    )  # fmt: skip
+
+
+def _waits(operations: Sequence[Event], spans: Sequence[Event]) -> list[Stretch]:
+    """When the rank's program stood still for an operation.
+
+    As recorded; where nothing is recorded, as in a prediction, whenever it does not compute.
+    """
+    recorded = [pair for event in operations for pair in event.extra.get("blocked", ())]
+    unsaid = [(e.start, e.end) for e in operations if "blocked" not in e.extra]
+    return merged([*recorded, *without(unsaid, [(span.start, span.end) for span in spans])])
+
+
+def messages(drawn: Sequence[Lane]) -> list[Message]:
+    """Sends paired with the receives that took them: in order, for each pair of ranks and tag."""
+    sends, receives = _queues(drawn, "send"), _queues(drawn, "receive")
+    return [
+        Message(send, receive)
+        for (src, dst, tag), queue in sends.items()
+        for send, receive in zip(queue, receives.get((dst, src, tag), ()), strict=False)
+    ]
+
+
+def _queues(drawn: Sequence[Lane], shade: Shade) -> dict[tuple[int, int, int], list[Bar]]:
+    """All sends or all receives, by rank, peer and tag."""
+    queues: dict[tuple[int, int, int], list[Bar]] = defaultdict(list)
+    for bar in (bar for lane in drawn for bar in lane.bars):
+        if bar.shade == shade and bar.peer is not None:
+            queues[bar.rank, bar.peer, bar.tag].append(bar)
+    return queues
+
+
+def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """The same moments as stretches that neither touch nor overlap, in order."""
+    result: list[Stretch] = []
+    for start, end in sorted(stretches):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(end, result[-1][1])
+        else:
+            result.append((start, end))
+    return result
+
+
+def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> list[Stretch]:
+    """What is left of the stretches outside those that are taken, merged."""
+    left: list[Stretch] = []
+    holes, number = merged(taken), 0
+    for start, end in merged(stretches):
+        while number < len(holes) and holes[number][1] <= start:
+            number += 1
+        for hole_start, hole_end in islice(holes, number, None):
+            if hole_start >= end:
+                break
+            left.append((start, hole_start))
+            start = hole_end
+        left.append((start, end))
+    return [(start, end) for start, end in left if end > start]
+
+
+# Hatches that tell collectives of one colour apart: the same one for a name in every figure ------
+#
+#     all_reduce [    ]   reduce_scatter [....]   all_gather [\\\]   all_to_all [xxxx]
+
+_WAITING: Final = "//////"
+_COLLECTIVES: Final[Mapping[str, str]] = {
+    "all_reduce": "",
+    "all_gather": "\\\\\\\\",
+    "reduce_scatter": "....",
+    "all_to_all": "xxxx",
+    "broadcast": "||||",
+    "reduce": "----",
+    "gather": "++++",
+    "scatter": "oo",
+}
+_OTHER: Final = "**"
+
+
+def hatches(drawn: Sequence[Lane]) -> dict[str, str]:
+    """The hatch of waiting, and of each collective where these lanes have several kinds."""
+    names = {_name(bar) for lane in drawn for bar in lane.bars if bar.shade == "collective"}
+    known = [*(name for name in _COLLECTIVES if name in names), *sorted(names - set(_COLLECTIVES))]
+    marks = {name: _COLLECTIVES.get(name, _OTHER) for name in known} if len(names) > 1 else {}
+    return marks | {"waiting": _WAITING}
+
+
+def look_of(bar: Bar, marks: Mapping[str, str]) -> str:
+    """What a bar is drawn as: its shade, or the collective that it is if they are told apart."""
+    return _name(bar) if bar.shade == "collective" and _name(bar) in marks else bar.shade
+
+
+def _name(bar: Bar) -> str:
+    return bar.label.split(" ")[0]

@@ -1,0 +1,50 @@
+"""The figures: pure functions from a trace, from parameters or from numbers to a `Figure`.
+
+Each returns a `dtlab.show.Figure`, which a notebook shows as the last expression of a cell, and
+whose `alt_text` says in words what is on it. Nothing here touches pyplot or other global state.
+"""
+
+from __future__ import annotations
+
+from dtlab.show.figures.batch import effective_batch, published_sweep, schedule, sweep_chart
+from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
+from dtlab.show.figures.decision import decision_tree
+from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
+from dtlab.show.figures.layer import activation_bars, parallel_block
+from dtlab.show.figures.lines import line_chart, scaling_chart
+from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
+from dtlab.show.figures.overlap import overlap, straggler
+from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
+from dtlab.show.figures.ring import ring
+from dtlab.show.figures.table import collective_table
+from dtlab.show.figures.timeline import timeline
+from dtlab.show.figures.tree import tree
+
+__all__ = [
+    "activation_bars",
+    "bus_bandwidths",
+    "collective_table",
+    "cost_curves",
+    "crossover",
+    "decision_tree",
+    "effective_batch",
+    "gradient_ranges",
+    "line_chart",
+    "loss_scale_chart",
+    "memory_bar",
+    "memory_bars",
+    "number_line",
+    "overlap",
+    "parallel_block",
+    "pipeline",
+    "predicted_pipeline",
+    "published_sweep",
+    "ring",
+    "scaling_chart",
+    "schedule",
+    "staircase",
+    "straggler",
+    "sweep_chart",
+    "timeline",
+    "tree",
+]

@@ -1,0 +1,376 @@
+"""Draws the numbers that formats hold around a value, and which of them it is rounded to.
+
+fp16  │ │ │ │ │ ●◄┼ │ │ │ │ │     spacing 2^-10
+bf16  │       ●◄──┼       │       spacing 2^-7
+                value
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from dtlab.predict.formats import BINARY_FORMATS, BinaryFormat
+from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, Figure, edge
+
+__all__ = ["gradient_ranges", "loss_scale_chart", "number_line"]
+
+_WIDTH, _ROW = 9.4, 0.62  # inches
+_LEFT, _RIGHT, _TOP, _BOTTOM = 1.5, 2.7, 1.0, 0.5
+_STEPS: Final = 5  # of the widest spacing, on either side of the value
+_MOST: Final = 130  # numbers in a row that can be told apart
+_VALUE: Final = PALETTE[1]
+_ROUNDED: Final = PALETTE[0]
+
+
+def number_line(
+    value: float = 1.003,
+    formats: Sequence[str] = ("fp32", "fp16", "bf16"),
+    *,
+    title: str | None = None,
+) -> Figure:
+    """The numbers of each format near `value`, and the one that it becomes.
+
+    The stretch that is shown goes by the widest spacing among the formats. Where a format has no
+    number in it, the value overflows, or underflows. For names see `BINARY_FORMATS`.
+    Raises: ValueError for an unknown format, none at all, or a value that is not finite.
+    """
+    unknown = [name for name in formats if name not in BINARY_FORMATS]
+    if unknown or not formats:
+        raise ValueError(f"number_line: formats are among {', '.join(BINARY_FORMATS)}; "
+                         f"not {', '.join(unknown) or 'none'}.")  # fmt: skip
+    if not math.isfinite(value):
+        raise ValueError(f"number_line: a finite value, not {value}.")
+    chosen = {name: BINARY_FORMATS[name] for name in formats}
+    reach = _STEPS * max(_spacing(each, value) for each in chosen.values())
+    heading = title or f"What becomes of {value:.9g}"
+    note = "numbers of each format; the value goes to the nearest one"
+    figure = Figure(_WIDTH, _TOP + _ROW * len(chosen) + _BOTTOM)
+    figure.heading(heading, note)
+    axes = _lines(figure, value, reach, len(chosen))
+    for row, (name, each) in enumerate(chosen.items()):
+        _draw_row(figure, axes, row, name, each, value, reach)
+    facts = [f"{name}: {' '.join(_words(each, value))}" for name, each in chosen.items()]
+    figure.alt_text = f"{heading} ({note}). {'; '.join(facts)}."
+    return figure
+
+
+def _spacing(each: BinaryFormat, value: float) -> float:
+    """Of a format in which the value is in range; what is beyond does not say how wide to look."""
+    inside = each.smallest / 2 < abs(value) <= each.largest or value == 0
+    return each.spacing(value) if inside else 0.0
+
+
+def _words(each: BinaryFormat, value: float) -> tuple[str, str]:
+    """What the value becomes, and how far numbers are apart there."""
+    rounded = each.rounded(value)
+    if math.isinf(rounded):
+        return f"becomes {rounded:g}", f"above the largest, {each.largest:.6g}"
+    apart = f"spacing 2^{math.log2(each.spacing(value)):.0f}"
+    if rounded == 0 != value:
+        return "becomes 0", f"smallest is 2^{math.log2(each.smallest):.0f}"
+    held = "is held exactly" if rounded == value else f"becomes {rounded:.9g}"
+    return held, apart
+
+
+def _lines(figure: Figure, value: float, reach: float, rows: int) -> Axes:
+    """The rows' common axes, with the value as a line across all of them."""
+    height = _ROW * rows
+    axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height)
+    axes.set_axis_on()
+    axes.set_xlim(value - reach, value + reach)
+    axes.set_ylim(height, 0)
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:.6g}"))
+    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == "bottom", color=MUTED)
+    axes.axvline(value, color=_VALUE, linewidth=1.2, linestyle=(0, (4, 1.5)), gid="value")
+    label = axes.annotate("value", (value, 1), xycoords=("data", "axes fraction"))
+    label.set(fontsize=8, color=INK, ha="center", va="bottom")
+    return axes
+
+
+def _draw_row(
+    figure: Figure, axes: Axes, row: int, name: str, each: BinaryFormat, value: float, reach: float
+) -> None:
+    """A tick for each number, a dot on the one that the value becomes, and words on both sides."""
+    middle, half = (row + 0.5) * _ROW, 0.3 * _ROW
+    numbers = each.between(value - reach, value + reach, _MOST + 1)
+    if len(numbers) > _MOST:
+        band = Rectangle((value - reach, middle - half), 2 * reach, 2 * half, facecolor="#D5D5CF",
+                         edgecolor="none", gid=f"band {name}")  # fmt: skip
+        axes.add_artist(band)
+        axes.text(value - 0.96 * reach, middle, "too many to draw", fontsize=8, color=MUTED,
+                  va="center")  # fmt: skip
+    else:
+        axes.hlines(middle, value - reach, value + reach, color=MUTED, linewidth=0.6)
+        axes.vlines(numbers, middle - half, middle + half, color=INK, linewidth=1.1,
+                    gid=f"numbers {name}")  # fmt: skip
+    rounded = each.rounded(value)
+    if abs(rounded - value) <= reach:
+        axes.plot([value, rounded], [middle] * 2, color=_ROUNDED, linewidth=2, zorder=4)
+        axes.plot([rounded], [middle], "o", markersize=7, color=_ROUNDED, zorder=5,
+                  gid=f"rounded {name}")  # fmt: skip
+    bits = f"1 + {each.exponent_bits} + {each.mantissa_bits} bits"
+    y = _BOTTOM + axes.get_ylim()[0] - middle
+    _beside(figure, 0.15, y, (name, bits))
+    _beside(figure, _WIDTH - _RIGHT + 0.2, y, _words(each, value))
+
+
+def _beside(figure: Figure, x: float, y: float, words: Sequence[str]) -> None:
+    """Two lines at a place in inches."""
+    width, height = figure.get_size_inches()
+    for line, colour, shift in zip(words, (INK, MUTED), (0.09, -0.09), strict=True):
+        text = figure.text(x / width, (y + shift) / height, line, fontsize=8.5, color=colour)
+        text.set(ha="left", va="center")
+
+
+# Draws a histogram of gradients over the range of a format: what it keeps, and what it loses -----
+#
+#     share │      ▒▒▒▓▓██████▒          ▒ becomes 0    ▓ subnormal: fewer bits
+#           │   ▒▒▒▒▒▒▓▓████████         █ normal
+#           └────────────────────────
+#     fp16            ──━━━━━━━━━━━      ── subnormal, ━━ normal
+#     bf16   ━━━━━━━━━━━━━━━━━━━━━━━━►
+
+_GRADIENT_WIDTH, _HEIGHT = 9.4, 4.2
+_GRADIENT_LEFT, _GRADIENT_RIGHT, _GRADIENT_TOP, _LOW = 0.8, 2.5, 0.8, 1.45
+_GRADIENT_ROW: Final = 0.26
+_LOOKS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "becomes 0": (COLOURS["idle"], "//////"),
+        "subnormal": (PALETTE[7], "...."),
+        "normal": (PALETTE[0], ""),
+        "overflows": (PALETTE[1], "xxxx"),
+    }
+)  # colour, hatch
+
+
+def gradient_ranges(
+    gradients: Iterable[Any],
+    scale: float = 1.0,
+    name: str = "fp16",
+    *,
+    beside: Sequence[str] = ("fp16", "bf16"),
+    title: str | None = None,
+) -> Figure:
+    """How large gradients are, times `scale`, and what the format `name` makes of each of them.
+
+    `gradients` are tensors or arrays of any shapes, in fp32: what fp16 has lost cannot be seen any
+    more. Bars are one power of two wide. Below are the ranges of the formats `beside`.
+    Raises: ValueError for an unknown format, a scale that is not above 0, or no finite gradient
+    that is not 0.
+    """
+    for one in (name, *beside):
+        if one not in BINARY_FORMATS:
+            raise ValueError(f"gradient_ranges: formats are {', '.join(BINARY_FORMATS)}; "
+                             f"not {one}.")  # fmt: skip
+    if not 0 < scale < math.inf:
+        raise ValueError(f"gradient_ranges: a scale above 0, not {scale}.")
+    sizes = np.concatenate([np.zeros(0), *map(_sizes, gradients)])
+    zeros = int((sizes == 0).sum())
+    sizes = sizes[(sizes > 0) & np.isfinite(sizes)] * scale
+    if not sizes.size:
+        raise ValueError("gradient_ranges: nothing to draw. Give it gradients that are not all 0.")
+    kinds = _kinds(sizes, BINARY_FORMATS[name])
+    shares = {kind: float(chosen.mean()) for kind, chosen in kinds.items()}
+    heading = title or f"Gradients times {_power(scale)}, in {name}"
+    note = f"{sizes.size:,} gradients" + (f", and {zeros:,} that are 0 already" if zeros else "")
+    figure = Figure(_GRADIENT_WIDTH, _HEIGHT)
+    figure.heading(heading, note)
+    ends = _ends(sizes, BINARY_FORMATS[name])
+    _draw_bars(figure, sizes, kinds, ends)
+    _draw_ranges(figure, beside, ends)
+    _draw_key(figure, shares)
+    facts = ", ".join(f"{100 * share:.3g} % {kind}" for kind, share in shares.items())
+    low, high = (math.log2(each) for each in (sizes.min(), sizes.max()))
+    reach = f"They go from 2^{low:.1f} to 2^{high:.1f}."
+    figure.alt_text = f"{heading} ({note}): {facts}. {reach}"
+    return figure
+
+
+def _sizes(gradient: Any) -> Numbers:
+    """Absolute values; a tensor is brought to fp32 first, since NumPy knows no bf16."""
+    if hasattr(gradient, "detach"):
+        gradient = gradient.detach().float().cpu().numpy()
+    return np.abs(np.asarray(gradient, dtype=np.float64)).ravel()
+
+
+def _power(scale: float) -> str:
+    power = math.log2(scale)
+    return f"2^{power:.0f}" if power.is_integer() else f"{scale:g}"
+
+
+def _kinds(sizes: Numbers, each: BinaryFormat) -> dict[str, Any]:
+    """Which of the sizes are of which kind; a half of the smallest number goes to 0."""
+    gone = sizes <= each.smallest / 2
+    over = sizes >= each.largest + each.spacing(each.largest) / 2
+    normal = (sizes >= 2.0**each.lowest) & ~over
+    found = (gone, ~(gone | over | normal), normal, over)
+    return dict(zip(_LOOKS, found, strict=True))
+
+
+def _ends(sizes: Numbers, each: BinaryFormat) -> tuple[int, int]:
+    """Powers of two at the ends of the axis: all gradients, and the format where it is near."""
+    low, high = math.floor(math.log2(sizes.min())), math.floor(math.log2(sizes.max())) + 1
+    smallest = each.lowest - each.mantissa_bits
+    return min(low, max(smallest, low - 30)) - 1, max(high, min(each.highest + 1, high + 30)) + 2
+
+
+def _draw_bars(
+    figure: Figure, sizes: Numbers, kinds: Mapping[str, Any], ends: tuple[int, int]
+) -> None:
+    axes = figure.sheet(
+        _GRADIENT_LEFT,
+        _LOW,
+        _GRADIENT_WIDTH - _GRADIENT_LEFT - _GRADIENT_RIGHT,
+        _HEIGHT - _GRADIENT_TOP - _LOW,
+    )
+    axes.set_axis_on()
+    axes.set_xlim(*ends)
+    edges, below = np.arange(ends[0], ends[1] + 1), np.zeros(ends[1] - ends[0])
+    for kind, chosen in kinds.items():
+        counts, _ = np.histogram(np.log2(sizes[chosen]), bins=edges)
+        heights, (fill, hatch) = 100 * counts / sizes.size, _LOOKS[kind]
+        for left, low, height in zip(edges, below, heights, strict=False):
+            if height:
+                bar = Rectangle((left + 0.05, low), 0.9, height, facecolor=fill, hatch=hatch,
+                                edgecolor=edge(fill), linewidth=0.5, gid=kind)  # fmt: skip
+                axes.add_artist(bar)
+        below = below + heights
+    axes.set_ylim(0, 1.08 * below.max())
+    axes.set_ylabel("% of gradients", fontsize=8, color=MUTED)
+    axes.tick_params(colors=MUTED, labelsize=8, length=3)
+    _mark_powers(axes, ends)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color=MUTED)
+
+
+def _mark_powers(axes: Axes, ends: tuple[int, int]) -> None:
+    """About eight powers of two below the axis."""
+    step = max(1, 2 ** round(math.log2((ends[1] - ends[0]) / 8)))
+    ticks = [power for power in range(ends[0], ends[1] + 1) if power % step == 0]
+    axes.set_xticks(ticks, [f"2^{power}" for power in ticks])
+
+
+def _draw_ranges(figure: Figure, names: Sequence[str], ends: tuple[int, int]) -> None:
+    """A line for each format, thin where its numbers are subnormal, with an arrow past an end."""
+    height = _GRADIENT_ROW * len(names)
+    axes = figure.sheet(
+        _GRADIENT_LEFT,
+        _LOW - 0.42 - height,
+        _GRADIENT_WIDTH - _GRADIENT_LEFT - _GRADIENT_RIGHT,
+        height,
+    )
+    axes.set_xlim(*ends)
+    axes.set_ylim(len(names), 0)
+    for row, name in enumerate(names):
+        each, y = BINARY_FORMATS[name], row + 0.5
+        smallest, end = each.lowest - each.mantissa_bits, each.highest + 1
+        axes.plot([smallest, each.lowest], [y, y], color=MUTED, linewidth=1.5, gid=f"sub {name}")
+        axes.plot([each.lowest, end], [y, y], color=INK, linewidth=4, gid=f"range {name}",
+                  solid_capstyle="butt")  # fmt: skip
+        for at, mark, beyond in (
+            (ends[0], "<", smallest < ends[0]),
+            (ends[1], ">", end > ends[1]),
+        ):
+            if beyond:
+                axes.plot([at], [y], mark, markersize=7, color=INK, clip_on=False)
+        place = (_LOW - 0.42 - (row + 0.5) * _GRADIENT_ROW) / _HEIGHT
+        figure.text(0.15 / _GRADIENT_WIDTH, place, name, fontsize=8.5, color=INK, va="center")
+    words = "range of each format; thin: subnormal, with fewer and fewer bits"
+    x, y = _GRADIENT_LEFT / _GRADIENT_WIDTH, (_LOW - 0.42 - height - 0.15) / _HEIGHT
+    figure.text(x, y, words, fontsize=8, color=MUTED, va="center")
+
+
+def _draw_key(figure: Figure, shares: Mapping[str, float]) -> None:
+    """A sample of each kind, and how many are of it."""
+    axes = figure.sheet(
+        _GRADIENT_WIDTH - _GRADIENT_RIGHT, _LOW, _GRADIENT_RIGHT, _HEIGHT - _GRADIENT_TOP - _LOW
+    )
+    axes.set_xlim(0, _GRADIENT_RIGHT)
+    top = _HEIGHT - _GRADIENT_TOP - _LOW
+    axes.set_ylim(0, top)
+    for row, (kind, share) in enumerate(shares.items()):
+        (fill, hatch), y = _LOOKS[kind], top - 0.15 - 0.3 * row
+        axes.add_artist(Rectangle((0.25, y - 0.08), 0.3, 0.16, facecolor=fill, hatch=hatch,
+                                  edgecolor=edge(fill), linewidth=0.5))  # fmt: skip
+        axes.text(0.68, y, f"{kind}: {100 * share:.3g} %", fontsize=8.5, color=INK, va="center")
+
+
+# Draws the scale of a loss over the steps of a run, and the steps that were skipped --------------
+
+_LOSS_WIDTH, _LOSS_HEIGHT = 9.4, 3.6
+_LOSS_LEFT, _LOSS_TOP, _LOSS_BOTTOM = 0.8, 0.95, 0.6
+_NAME: Final = "loss scale"
+_MOST_TICKS: Final = 8
+
+
+def loss_scale_chart(
+    scales: Sequence[float],
+    skipped: Sequence[bool],
+    *,
+    title: str = "The scale of the loss, step by step",
+    note: str = "",
+) -> Figure:
+    """The scale in each step, as stairs, with a cross where gradients overflowed.
+
+    `skipped` says of each step whether the optimizer left it out. `note` says where it is from.
+    Raises: ValueError for no step, for scales that are not above 0, or where there are not as many
+    of both.
+    """
+    if not len(scales) or len(scales) != len(skipped):
+        raise ValueError(f"loss_scale_chart: a scale and a bool for each step, one step at least; "
+                         f"not {len(scales)} and {len(skipped)}.")  # fmt: skip
+    wrong = [one for one in scales if not 0 < one < math.inf]
+    if wrong:
+        raise ValueError(f"loss_scale_chart: scales are above 0, not {wrong[0]}.")
+    steps = np.arange(1, len(scales) + 1)
+    missed = int(np.count_nonzero(skipped))
+    crosses = f"a cross: overflow, the step is skipped ({missed} of {len(scales)})"
+    below = f"{note}; {crosses}" if note else crosses
+    figure = Figure(_LOSS_WIDTH, _LOSS_HEIGHT)
+    figure.heading(title, below)
+    box = (
+        _LOSS_LEFT,
+        _LOSS_BOTTOM,
+        _LOSS_WIDTH - _LOSS_LEFT - KEY,
+        _LOSS_HEIGHT - _LOSS_TOP - _LOSS_BOTTOM,
+    )
+    across = Axis("optimizer step", (0.5, len(scales) + 0.5))
+    chart = Chart(figure, box, [_NAME], across, _upwards(scales))
+    stairs = np.repeat(np.append(steps - 0.5, len(scales) + 0.5), 2)[1:-1]
+    chart.draw_curve(_NAME, stairs, np.repeat(np.asarray(scales, dtype=float), 2), "predicted")
+    axes = figure.axes[0]
+    for step in steps[np.asarray(skipped, dtype=bool)]:
+        axes.plot([step], [scales[step - 1]], "X", markersize=9, color=PALETTE[1],
+                  markeredgecolor="white", zorder=6, gid="skipped")  # fmt: skip
+    last = f"{_loss_power(scales[0])} in step 1\n{_loss_power(scales[-1])} in step {len(scales)}"
+    chart.draw_key({_NAME: last})
+    places = ", ".join(str(step) for step in steps[np.asarray(skipped, dtype=bool)][:12])
+    where = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
+    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {where}"
+    return figure
+
+
+def _upwards(scales: Sequence[float]) -> Axis:
+    """Powers of two, a few of them with their names."""
+    low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
+    step = max(1, math.ceil((high - low) / _MOST_TICKS))
+    ticks = [2.0**power for power in range(low, high + 1, step)]
+    return Axis("scale", (2.0**low / 1.5, 2.0**high * 1.5), True, _loss_power, ticks)
+
+
+def _loss_power(scale: float) -> str:
+    power = math.log2(scale)
+    return f"2^{power:.0f}" if power.is_integer() else f"{scale:.3g}"

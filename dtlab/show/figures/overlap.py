@@ -1,0 +1,235 @@
+"""Draws one backward pass and its buckets, and what is left exposed for every size of bucket."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from dtlab.predict.asynchronous import gradients_per_second, mean_delay, step_seconds
+from dtlab.predict.communication import Link
+from dtlab.predict.overlap import BucketTime, Gradient, bucket_times, exposed_seconds
+from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
+from dtlab.show.words import byte_words, short_words, time_unit, time_words
+
+__all__ = ["overlap", "straggler"]
+
+_WIDTH, _HEIGHT = 9.4, 4.9
+_LEFT, _RIGHT = 1.15, 0.25
+_BACKWARD, _TRAVEL = 3.68, 3.38  # inches from below: the lower ends of the two strips
+_STRIP: Final = 0.26
+_CHARACTER: Final = 0.065
+_SIZES: Final = np.geomspace(1e5, 2e8, 100)
+_COLLECTIVE: Final = blend(COLOURS["communication"], "#000000", 0.3)
+
+
+def overlap(
+    bucket_bytes: float = 25e6,
+    num_layers: int = 100,
+    gradient_bytes: float = 100e6,
+    backward_seconds: float = 20e-3,
+    num_ranks: int = 16,
+    latency: float = 5e-6,
+    bandwidth: float = 25e9,
+    *,
+    title: str | None = None,
+) -> Figure:
+    """Predict one backward pass of equal layers, the travel of its buckets, and what is exposed.
+
+    `gradient_bytes` and `backward_seconds` are those of all layers together; every rank has a link
+    of `latency` seconds and `bandwidth` bytes/s one way, and reduces in a ring. Below, the exposed
+    time for every size of bucket. See `dtlab.predict.bucket_times`.
+    Raises: ValueError for fewer than one layer or two ranks, and for a bucket or link that cannot
+    be.
+    """
+    if num_layers < 1 or num_ranks < 2:
+        raise ValueError(f"overlap: one layer or more, and two ranks or more; not {num_layers} "
+                         f"and {num_ranks}.")  # fmt: skip
+    link = Link(latency, bandwidth)
+    layer = Gradient(backward_seconds / num_layers, gradient_bytes / num_layers)
+    layers = [layer] * num_layers
+    buckets = bucket_times(layers, bucket_bytes, num_ranks, link)
+    exposed = exposed_seconds(layers, bucket_bytes, num_ranks, link)
+    heading = title or (
+        f"{byte_words(gradient_bytes)} of gradients among {num_ranks} ranks, "
+        f"buckets of {byte_words(bucket_bytes)}"
+    )
+    travels = sum(each.end - each.start for each in buckets)
+    count = "one all-reduce takes" if len(buckets) == 1 else f"{len(buckets)} all-reduces take"
+    note = f"predicted: {count} {time_words(travels)}; {time_words(exposed)} are exposed"
+    figure = Figure(_WIDTH, _HEIGHT)
+    figure.heading(heading, note)
+    _draw_pass(figure, layers, buckets)
+    sizes = np.union1d(_SIZES, [bucket_bytes])
+    curve = np.array([exposed_seconds(layers, size, num_ranks, link) for size in sizes])
+    best = float(sizes[np.argmin(curve)])
+    _draw_curve(figure, sizes, curve, bucket_bytes)
+    words = [
+        f"{heading}: {note}.",
+        f"Backward takes {time_words(backward_seconds)} in {num_layers} layers;",
+        f"the first bucket sets off after {time_words(buckets[0].start)},",
+        f"the last one is there after {time_words(buckets[-1].end)}.",
+        "Below, exposed time against size of bucket:",
+        f"least, {time_words(float(curve.min()))}, at {byte_words(best)};",
+        f"{time_words(float(curve[-1]))} with one bucket.",
+    ]
+    figure.alt_text = " ".join(words)
+    return figure
+
+
+def _draw_pass(figure: Figure, layers: Sequence[Gradient], buckets: Sequence[BucketTime]) -> None:
+    """Backward layer by layer, and below it the buckets; both on one scale of time."""
+    end = buckets[-1].end
+    axes = figure.sheet(_LEFT, _TRAVEL - 0.1, _WIDTH - _LEFT - _RIGHT, 0.75)
+    low = _TRAVEL - 0.1
+    axes.set_xlim(0, end)
+    axes.set_ylim(low, low + 0.75)
+    axes.set_axis_on()
+    axes.set_yticks([])
+    unit, factor = time_unit(end)
+    ticks = [tick for tick in _round_steps(end * factor) if tick <= end * factor]
+    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
+    axes.set_xlabel(f"{unit} since backward began", fontsize=8, color=MUTED)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+    scale = (_WIDTH - _LEFT - _RIGHT) / end
+    now = 0.0
+    for number, layer in enumerate(layers):
+        words = f"layer {len(layers) - number}"
+        _draw_bar(axes, (now, now + layer.seconds), _BACKWARD, COLOURS["backward"], words, scale)
+        now += layer.seconds
+    for number, bucket in enumerate(buckets):
+        words = f"bucket {number}"
+        _draw_bar(axes, bucket[2:], _TRAVEL, _COLLECTIVE, words, scale)
+    if end > now:
+        waiting = Rectangle((now, _BACKWARD), end - now, _STRIP, facecolor=COLOURS["idle"],
+                            edgecolor=edge(COLOURS["idle"]), hatch="//////", linewidth=0.5,
+                            gid="exposed")  # fmt: skip
+        axes.add_artist(waiting)
+    for words, place in (("backward", _BACKWARD), ("all-reduce", _TRAVEL)):
+        y = place + _STRIP / 2
+        figure.text((_LEFT - 0.12) / _WIDTH, y / _HEIGHT, words, fontsize=9, color=INK,
+                    ha="right", va="center")  # fmt: skip
+
+
+def _draw_bar(
+    axes: Axes, times: tuple[float, ...], low: float, fill: str, words: str, scale: float
+) -> None:
+    """A box from one time to another, with its name where there is room."""
+    start, end = times
+    box = Rectangle((start, low), end - start, _STRIP, facecolor=fill, edgecolor=edge(fill),
+                    linewidth=min(0.5, 5 * (end - start) * scale), gid=words)  # fmt: skip
+    axes.add_artist(box)
+    for text in (words, words.split(" ")[1]):
+        if len(text) * _CHARACTER + 0.1 < (end - start) * scale:
+            axes.text((start + end) / 2, low + _STRIP / 2, text, **centred(7, "#FFFFFF"))
+            return
+
+
+def _draw_curve(figure: Figure, sizes: Numbers, curve: Numbers, here: float) -> None:
+    """Exposed time against size of bucket, with a line where it is now."""
+    name, exposed, least = "exposed", float(curve[sizes == here][0]), float(curve.min())
+    across = Axis("size of a bucket", (float(sizes[0]), float(sizes[-1])), True, _bytes)
+    top = 1.15 * float(curve.max())
+    upwards = Axis("exposed", (0.0, top), write=lambda t: short_words(time_words(t)) if t else "0")
+    chart = Chart(figure, (_LEFT, 0.55, _WIDTH - _LEFT - KEY, 1.85), [name], across, upwards)
+    chart.draw_curve(name, sizes, curve, "predicted")
+    chart.draw_upright(here, byte_words(here))
+    chart.draw_points(here, {name: exposed})
+    best = byte_words(float(sizes[np.argmin(curve)]))
+    chart.draw_key({name: f"{time_words(exposed)} here\nleast: {time_words(least)}\nat {best}"})
+
+
+def _bytes(count: float) -> str:
+    return short_words(byte_words(count))
+
+
+def _round_steps(end: float) -> list[float]:
+    """Round numbers from 0 to `end`."""
+    return [float(tick) for tick in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end)]
+
+
+# Draws what a late worker costs: where all wait for it, wait a little, or do not wait ------------
+
+_STRAGGLER_WIDTH, _STRAGGLER_HEIGHT = 9.4, 3.9
+_STRAGGLER_LEFT, _TOP, _BOTTOM = 0.8, 0.95, 0.6
+_STEPS: Final = 160
+_SECONDS: Final = 0.1  # of a step: only the ratio of a delay to it counts
+_DELAYS: Final = np.linspace(0, 4, 17)  # in steps
+
+
+def straggler(
+    delay: float = 1.0,
+    num_workers: int = 8,
+    staleness: int = 3,
+    *,
+    turns: bool = False,
+    title: str | None = None,
+) -> Figure:
+    """Predict the gradients per second of `num_workers` workers, one of which is late.
+
+    `delay` is by how much, in steps: 1 for a step that takes twice as long. It is the same worker
+    in every step or, with `turns`, each time another one. `staleness` is how many steps ahead of
+    the slowest a worker may be in between sync and async. See `dtlab.predict.finish_times`.
+    Raises: ValueError for fewer than two workers, a delay below 0, or a staleness below 1.
+    """
+    if num_workers < 2 or staleness < 1 or not 0 <= delay < math.inf:
+        raise ValueError(f"straggler: two workers or more, a staleness of 1 or more, a delay from "
+                         f"0 on; not {num_workers}, {staleness} and {delay}.")  # fmt: skip
+    leads = {"sync": 0.0, f"bounded, {staleness} ahead": staleness, "async": math.inf}
+    who = "another one in each step" if turns else "always the same one"
+    steps = f"{delay:g} step{'s' * (delay != 1)}"
+    heading = title or f"One of {num_workers} workers is late by {steps}, {who}"
+    note = "predicted; 100 % is what they compute without a delay"
+    figure = Figure(_STRAGGLER_WIDTH, _STRAGGLER_HEIGHT)
+    figure.heading(heading, note)
+    most = max(float(_DELAYS[-1]), delay)
+    across = Axis("delay of the late worker, in steps", (0, most * 1.02))
+    upwards = Axis("gradients per second", (0, 109), write=lambda share: f"{share:g} %")
+    box = (
+        _STRAGGLER_LEFT,
+        _BOTTOM,
+        _STRAGGLER_WIDTH - _STRAGGLER_LEFT - KEY,
+        _STRAGGLER_HEIGHT - _TOP - _BOTTOM,
+    )
+    chart = Chart(figure, box, list(leads), across, upwards)
+    delays = np.union1d(_DELAYS, [delay])
+    here, asides = {}, {}
+    for name, lead in leads.items():
+        shares = [_share(num_workers, each, lead, turns) for each in delays]
+        chart.draw_curve(name, delays, np.array(shares), "predicted")
+        here[name] = shares[int(np.searchsorted(delays, delay))]
+        late = mean_delay(_seconds(num_workers, delay, turns), lead)
+        asides[name] = f"{here[name]:.0f} %\na gradient is {late:.1f}\nupdates late"
+    chart.draw_upright(delay, f"{delay:g}")
+    chart.draw_points(delay, here)
+    chart.draw_key(asides)
+    facts = [f"{name} {' '.join(words.split())}" for name, words in asides.items()]
+    figure.alt_text = (
+        f"{heading} ({note}). {'; '.join(facts)}. Gradients per second fall as the delay grows "
+        f"to {most:g} steps: {', '.join(_fall(num_workers, most, leads, turns))}."
+    )
+    return figure
+
+
+def _seconds(num_workers: int, delay: float, turns: bool) -> Numbers:
+    return step_seconds(num_workers, _STEPS, _SECONDS, delay * _SECONDS, turns=turns)
+
+
+def _share(num_workers: int, delay: float, lead: float, turns: bool) -> float:
+    """Gradients per second, in percent of what they are without a delay."""
+    seconds = _seconds(num_workers, delay, turns)
+    return 100 * gradients_per_second(seconds, lead) * _SECONDS / num_workers
+
+
+def _fall(num_workers: int, delay: float, leads: dict[str, float], turns: bool) -> list[str]:
+    return [f"{name} to {_share(num_workers, delay, lead, turns):.0f} %"
+            for name, lead in leads.items()]  # fmt: skip

@@ -1,0 +1,318 @@
+"""Draws pipelines, measured or simulated: a panel for each trace, all of them on one axis of time.
+
+simulated   rank 0  |0|1|////////| 0 |...    a box is an action, with its microbatch;
+            rank 1  |/|0|1| 0 | 1 |...       what is hatched is idle time, from the first
+measured    rank 0  |0|1|/////////| 0 |...   action of the panel to its last;
+            rank 1  |/|0|1| 0 | 1 |...       the dashed line is where it would end without
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import MaxNLocator
+
+from dtlab.predict.simulate import Costs, bubble, peak_in_flight, simulate
+from dtlab.schedules import (
+    Action,
+    Schedule,
+    gpipe,
+    interleaved,
+    naive,
+    one_f_one_b,
+    stage_ranks,
+    zb_h1,
+    zb_h2,
+)
+from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, edge
+from dtlab.show.words import time_unit, time_words
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
+
+__all__ = ["LETTERS", "SCHEDULES", "Box", "Panel", "panel_of", "pipeline", "predicted_pipeline"]
+
+SCHEDULES: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
+    {
+        "naive": naive,
+        "GPipe": gpipe,
+        "1F1B": one_f_one_b,
+        "interleaved, 2 chunks": lambda p, m: interleaved(p, m, 2),
+        "interleaved, 4 chunks": lambda p, m: interleaved(p, m, 4),
+        "ZB-H1": zb_h1,
+        "ZB-H2": zb_h2,
+    }
+)
+
+
+class _Look(NamedTuple):
+    words: str
+    fill: str
+    ink: str
+
+
+_BLUE: Final = COLOURS["backward"]
+_LOOKS: Final[Mapping[str, _Look]] = {  # by the names of spans
+    "forward": _Look("F forward", COLOURS["forward"], INK),
+    "backward": _Look("B backward", _BLUE, "#FFFFFF"),
+    "backward_input": _Look("I input gradient", _BLUE, "#FFFFFF"),
+    "backward_weight": _Look("W weight gradient", blend(_BLUE, "#000000", 0.5), "#FFFFFF"),
+}
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 9.4, 0.75, 1.0, 1.0, 0.5
+_NAME, _LANE, _BOX, _GAP = 0.27, 0.24, 0.2, 0.12  # inches, as all of these
+_MOST_NUMBERS: Final = 400
+_FORWARD: Final = 10e-3  # seconds, where only ratios count
+
+
+def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str = "") -> Figure:
+    """The actions of a step on every rank, a panel for each trace by its name, on one axis.
+
+    Traces are those of `simulate`, or spans that `run_schedule` has left, of one step each. Boxes
+    of a rank's second and later stages have a line along their lower end, or more. Beside a lane
+    stands the most that the rank holds for backward at once, in microbatches on all its stages.
+    Raises: ValueError for no trace, and for one without forward and backward.
+    """
+    panels = [panel_of(name, trace) for name, trace in traces.items()]
+    if not panels:
+        raise ValueError("pipeline: nothing to draw. Give it a trace with a name.")
+    emulated = next((each.emulated for each in traces.values() if each.emulated), "")
+    subtitle = "; ".join(filter(None, [f"emulated: {emulated}" if emulated else "", note]))
+    tall = [_NAME + _LANE * len(panel.holds) for panel in panels]
+    height = _TOP + sum(tall) + _GAP * (len(panels) - 1) + _BOTTOM
+    figure = Figure(_WIDTH, height)
+    figure.heading(title, subtitle)
+    axes = _time_axes(figure, height, max(panel.end for panel in panels))
+    top = height - _TOP
+    for panel, inches in zip(panels, tall, strict=True):
+        _draw_panel(axes, panel, top)
+        top -= inches + _GAP
+    _draw_key(figure, panels, height)
+    below = f" ({subtitle})" if subtitle else ""
+    figure.alt_text = f"{title}{below}. {' '.join(map(_in_words, panels))}"
+    return figure
+
+
+def predicted_pipeline(
+    schedule: str = "1F1B",
+    num_stages: int = 4,
+    num_microbatches: int = 8,
+    backward: float = 2.0,
+    communication: float = 0.0,
+    beside: str = "nothing",
+    *,
+    title: str | None = None,
+) -> Figure:
+    """A schedule of `SCHEDULES` simulated on `num_stages` ranks, and another one below it.
+
+    A microbatch takes 10 ms of forward on each rank, in chunks or in one piece; `backward` is as
+    many times that, half of it I and half W, and `communication` what a message takes.
+    Raises: ValueError for a name that is not there, and as the schedule and `Costs` do.
+    """
+    names = [schedule] if beside in ("nothing", schedule) else [schedule, beside]
+    traces = {}
+    for name in names:
+        if name not in SCHEDULES:
+            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {name!r}.")
+        made = SCHEDULES[name](num_stages, num_microbatches)
+        seconds = _FORWARD * num_stages / len(stage_ranks(made))
+        half = seconds * backward / 2
+        traces[name] = simulate(made, Costs(seconds, half, half, communication * _FORWARD))
+    words = f"{num_stages} rank{'s' * (num_stages != 1)}, "
+    words += f"{num_microbatches} microbatch{'es' * (num_microbatches != 1)}"
+    note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
+            f"that; a message {communication:g} times that")  # fmt: skip
+    return pipeline(traces, title=title or f"{' and '.join(names)}: {words}", note=note)
+
+
+def _time_axes(figure: Figure, height: float, end: float) -> Axes:
+    """Axes in seconds across and inches upwards, with a time scale in a unit that suits."""
+    axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
+    unit, factor = time_unit(end)
+    ticks = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
+    ticks = [tick for tick in ticks if 0 <= tick <= end * factor]
+    axes.set(xlim=(0, end), ylim=(_BOTTOM, height - _TOP))
+    axes.set_axis_on()
+    axes.set_yticks([])
+    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
+    axes.set_xlabel(f"{unit} since the first action", fontsize=8, color=MUTED)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side == "bottom", color=MUTED)
+    return axes
+
+
+def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
+    """Its words, then a lane for each rank: idle time, and the boxes before it."""
+    axes.text(0, top - _NAME / 2, panel.words, fontsize=8.5, color=INK, va="center")
+    lows = [top - _NAME - _LANE * (rank + 1) for rank in range(len(panel.holds))]
+    idle = COLOURS["idle"]
+    for rank, low in enumerate(lows):
+        axes.add_artist(Rectangle((0, low), panel.end, _BOX, facecolor=idle, edgecolor=edge(idle),
+                                  hatch="//////", linewidth=0, zorder=1,
+                                  gid=f"{panel.name} idle"))  # fmt: skip
+        _beside(axes, f"rank {rank}", low, 0, -8, "right", INK)
+        _beside(axes, f"holds {panel.holds[rank]}", low, 1, 8, "left", MUTED)
+    for name, look in _LOOKS.items():
+        boxes = [box for box in panel.boxes if box.name == name]
+        _draw_boxes(axes, boxes, lows, (0, _BOX), look.fill, f"{panel.name} {name}")
+        for line in range(max((box.chunk for box in boxes), default=0)):
+            later = [box for box in boxes if box.chunk > line]
+            low = 0.018 + 0.04 * line
+            _draw_boxes(axes, later, lows, (low, low + 0.018), look.ink, "later stage")
+    if len(panel.boxes) <= _MOST_NUMBERS:
+        _draw_numbers(axes, panel, lows)
+    axes.plot([panel.ideal] * 2, [lows[-1] - 0.03, top - _NAME], "--", color=INK, linewidth=1.3,
+              zorder=5, gid=f"{panel.name} ideal")  # fmt: skip
+
+
+def _beside(
+    axes: Axes, words: str, low: float, side: float, points: float, align: str, ink: str
+) -> None:
+    """A text next to a lane: `side` 0 left, 1 right."""
+    axes.annotate(
+        words, (side, low + _BOX / 2), xycoords=("axes fraction", "data"), xytext=(points, 0),
+        textcoords="offset points", fontsize=8.5, va="center", ha=align, color=ink,
+    )  # fmt: skip
+
+
+def _draw_boxes(
+    axes: Axes, boxes: Sequence[Box], lows: Sequence[float], part: tuple[float, float],
+    fill: str, gid: str,
+) -> None:  # fmt: skip
+    """Many boxes as one artist; of each the `part` of its height, in inches."""
+    corners = []
+    for box in boxes:
+        low, high = (lows[box.rank] + inches for inches in part)
+        corners.append([(box.start, low), (box.end, low), (box.end, high), (box.start, high)])
+    if corners:
+        outline = edge(fill) if part[1] == _BOX else "none"
+        drawn = PolyCollection(corners, facecolors=fill, edgecolors=outline, linewidths=0.5,
+                               zorder=2, gid=gid)  # fmt: skip
+        axes.add_collection(drawn, autolim=False)
+
+
+def _draw_numbers(axes: Axes, panel: Panel, lows: Sequence[float]) -> None:
+    """The microbatch on each box that has room for it; one artist for each colour.
+
+    As texts they would take twice as long to draw as all the rest.
+    """
+    inches = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
+    numbers = {box.action.microbatch for box in panel.boxes}
+    digits = {number: TextPath((0, 0), str(number), size=7) for number in numbers}
+    sizes = {number: path.get_extents() for number, path in digits.items()}
+    found: dict[tuple[str, str], list[Path]] = defaultdict(list)  # by ink and halo
+    for box in panel.boxes:
+        size, look = sizes[box.action.microbatch], _LOOKS[box.name]
+        if size.width / 72 + 0.05 < (box.end - box.start) * inches:
+            middle = (box.start + box.end) / 2, lows[box.rank] + _BOX / 2
+            around = (size.x0 + size.width / 2, size.y0 + size.height / 2)
+            glyphs = digits[box.action.microbatch]
+            corners = (glyphs.vertices - around) / (72 * inches, 72) + middle
+            crossed = box.start < panel.ideal < box.end  # by the dashed line
+            found[look.ink, look.fill if crossed else ""].append(Path(corners, glyphs.codes))
+    for (ink, halo), paths in found.items():
+        shape = Path.make_compound_path(*paths)
+        if halo:
+            axes.add_artist(PathPatch(shape, fill=False, edgecolor=halo, linewidth=3, zorder=6))
+        axes.add_artist(PathPatch(shape, facecolor=ink, linewidth=0, zorder=7, gid="numbers"))
+
+
+def _draw_key(figure: Figure, panels: Sequence[Panel], height: float) -> None:
+    """A sample of everything that is on the figure, in a row under the title."""
+    there = {box.name for panel in panels for box in panel.boxes}
+    samples = [(look.words, look.fill, "") for name, look in _LOOKS.items() if name in there]
+    samples.append(("idle", COLOURS["idle"], "//////"))
+    axes = figure.sheet(0, height - 0.9, _WIDTH, 0.3)
+    axes.set(xlim=(0, _WIDTH), ylim=(0, 0.3))
+    x = _LEFT
+    for words, fill, hatch in samples:
+        axes.add_artist(Rectangle((x, 0.09), 0.24, 0.13, facecolor=fill, edgecolor=edge(fill),
+                                  linewidth=0.5, hatch=hatch or None))  # fmt: skip
+        axes.text(x + 0.3, 0.15, words, fontsize=8, color=MUTED, va="center")
+        x += 0.5 + 0.064 * len(words)
+    axes.plot([x, x + 0.24], [0.15, 0.15], "--", color=INK, linewidth=1.3)
+    axes.text(x + 0.3, 0.15, "end without a bubble", fontsize=8, color=MUTED, va="center")
+
+
+def _in_words(panel: Panel) -> str:
+    return (f"{panel.words}; its ranks, from rank 0 on, hold at most {', '.join(panel.holds)} "
+            f"microbatches, and do {len(panel.boxes)} actions.")  # fmt: skip
+
+
+# Lays traces of a pipeline out for drawing: actions, bubble, what is held. No drawing ------------
+#
+# A trace comes from `dtlab.predict.simulate`, or from the spans of one step of `run_schedule`.
+
+LETTERS: Final[Mapping[str, str]] = {  # of actions, by the names of their spans
+    "forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W",
+}  # fmt: skip
+
+
+class Box(NamedTuple):
+    """An action on a rank, in seconds; `chunk` counts the stages of the rank before its own."""
+
+    rank: int
+    name: str
+    start: float
+    end: float
+    action: Action
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One trace: its boxes on a clock from its first action, and what of it is a bubble.
+
+    `holds` says for each rank the most microbatches that it holds at once, in whole stages of the
+    rank: "11/2" is eleven on chunks that are half of it. `shares` are the bubble's, of the total
+    and of the ideal time; `ideal` is that time, in seconds.
+    """
+
+    name: str
+    boxes: Sequence[Box]
+    holds: Sequence[str]
+    shares: tuple[float, float]
+    ideal: float
+
+    @property
+    def end(self) -> float:
+        """When the last action ends."""
+        return max(box.end for box in self.boxes)
+
+    @property
+    def words(self) -> str:
+        """How long the longest rank takes, and the bubble in both denominators."""
+        total, ideal = self.shares
+        return (f"{self.name}: {time_words(self.ideal * (1 + ideal))}, bubble {total:.1%} of it, "
+                f"{ideal:.1%} of the ideal {time_words(self.ideal)}")  # fmt: skip
+
+
+def panel_of(name: str, trace: Trace) -> Panel:
+    """The panel of a trace. Raises: ValueError for one without forward and backward."""
+    spans = [each for each in trace.events if each.kind == "compute" and each.name in LETTERS]
+    if not spans:
+        raise ValueError(f"pipeline: {name!r} has no forward and no backward to draw.")
+    boxes: list[Box] = []
+    stages: list[list[int]] = [[] for _ in range(trace.world_size)]
+    rows: list[list[Action]] = [[] for _ in range(trace.world_size)]
+    for each in spans:
+        own, stage = stages[each.rank], each.extra.get("stage", each.rank)
+        if stage not in own:
+            own.append(stage)
+        action = Action(stage, LETTERS[each.name], each.extra.get("microbatch", 0))
+        rows[each.rank].append(action)
+        times = each.start - spans[0].start, each.end - spans[0].start
+        boxes.append(Box(each.rank, each.name, *times, action, own.index(stage)))
+    ideal = sum(box.end - box.start for box in boxes) / sum(map(bool, rows))
+    counts = zip(peak_in_flight(rows), stages, strict=True)
+    holds = [f"{most}/{len(own)}" if len(own) > 1 else f"{most}" for most, own in counts]
+    return Panel(name, boxes, holds, (bubble(trace), bubble(trace, of="ideal")), ideal)

@@ -1,0 +1,232 @@
+"""Draws the rounds of a ring all-reduce: ranks on a circle, their chunks, the messages.
+
+Every rank is a box with one column per chunk. A column has one cell per rank, filled where the
+contribution of that rank is in this copy of the chunk; the more it holds, the darker it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from dtlab.show.drawing.style import INK, MUTED, Figure, centred
+from dtlab.show.figures.rounds import (
+    ARROW,
+    EMPTY,
+    Move,
+    Round,
+    cells_of,
+    draw_cells,
+    draw_tag,
+    fill,
+    ring_rounds,
+)
+from dtlab.show.words import list_words
+
+__all__ = ["ring"]
+
+_BOX = 0.74  # side of a rank's square of cells; the unit is the radius of a ring of four
+_KEY_WIDTH, _KEY_HEIGHT = 2.35, 1.5  # inches
+_HEADING = 0.3
+
+
+def ring(num_ranks: int = 4, step: int | None = None, *, title: str | None = None) -> Figure:
+    """A ring all-reduce among `num_ranks` ranks: one round of it, or all rounds side by side.
+
+    `step` counts rounds from 0, the start, to 2(N-1), the end; a panel shows what every rank
+    holds after that round, and the messages that have just arrived. Without `step` every round
+    has a panel. Raises `ValueError` where there is no such step, or for other than 1 to 8 ranks.
+    """
+    if not 1 <= num_ranks <= 8:
+        raise ValueError(f"ring draws 1 to 8 ranks, not {num_ranks}")
+    rounds = ring_rounds(num_ranks)
+    if step is None:
+        return _all_rounds(rounds, title)
+    if not 0 <= step < len(rounds):
+        raise ValueError(f"a ring of {num_ranks} has steps 0 to {len(rounds) - 1}, not {step}")
+    return _one_round(rounds, step, title)
+
+
+def _one_round(rounds: list[Round], step: int, title: str | None) -> Figure:
+    """One round, large, with the key beside it."""
+    drawn = rounds[step]
+    num_ranks = len(drawn.held)
+    inches = 1.3 if num_ranks <= 4 else 1.0
+    side = 2 * _extent(num_ranks) * inches
+    heading = title or f"Ring all-reduce, {_heading(drawn, num_ranks)}"
+    alt_text = f"{heading}. {_legend_in_words(num_ranks)} {_round_in_words(drawn)}"
+    figure = Figure(side + _KEY_WIDTH + 0.2, side + 0.45, alt_text=alt_text)
+    figure.heading(heading)
+    _draw_round(figure.sheet(0, 0, side, side), drawn, inches)
+    _draw_key(figure.sheet(side, side / 2 - 0.75, _KEY_WIDTH, _KEY_HEIGHT), num_ranks)
+    return figure
+
+
+def _all_rounds(rounds: list[Round], title: str | None) -> Figure:
+    """Every round: reduce-scatter in the first row, all-gather in the second, up to four ranks."""
+    num_ranks = len(rounds[0].held)
+    columns = min(4, max(2, num_ranks))
+    places = [divmod(index, columns) for index in range(len(rounds) + 1)]
+    key = places.pop() if num_ranks > 4 or num_ranks == 1 else places.pop(columns)
+    inches = 0.77 if num_ranks <= 4 else 0.68
+    side = max(2 * _extent(num_ranks) * inches, _KEY_WIDTH)
+    height = (max(row for row, _ in [*places, key]) + 1) * (side + _HEADING) + 0.45
+    heading = title or f"Ring all-reduce among {num_ranks} rank{'s' * (num_ranks > 1)}"
+    alt_text = f"{heading}. {_legend_in_words(num_ranks)} {_all_in_words(rounds)}"
+    figure = Figure(columns * side, height, alt_text=alt_text)
+    figure.heading(heading)
+    for drawn, (row, column) in zip(rounds, places, strict=True):
+        top = height - 0.45 - row * (side + _HEADING)
+        label = ((column + 0.5) / columns, (top - _HEADING / 2) / height)
+        figure.text(*label, _heading(drawn, num_ranks), **centred(9, INK))
+        axes = figure.sheet(column * side, top - _HEADING - side, side, side)
+        _draw_round(axes, drawn, inches)
+    middle = height - 0.45 - key[0] * (side + _HEADING) - (side + _HEADING) / 2
+    axes = figure.sheet(key[1] * side, middle - _KEY_HEIGHT / 2, _KEY_WIDTH, _KEY_HEIGHT)
+    _draw_key(axes, num_ranks)
+    return figure
+
+
+def _heading(drawn: Round, num_ranks: int) -> str:
+    if drawn.phase == "start":
+        return "at the start"
+    return f"{drawn.phase}, round {drawn.number} of {num_ranks - 1}"
+
+
+def _radius(num_ranks: int) -> float:
+    """Of the circle on which the ranks stand: wide enough that arrows show between the boxes."""
+    return max(1.0, 0.68 / math.sin(math.pi / num_ranks)) if num_ranks > 1 else 0.0
+
+
+def _extent(num_ranks: int) -> float:
+    """Half the side of a panel in the same unit."""
+    return _radius(num_ranks) + 0.58
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One round being drawn: on which axes, for how many ranks, at how many inches per unit."""
+
+    axes: Axes
+    num_ranks: int
+    inches: float
+
+    @property
+    def font(self) -> float:
+        """Size of a rank's name in points."""
+        return 10 * self.inches
+
+    def place(self, rank: float, radius: float | None = None) -> tuple[float, float]:
+        """Where a rank stands: rank 0 on top, the others clockwise."""
+        angle = math.pi / 2 - 2 * math.pi * rank / self.num_ranks
+        distance = _radius(self.num_ranks) if radius is None else radius
+        return distance * math.cos(angle), distance * math.sin(angle)
+
+
+def _draw_round(axes: Axes, drawn: Round, inches: float) -> None:
+    """Ranks on a circle, clockwise from the top, and the round's messages between them."""
+    panel = _Panel(axes, len(drawn.held), inches)
+    extent = _extent(panel.num_ranks)
+    axes.set_xlim(-extent, extent)
+    axes.set_ylim(-extent, extent)
+    axes.set_aspect("equal")
+    boxes = []
+    for rank, chunks in enumerate(drawn.held):
+        received = {move.chunk for move in drawn.moves if move.dst == rank}
+        boxes.append(_draw_rank(panel, rank, chunks, received))
+    for move in drawn.moves:
+        _draw_move(panel, move, boxes[move.src], boxes[move.dst])
+
+
+def _draw_rank(
+    panel: _Panel, rank: int, chunks: tuple[frozenset[int], ...], received: set[int]
+) -> FancyBboxPatch:
+    """A rank's box: its name, and a column per chunk with a cell for each contribution."""
+    x, y = panel.place(rank)
+    left, bottom = x - _BOX / 2, y - _BOX / 2 - 0.08
+    box = FancyBboxPatch(
+        (left, bottom), _BOX, _BOX + 0.16, boxstyle="round,pad=0.06,rounding_size=0.08",
+        facecolor="#FFFFFF", edgecolor=MUTED, linewidth=0.8, gid=f"rank {rank}",
+    )  # fmt: skip
+    panel.axes.add_artist(box)
+    panel.axes.text(x, bottom + _BOX + 0.1, f"rank {rank}", **centred(panel.font, INK))
+    width = _BOX / panel.num_ranks
+    columns = [cells_of(copy, panel.num_ranks) for copy in chunks]
+    draw_cells(panel.axes, (left, bottom), (_BOX, _BOX), columns, f"rank {rank} cells")
+    for chunk in received:
+        outline = Rectangle(
+            (left + chunk * width, bottom), width, _BOX, fill=False, edgecolor=ARROW,
+            linewidth=min(2.2, 10 * width) * panel.inches, gid=f"rank {rank} received {chunk}",
+        )  # fmt: skip
+        panel.axes.add_artist(outline)
+    return box
+
+
+def _draw_move(panel: _Panel, move: Move, src: FancyBboxPatch, dst: FancyBboxPatch) -> None:
+    """An arrow from sender to receiver, with the number of the chunk that travelled on it."""
+    bend = 0.28 if panel.num_ranks > 2 else 0.55
+    start, end = panel.place(move.src), panel.place(move.dst)
+    arrow = FancyArrowPatch(
+        start, end, arrowstyle="-|>", connectionstyle=f"arc3,rad={-bend}", patchA=src, patchB=dst,
+        mutation_scale=13 * panel.inches, linewidth=2 * panel.inches, color=ARROW,
+        shrinkA=0, shrinkB=1, gid=f"move {move.src} {move.dst} {move.chunk}",
+    )  # fmt: skip
+    panel.axes.add_artist(arrow)
+    middle = [(a + b) / 2 for a, b in zip(start, end, strict=True)]
+    across = (start[1] - end[1], end[0] - start[0])  # to the left of the way, that is outwards
+    spot = [m + a * (bend / 2) + a / math.hypot(*across) * 0.16
+            for m, a in zip(middle, across, strict=True)]  # fmt: skip
+    draw_tag(panel.axes, (spot[0], spot[1]), str(move.chunk), panel.font)
+
+
+def _draw_key(axes: Axes, num_ranks: int) -> None:
+    """What is what: the shades, a column and its cells, the outline, the number on an arrow."""
+    axes.set_xlim(0, _KEY_WIDTH)
+    axes.set_ylim(0, _KEY_HEIGHT)
+    words: dict[str, Any] = {"fontsize": 8, "color": MUTED, "ha": "left", "va": "center"}
+    for count in range(1, num_ranks + 1):
+        corner, width = (0.15 + (count - 1) * 0.72 / num_ranks, 1.18), 0.72 / num_ranks
+        axes.add_artist(Rectangle(corner, width, 0.15, facecolor=fill(count, num_ranks)))
+    ranks = f"values of 1 to {num_ranks} ranks" if num_ranks > 1 else "value of its one rank"
+    axes.text(0.97, 1.255, ranks, **words)
+    for row in range(3):
+        colour = fill(num_ranks // 2 + 1, num_ranks) if row != 1 else EMPTY
+        axes.add_artist(Rectangle((0.44, 0.95 - row * 0.145), 0.13, 0.13, facecolor=colour))
+    axes.text(0.72, 0.87, "column: chunk 0, 1, …\ncell: whose value is in it,\nrank 0 on top",
+              linespacing=1.25, **words)  # fmt: skip
+    axes.add_artist(Rectangle((0.44, 0.36), 0.13, 0.2, fill=False, edgecolor=ARROW, linewidth=1.7))
+    axes.text(0.72, 0.46, "has just arrived", **words)
+    draw_tag(axes, (0.505, 0.18), "1", 7)
+    axes.text(0.72, 0.18, "the chunk that travelled", **words)
+
+
+def _legend_in_words(num_ranks: int) -> str:
+    return f"The tensor is cut into {num_ranks} chunk{'s' * (num_ranks > 1)}, one column each."
+
+
+def _complete(drawn: Round) -> int:
+    """How many copies of chunks, over all ranks, hold every rank's contribution."""
+    return sum(len(chunk) == len(drawn.held) for row in drawn.held for chunk in row)
+
+
+def _round_in_words(drawn: Round) -> str:
+    """What one panel shows: who sent which chunk, and how many copies are complete."""
+    sent = [f"rank {m.src} sent chunk {m.chunk} to rank {m.dst}" for m in drawn.moves]
+    state = f"{_complete(drawn)} of {len(drawn.held) ** 2} copies hold the full sum."
+    return f"{list_words(sent)}; {state}".capitalize() if sent else state
+
+
+def _all_in_words(rounds: list[Round]) -> str:
+    """What all panels show together."""
+    num_ranks = len(rounds[0].held)
+    if num_ranks == 1:
+        return "Nothing has to be sent."
+    counts = list_words([f"{_complete(drawn)} after {drawn.title}" for drawn in rounds[1:]])
+    return (
+        "In each round every rank sends one chunk to the next rank and receives one from the "
+        f"one before. Of {num_ranks**2} copies, so many hold the full sum: {counts}."
+    )

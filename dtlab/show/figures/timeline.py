@@ -1,0 +1,330 @@
+"""Draws a trace: a lane per rank, its program on top and the operations under way below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
+from matplotlib.path import Path
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+
+from dtlab.show.drawing.lanes import (
+    STRIP,
+    Bar,
+    Lane,
+    Message,
+    hatches,
+    lanes,
+    look_of,
+    messages,
+    without,
+)
+from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
+from dtlab.show.words import byte_words, list_words, time_unit, time_words
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
+
+__all__ = ["timeline"]
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.3, 0.86, 0.55  # inches around the lanes
+_STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches; a strip, a track, and between lanes
+_ALL_TRACKS = 1.2  # inches that the tracks of one lane have at most
+_SUBTITLE = 0.2  # inches
+_MOST_ARROWS = 32
+_FONT: Final = 7.0
+_CHARACTER = _FONT * 0.6 / 72  # inches, about
+
+_ORANGE = COLOURS["communication"]
+_FILLS: Final = {  # shades of one hue say which way an operation goes
+    "send": _ORANGE,
+    "receive": blend(_ORANGE, "#FFFFFF", 0.62),
+    "collective": blend(_ORANGE, "#000000", 0.3),
+    "waiting": COLOURS["idle"],
+}
+
+
+def timeline(
+    trace: Trace,
+    *,
+    title: str | None = None,
+    width: float = 9.6,
+    arrows: bool | None = None,
+    note: str = "",
+) -> Figure:
+    """What every rank did when: one lane per rank, time in the trace's own clock.
+
+    The upper strip of a lane is the rank's program: its compute spans, and, hatched, the time it
+    waited for an operation. Below lie the operations under way, from issue to completion, on as
+    many tracks as overlap; where collectives run in more than one group, with the ranks of theirs.
+    `arrows` joins each send to its receive (None: where they are few).
+    `width` in inches. `note` stands below the title; that links were emulated stands there anyway.
+    """
+    drawn = lanes(trace.events)
+    notes = [f"emulated: {trace.emulated}" if trace.emulated else "", note]
+    subtitle = "; ".join(filter(None, notes))
+    heights = [_lane_height(lane) for lane in drawn]
+    top = _TOP + (_SUBTITLE if subtitle else 0)
+    height = top + _BOTTOM + sum(heights) + _GAP * max(0, len(drawn) - 1)
+    heading = title or f"Timeline of {len(drawn)} rank{'s' * (len(drawn) != 1)}"
+    in_words = f"{heading} ({subtitle})" if subtitle else heading
+    figure = Figure(width, height, alt_text=_alt_text(in_words, drawn))
+    figure.heading(heading, subtitle)
+    if not drawn:
+        figure.text(0.5, 0.4, "Nothing was recorded.", **centred(9, MUTED))
+        return figure
+    axes = _time_axes(figure, drawn, top)
+    tops = [height - top - sum(heights[:i]) - i * _GAP for i in range(len(drawn))]
+    scale = (width - _LEFT - _RIGHT) / axes.get_xlim()[1]
+    places = {
+        lane.rank: _Place(axes, lane, top, scale) for lane, top in zip(drawn, tops, strict=True)
+    }
+    marks = hatches(drawn)
+    for place in places.values():
+        _draw_lane(place, marks)
+    pairs = messages(drawn)
+    if arrows or (arrows is None and len(pairs) <= _MOST_ARROWS):
+        for pair in pairs:
+            _draw_arrow(axes, pair, places)
+    _draw_legend(figure, drawn, top, marks)
+    return figure
+
+
+def _strip(lane: Lane) -> float:
+    """Inches of the strip: none for a rank whose program neither computed nor waited."""
+    used = any(bar.track == STRIP for bar in lane.bars)
+    return _STRIP if used or not lane.tracks else 0.0
+
+
+def _track(lane: Lane) -> float:
+    """Inches of one track: thinner where many operations overlap, so that none is hidden."""
+    return min(_TRACK, _ALL_TRACKS / max(1, lane.tracks))
+
+
+def _lane_height(lane: Lane) -> float:
+    return _strip(lane) + lane.tracks * _track(lane)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a lane is drawn: its axes (seconds across, inches upwards) and its upper end."""
+
+    axes: Axes
+    lane: Lane
+    top: float
+    inches_per_second: float
+
+    @property
+    def middle(self) -> float:
+        """Half way down the lane."""
+        return self.top - _lane_height(self.lane) / 2
+
+    def box(self, bar: Bar) -> tuple[float, float, float, float]:
+        """Left and right in seconds, lower and upper end in inches."""
+        if bar.track == STRIP:
+            return bar.start, bar.end, self.top - _STRIP, self.top - 0.05 * min(bar.depth, 3)
+        track = _track(self.lane)
+        upper = self.top - _strip(self.lane) - bar.track * track
+        return bar.start, bar.end, upper - 0.94 * track, upper - 0.06 * track
+
+
+def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
+    """Axes in seconds across and inches upwards, with a time scale in a unit that suits."""
+    width, height = figure.get_size_inches()
+    axes = figure.sheet(_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - top - _BOTTOM)
+    end = max(bar.end for lane in drawn for bar in lane.bars) or 1e-6
+    unit, factor = time_unit(end)
+    ticks = MaxNLocator(nbins=8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
+    ticks = [tick for tick in ticks if tick <= end * factor]
+    axes.set_xlim(0, end)
+    axes.set_ylim(_BOTTOM, height - top)
+    axes.set_axis_on()
+    axes.set_yticks([])
+    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
+    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
+    axes.grid(axis="x", color="#DDDDD7", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"{unit} since the first event", fontsize=8, color=MUTED)
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+    axes.spines["bottom"].set_position(("outward", 4))
+    return axes
+
+
+def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
+    """A rank's name, its bars, and beside them what it sent and how long it waited.
+
+    `marks` has the hatches of looks.
+    """
+    axes, lane = place.axes, place.lane
+    low = place.top - _lane_height(lane)
+    axes.axhspan(low, place.top, color="#F1F1EC", linewidth=0, zorder=0, gid=f"lane {lane.rank}")
+    _beside(place, f"rank {lane.rank}", 0, -9, fontsize=9, color=INK, ha="right")
+    _beside(place, _sums(lane), 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
+    for depth in sorted({bar.depth for bar in lane.bars}):
+        groups: dict[tuple[str, str], list[Bar]] = {}
+        for bar in lane.bars:
+            if bar.depth == depth:
+                groups.setdefault((bar.role, look_of(bar, marks)), []).append(bar)
+        for (role, look), bars in groups.items():
+            boxes = [place.box(bar) for bar in bars]
+            collection = _rectangles(boxes, _fill(bars[0]), f"rank {lane.rank} {role} {look}")
+            axes.add_collection(collection, autolim=False)
+            if marks.get(look):
+                axes.add_artist(_hatching(collection, marks[look], edge(_fill(bars[0]))))
+    for bar in lane.bars:
+        _draw_label(place, bar)
+
+
+def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
+    """A text next to the lane: `side` 0 left, 1 right, and so many points from its edge."""
+    place.axes.annotate(
+        words, (side, place.middle), xycoords=("axes fraction", "data"),
+        xytext=(points, 0), textcoords="offset points", va="center", **style,
+    )  # fmt: skip
+
+
+def _fill(bar: Bar) -> str:
+    return _FILLS.get(bar.shade, COLOURS[bar.role])
+
+
+def _rectangles(
+    boxes: Sequence[tuple[float, float, float, float]], fill: str, gid: str
+) -> PolyCollection:
+    """Many boxes as one artist. The outline shows events that are narrower than a pixel."""
+    corners = [
+        [(left, low), (right, low), (right, high), (left, high)]
+        for left, right, low, high in boxes
+    ]
+    return PolyCollection(
+        corners, facecolors=fill, edgecolors=edge(fill), linewidths=0.5, zorder=2, gid=gid
+    )
+
+
+def _hatching(boxes: PolyCollection, hatch: str, ink: str) -> PathPatch:
+    """One hatch over many boxes: a hatch for each would take seconds to draw."""
+    path = Path.make_compound_path(*boxes.get_paths())
+    return PathPatch(path, fill=False, hatch=hatch, edgecolor=ink, linewidth=0,
+                     zorder=2, gid=f"{boxes.get_gid()} hatch")  # fmt: skip
+
+
+def _draw_label(place: _Place, bar: Bar) -> None:
+    """The bar's name on it; shortened, or left out, where there is no room."""
+    _, _, low, high = place.box(bar)
+    if bar.shade == "waiting" or high - low < 0.12:
+        return
+    ink = "#FFFFFF" if _is_dark(_fill(bar)) else INK
+    short = bar.group or bar.label.split(" ")[0]
+    for words in (bar.label, bar.label if bar.shade == "span" else short):
+        middle = _middle_of_room(place, bar, len(words) * _CHARACTER + 0.06)
+        if middle is not None:
+            text = place.axes.text(middle, (low + high) / 2 - 0.005, words, zorder=5,
+                                   **centred(_FONT, ink))  # fmt: skip
+            stroke = 2.5 if bar.shade == "collective" else 1.5  # arrows, and hatches
+            text.set_path_effects([withStroke(linewidth=stroke, foreground=_fill(bar))])
+            return
+
+
+def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
+    """Where so many inches have room on a bar; in a span beside what lies on it, if they can."""
+
+    def fits(begin: float, end: float) -> bool:
+        return (end - begin) * place.inches_per_second > inches
+
+    room = bar.start, bar.end
+    if not fits(*room):
+        return None
+    if bar.shade == "span":
+        waits = [one for one in place.lane.bars if one.shade == "waiting"]
+        inner = [one for one in place.lane.bars if one.shade == "span" and one.depth > bar.depth]
+        for above in (waits, waits + inner):
+            free = without([(bar.start, bar.end)], [(one.start, one.end) for one in above])
+            widest = max(free, key=lambda part: part[1] - part[0], default=room)
+            room = widest if fits(*widest) else room
+    return sum(room) / 2
+
+
+def _is_dark(colour: str) -> bool:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 128
+
+
+def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None:
+    """From the start of a send to the end of the receive that took it."""
+    send, receive = message.send, message.receive
+    _, _, send_low, send_high = places[send.rank].box(send)
+    _, _, low, high = places[receive.rank].box(receive)
+    downwards = low < send_low
+    arrow = FancyArrowPatch(
+        (send.start, send_low if downwards else send_high),
+        (receive.end, high if downwards else low),
+        arrowstyle="-|>", mutation_scale=7, linewidth=0.8, color=INK, alpha=0.6,
+        shrinkA=0, shrinkB=0, zorder=4, gid=f"message {send.rank} {receive.rank}",
+    )  # fmt: skip
+    axes.add_artist(arrow)
+
+
+def _draw_legend(
+    figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str]
+) -> None:
+    """A swatch and a word for everything that is on the figure, in a row under the title."""
+    entries: dict[str, tuple[str, str]] = {}
+    for lane in drawn:
+        for bar in lane.bars:
+            look = look_of(bar, marks)
+            words: str = bar.role if look == "span" else look
+            words = "other compute" if words == "compute" else words
+            words = "collective, with its ranks" if bar.group and look == "collective" else words
+            entries.setdefault(words, (_fill(bar), marks.get(look, "")))
+    width, height = figure.get_size_inches()
+    axes = figure.sheet(0, height - top + 0.1, width, 0.3)
+    axes.set_xlim(0, width)
+    axes.set_ylim(0, 0.3)
+    left = _LEFT
+    order = [*_LEGEND_ORDER[:-1], *marks, _LEGEND_ORDER[-1]]
+    for words in (entry for entry in dict.fromkeys(order) if entry in entries):
+        fill, hatch = entries[words]
+        axes.add_artist(
+            Rectangle((left, 0.09), 0.24, 0.13, facecolor=fill, edgecolor=edge(fill),
+                      linewidth=0.5, hatch=hatch or None)
+        )  # fmt: skip
+        axes.text(left + 0.3, 0.15, words, fontsize=8, color=MUTED, va="center", ha="left")
+        left += 0.55 + len(words) * 8 * 0.56 / 72
+
+
+_LEGEND_ORDER: Final = (
+    "forward", "backward", "optimizer", "other compute",
+    "send", "receive", "collective", "collective, with its ranks", "waiting",
+)  # fmt: skip
+
+
+def _sums(lane: Lane) -> str:
+    """A line each, where there is any: bytes in point-to-point sends, computing, waiting."""
+    lines = []
+    if lane.bytes_sent:
+        lines.append(f"{byte_words(lane.bytes_sent)} in sends")
+    if lane.computing:
+        lines.append(f"{time_words(lane.computing)} compute")
+    if lane.waiting:
+        lines.append(f"{time_words(lane.waiting)} waiting")
+    return "\n".join(lines)
+
+
+def _alt_text(heading: str, drawn: Sequence[Lane]) -> str:
+    """The figure in words: how long it is, and what each rank did in it."""
+    if not drawn:
+        return f"{heading}. Nothing was recorded."
+    end = max(bar.end for lane in drawn for bar in lane.bars)
+    parts = [f"{heading}: {len(drawn)} lane{'s' * (len(drawn) > 1)} over {time_words(end)}."]
+    for lane in drawn:
+        operations = [f"{count} {name}" for name, count in sorted(lane.operations.items())]
+        facts = [f"issued {list_words(operations)}"] if operations else []
+        facts += _sums(lane).splitlines()
+        parts.append(f"Rank {lane.rank}: {', '.join(facts) or 'nothing'}.")
+    return " ".join(parts)
