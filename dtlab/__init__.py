@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from dtlab.grading.progress import progress as progress
     from dtlab.predict import Cluster as Cluster
     from dtlab.predict import Link as Link
-    from dtlab.ranks.compute import compute as compute
-    from dtlab.ranks.launch import Run as Run
-    from dtlab.ranks.launch import launch as launch
-    from dtlab.ranks.launch import rank_generator as rank_generator
+    from dtlab.ranks.emulate.compute import compute as compute
+    from dtlab.ranks.launch.launcher import Run as Run
+    from dtlab.ranks.launch.launcher import launch as launch
+    from dtlab.ranks.launch.launcher import rank_generator as rank_generator
     from dtlab.ranks.session import Session as Session
     from dtlab.ranks.session import session as session
     from dtlab.show.guess import guess as guess
@@ -53,7 +53,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "Link": "predict",
     "RankError": "errors",
     "RankTimeoutError": "errors",
-    "Run": "ranks.launch",
+    "Run": "ranks.launch.launcher",
     "Session": "ranks.session",
     "Trace": "trace",
     "Waiting": "errors",
@@ -61,15 +61,15 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "bench": None,  # not imported above: grading imports this face, and bench is above grading
     "check": "grading",
     "collectives": None,
-    "compute": "ranks.compute",
+    "compute": "ranks.emulate.compute",
     "expect": "errors",
     "guess": "show.guess",
     "held_bytes": "training.held",
-    "launch": "ranks.launch",
+    "launch": "ranks.launch.launcher",
     "practice": "grading.practice",
     "predict": None,
     "progress": "grading.progress",
-    "rank_generator": "ranks.launch",
+    "rank_generator": "ranks.launch.launcher",
     "repeats": "training.repeats",
     "schedules": None,
     "session": "ranks.session",
@@ -102,9 +102,9 @@ def _prepare_ranks() -> None:
     if "IPython" not in sys.modules:
         return
     system = importlib.import_module("dtlab.ranks.system")
-    in_place = importlib.import_module("dtlab.ranks.inplace").environment_is_set()
+    in_place = importlib.import_module("dtlab.ranks.launch.inplace").environment_is_set()
     if system.in_a_kernel() and not in_place and system.free_memory() > 0.2:
-        importlib.import_module("dtlab.ranks.client").SERVER.start()
+        importlib.import_module("dtlab.ranks.launch.client").SERVER.start()
 
 
 _prepare_ranks()

@@ -28,7 +28,7 @@ __all__ = ["RanksMagics", "load"]
 
 def load(shell: Any) -> None:
     """Add the magics to a shell, and have ranks ready soon."""
-    from dtlab.ranks.client import SERVER
+    from dtlab.ranks.launch.client import SERVER
 
     shell.register_magics(RanksMagics)
     SERVER.share(sessions.IN_RANKS)

@@ -13,10 +13,10 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure, first_user
-from dtlab.ranks.launch import Run, launch_sealed
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.launch.client import Server
+from dtlab.ranks.launch.launcher import Run, launch_sealed
+from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
+from dtlab.ranks.sandbox.walls import Walls
 
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="all walls take root, and Linux"

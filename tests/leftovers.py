@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from dtlab.ranks import counters
+from dtlab.ranks.record import counters
 
 STAYING: set[int] = set()  # process ids: these and what is below them stay from test to test
 

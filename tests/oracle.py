@@ -1,7 +1,7 @@
 """Random SPMD programs as data, ranks that run them, and an oracle that knows how they end.
 
-The oracle shares no code and no method with `dtlab.ranks.matching`, which follows events as they
-come. Here nothing is followed. A program is known as a whole, so its operations are *paired on
+The oracle shares no code and no method with `ranks/watch/matching.py`, which follows events as
+they come. Here nothing is followed. A program is known as a whole, so operations are *paired on
 paper* first, and then it is asked how far each rank can get:
 
 1. A message's ends are paired by counting: the k-th send of rank a to rank b on a group with a tag

@@ -32,8 +32,8 @@ from dtlab.errors import RankError, RanksError
 from dtlab.grading.checking.bench import HERE
 from dtlab.grading.checking.trials import Observation, Trial, observe, observed, run_here
 from dtlab.grading.checking.warm import warm_up
-from dtlab.ranks import asked
-from dtlab.ranks.launch import Run, launch
+from dtlab.ranks.launch import arguments as asked
+from dtlab.ranks.launch.launcher import Run, launch
 from dtlab.ranks.session.notebook import Session
 from dtlab.ranks.transport import pack
 from tests.leftovers import STAYING
@@ -187,7 +187,7 @@ def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
     import torch
     import torch.distributed as dist
 
-    from dtlab.ranks.process import fill_main
+    from dtlab.ranks.launch.process import fill_main
 
     fill_main(fn)
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import pytest
 
 from dtlab.grading import known_parts
 from dtlab.grading.checking.finished import absent_of, finished_calls
-from dtlab.ranks.absent import files_of, take_away
+from dtlab.ranks.sandbox.absent import files_of, take_away
 
 MODULE = '''
 import functools

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dtlab.ranks.board import _RECORD, CAPACITY, Board, Record
+from dtlab.ranks.watch.board import _RECORD, CAPACITY, Board, Record
 
 
 def _record(number: int) -> Record:

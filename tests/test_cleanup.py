@@ -121,7 +121,7 @@ NOTEBOOK = """
     import os, time
     from pathlib import Path
     import dtlab
-    from dtlab.ranks.client import SERVER
+    from dtlab.ranks.launch.client import SERVER
 
     def wait_for_ever(folder):
         if os.fork() == 0:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dtlab.ranks import counters
-from dtlab.ranks import kernel_calls as kernel
-from dtlab.ranks.traffic import Traffic, hidden_bytes
+from dtlab.ranks.record import counters
+from dtlab.ranks.record.counters import Traffic, hidden_bytes
+from dtlab.ranks.sandbox import kernel_calls as kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's netlink")
 

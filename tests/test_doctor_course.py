@@ -19,7 +19,8 @@ import dtlab
 from dtlab.doctor import backends, course, trial
 from dtlab.doctor.visit import Visit
 from dtlab.errors import LaunchError
-from dtlab.ranks import inplace, launch
+from dtlab.ranks.launch import inplace
+from dtlab.ranks.launch import launcher as launch
 from tests.doctoring import only
 
 OLDER = "282d30a0218e"  # of nbgrader/alembic/versions: assignments know of no course

@@ -34,7 +34,7 @@ from dtlab.grading.classroom.server import JudgesServer
 from dtlab.grading.classroom.submissions import handed_in
 from dtlab.grading.classroom.verdicts import ALL
 from dtlab.grading.questions.answers import Questions
-from dtlab.ranks import client
+from dtlab.ranks.launch import client
 from tests.a_class import NAME, Class, Kept, judged, keep_path, without_seconds
 
 pytestmark = pytest.mark.slow  # a gradebook for each

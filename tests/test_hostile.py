@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dtlab.ranks.enclosure import first_user
+from dtlab.ranks.sandbox.enclosure import first_user
 from tests.hostile import CATALOGUE, HONEST
 from tests.hostile.judging import Judging, Stuck, guard
 from tests.hostile.outside import Outside, left_behind

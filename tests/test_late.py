@@ -21,7 +21,7 @@ from dtlab.grading.classroom import grade
 from dtlab.grading.classroom.lines import summary
 from dtlab.grading.late import LateRules, Rules, lateness
 from dtlab.grading.settings import CONFIG, configure
-from dtlab.ranks import client
+from dtlab.ranks.launch import client
 from tests.a_class import NAME, Class, Kept, judged, keep_path
 
 HOUR, DAY = 3600.0, 86400.0

@@ -19,8 +19,8 @@ from torch import nn
 from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
-from dtlab.ranks import asked
-from dtlab.ranks.client import SERVER
+from dtlab.ranks.launch import arguments as asked
+from dtlab.ranks.launch.client import SERVER
 
 
 def run_script(script: Path, text: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
@@ -427,7 +427,7 @@ def test_a_run_shows_itself() -> None:
 
 @pytest.mark.slow
 def test_importing_dtlab_loads_no_torch() -> None:
-    code = "import sys, dtlab, dtlab.errors, dtlab.trace, dtlab.ranks.launch; "
+    code = "import sys, dtlab, dtlab.errors, dtlab.trace, dtlab.ranks.launch.launcher; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

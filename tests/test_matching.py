@@ -1,4 +1,4 @@
-"""What stands still, what does not fit, and what is fine: the machine of `dtlab.ranks.matching`.
+"""What stands still, what does not fit, and what is fine: the machine of `watch/matching.py`.
 
 A scenario is written as what the ranks do, in the order in which the machine hears of it:
 
@@ -16,7 +16,7 @@ from itertools import count
 
 import pytest
 
-from dtlab.ranks.board import (
+from dtlab.ranks.watch.board import (
     CALL,
     COLLECTIVE,
     ISSUE,
@@ -32,8 +32,8 @@ from dtlab.ranks.board import (
     Record,
     number_of,
 )
-from dtlab.ranks.matching import Machine, Misfit, Op
-from dtlab.ranks.watcher import Watcher
+from dtlab.ranks.watch.matching import Machine, Misfit, Op
+from dtlab.ranks.watch.watcher import Watcher
 
 _numbers = count(1)
 ROLES = {"send": SEND, "recv": RECV, "new_group": NEW_GROUP}

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.ranks import notices
-from dtlab.ranks.client import FIRST_LAUNCH
+from dtlab.ranks.launch.client import FIRST_LAUNCH
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 CELLS = [
-    "import time, dtlab\nfrom dtlab.ranks.client import SERVER\nSERVER._process.poll()\n"
+    "import time, dtlab\nfrom dtlab.ranks.launch.client import SERVER\nSERVER._process.poll()\n"
     "from dtlab.ranks import notices\nnotices.SILENCE = 0.1",
     "dtlab.launch(int)",  # the server imports PyTorch
     "with notices.notice('training'):\n    dtlab.launch(time.sleep, 1.2)",

@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 import dtlab
-from dtlab.ranks import output as output_module
-from dtlab.ranks.output import Output
+from dtlab.ranks.launch import output as output_module
+from dtlab.ranks.launch.output import Output
 
 
 def shown(*writes: tuple[int, str], world_size: int = 2) -> str:

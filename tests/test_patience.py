@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from dtlab.grading.judging.cells import Limits
 from dtlab.grading.judging.judge import judge
-from dtlab.ranks.client import Server
+from dtlab.ranks.launch.client import Server
 from tests.behind_walls import needs_root
 
 pytestmark = [needs_root, pytest.mark.slow]

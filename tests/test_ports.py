@@ -7,8 +7,8 @@ import time
 import pytest
 
 from dtlab.predict import Cluster, Link, Route
-from dtlab.ranks import ports as module
-from dtlab.ranks.ports import Ports
+from dtlab.ranks.emulate import ports as module
+from dtlab.ranks.emulate.ports import Ports
 
 MS = 1_000_000  # nanoseconds
 # 1 ms and 1 kB/ms inside a node, 5 ms and 0.1 kB/ms between nodes

@@ -1,6 +1,6 @@
 """The watcher against the oracle on random SPMD programs: on paper, and on real ranks.
 
-`make bench` runs 2,000 on real ranks; `dtlab.ranks.matching` alone takes 2,000 in a second.
+`make bench` runs 2,000 on real ranks; `dtlab.ranks.watch.matching` alone takes 2,000 in a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dtlab
 from dtlab.errors import RanksError
-from dtlab.ranks.board import (
+from dtlab.ranks.watch.board import (
     CALL,
     COLLECTIVE,
     ISSUE,
@@ -29,7 +29,7 @@ from dtlab.ranks.board import (
     Record,
     number_of,
 )
-from dtlab.ranks.matching import Machine, Op
+from dtlab.ranks.watch.matching import Machine, Op
 from tests import oracle
 from tests.oracle import Program, Verdict, programs, random_program, run_program, verdicts, worlds
 

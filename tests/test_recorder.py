@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtlab
 from dtlab import errors
-from dtlab.ranks.journal import Journal
-from dtlab.ranks.recorder import Recorder
+from dtlab.ranks.record.journal import Journal
+from dtlab.ranks.record.recorder import Recorder
 from dtlab.trace import Trace
 from tests.marks import retried
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dtlab.errors import LaunchError
-from dtlab.ranks import reservations
+from dtlab.ranks.launch import gpus as reservations
+from dtlab.ranks.launch.gpus import reserved, visible
 from dtlab.ranks.protocol import Spec
-from dtlab.ranks.reservations import reserved, visible
 
 NODE = f"{os.getpid()}"  # cards of this run of the tests alone
 PLAIN = "\n".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{NODE}-{i})" for i in range(4))
@@ -130,7 +130,7 @@ def test_too_few_cards_are_refused_at_once(driver: Path) -> None:
 OTHER = """
 import sys
 from dtlab.ranks.protocol import Spec
-from dtlab.ranks.reservations import reserved
+from dtlab.ranks.launch.gpus import reserved
 spec = Spec(int(sys.argv[1]), "nccl", None, False, 0, 1, None, {}, ".", [])
 with reserved(spec) as got:
     print("HAS", got.environment["CUDA_VISIBLE_DEVICES"], flush=True)

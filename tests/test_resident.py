@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from dtlab.ranks.resident import TIMES, bytes_of, count, give_back_at_once
+from dtlab.ranks.record.resident_memory import TIMES, bytes_of, count, give_back_at_once
 from tests.staying import on_ranks
 
 MB = 1_000_000

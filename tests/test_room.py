@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure, Room, RoomGone, RoomHung
+from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Opaque, Sealed
-from dtlab.ranks.room import KEPT_TEXT
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.sandbox.enclosure import Enclosure, Room, RoomGone, RoomHung
+from dtlab.ranks.sandbox.room import KEPT_TEXT
+from dtlab.ranks.sandbox.walls import Walls
 from tests.behind_walls import (
     MEMORY,
     SLACK,
@@ -117,7 +117,7 @@ def test_answers_are_taken_as_plain_data(room: Room) -> None:
 
 LINE = """
 import os, socket, struct, time, msgpack
-from dtlab.ranks.client import SERVER
+from dtlab.ranks.launch.client import SERVER
 places = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in range(3, 20)}
 fds = [fd for fd, place in places.items() if "/socket:" in place]
 line = socket.socket(fileno=next(fd for fd in fds if fd != SERVER._socket.fileno()))
@@ -178,7 +178,7 @@ def test_a_cell_that_does_not_end_is_given_up_at_its_limit(source: str, room: Ro
 def test_pickling_that_does_not_end_is_given_up(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtlab.ranks.enclosure.TAKE_LIMIT", 2.0)
+    monkeypatch.setattr("dtlab.ranks.sandbox.enclosure.TAKE_LIMIT", 2.0)
     printed(room, "class Slow:\n    def __call__(self): 1\n    def __reduce__(self):\n"
             "        while True: pass\nslow = Slow()")  # fmt: skip
     with pytest.raises(RoomHung):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab.errors import RankError, RanksError, RankTimeoutError
-from dtlab.ranks import board
+from dtlab.ranks.watch import board
 from tests import behind_walls
 from tests.behind_walls import (
     SLACK,

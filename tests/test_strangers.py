@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab.ranks import strangers
 from dtlab.ranks.plain import NotPlain, encode
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd
-from dtlab.ranks.strangers import TooMuch, opened
+from dtlab.ranks.sandbox import untrusted as strangers
+from dtlab.ranks.sandbox.untrusted import TooMuch, opened
 
 
 def packed(value: object) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from dtlab.ranks.waiting import FOR_CELLS, Patience
+from dtlab.ranks.sandbox.time_limits import FOR_CELLS, Patience
 
 pytestmark = [
     pytest.mark.slow,

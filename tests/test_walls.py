@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from dtlab import collectives
 from dtlab.errors import RanksError
-from dtlab.ranks import filter as calls
+from dtlab.ranks.sandbox import system_calls as calls
 from tests import behind_walls
 from tests.behind_walls import (
     SLACK,

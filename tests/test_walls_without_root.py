@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from dtlab.ranks import filter as calls
 from dtlab.ranks import kernel_calls as kernel
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure, RoomGone
-from dtlab.ranks.launch import launch_sealed
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.launch.client import Server
+from dtlab.ranks.sandbox.enclosure import Enclosure, RoomGone
+from dtlab.ranks.launch.launcher import launch_sealed
+from dtlab.ranks.sandbox.walls import Walls
 
 def total(rank):
     numbers = torch.ones(1000)

@@ -15,9 +15,10 @@ from dtlab.bench.results import Measurement, Results
 from dtlab.bench.subjects import ELEMENT, OURS
 from dtlab.errors import DtlabError
 from dtlab.predict.units import is_number
-from dtlab.ranks import inplace, protocol, system
-from dtlab.ranks.asked import DEFAULT_WORLD_SIZE, MOST_RANKS
-from dtlab.ranks.launch import launch
+from dtlab.ranks import protocol, system
+from dtlab.ranks.launch import inplace
+from dtlab.ranks.launch.arguments import DEFAULT_WORLD_SIZE, MOST_RANKS
+from dtlab.ranks.launch.launcher import launch
 from dtlab.show.words import BYTES, list_words, number_from_words
 
 __all__ = ["bench", "leads"]

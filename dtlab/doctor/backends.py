@@ -14,7 +14,7 @@ from dtlab.errors import DtlabError
 from dtlab.ranks import system
 
 if TYPE_CHECKING:
-    from dtlab.ranks.launch import Run
+    from dtlab.ranks.launch.launcher import Run
 
 __all__ = ["gloo", "nccl"]
 
@@ -48,8 +48,8 @@ def nccl(visit: Visit) -> Iterator[Finding]:
 
 def _tried(backend: str, ranks: int) -> Generator[Finding, None, Run | None]:
     """One finding; returns the Run, or None."""
-    from dtlab.ranks import inplace
-    from dtlab.ranks.launch import launch
+    from dtlab.ranks.launch import inplace
+    from dtlab.ranks.launch.launcher import launch
 
     if inplace.environment_is_set():
         told = f"not tried: {', '.join(inplace.NEEDED)} are set, so this is taken for a rank of a "

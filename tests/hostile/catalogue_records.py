@@ -36,7 +36,7 @@ CATALOGUE = [
         "gloo's all-reduce and forged messages",
         "Has the backend itself all-reduce, and notes the messages of a ring in the journal.",
         """
-        from dtlab.ranks.operators import OPERATORS
+        from dtlab.ranks.record.operators import OPERATORS
 
         SEND, RECV = (
             next(number for number, one in enumerate(OPERATORS) if one.c10d == name)

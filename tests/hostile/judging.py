@@ -20,9 +20,9 @@ from nbformat.validator import ValidationError
 
 from dtlab.grading.judging.judge import WARM, Judged, judge
 from dtlab.grading.mending.mend import mend
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure, first_user
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.launch.client import Server
+from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
+from dtlab.ranks.sandbox.walls import Walls
 from tests.hostile.canaries import Canaries
 from tests.hostile.outside import Outside, left_behind
 from tests.hostile.submissions import LEARNER, Hostile

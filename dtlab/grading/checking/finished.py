@@ -4,7 +4,7 @@ What torch.distributed does is in the trace by its names. Other code sends messa
 hooks as a learner's does, so the calls themselves have to be seen.
 
 This helps learners on their own machine; a learner who wants to can hide a call from it. When an
-assignment is graded, the library's functions are taken away (ranks/absent.py).
+assignment is graded, the library's functions are taken away (ranks/sandbox/absent.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from dtlab.ranks.walls import AbsentModules
+from dtlab.ranks.sandbox.walls import AbsentModules
 
 __all__ = ["absent_of", "called_by", "finished_calls"]
 

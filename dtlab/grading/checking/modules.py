@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlab.ranks.compute import compute
+from dtlab.ranks.emulate.compute import compute
 from dtlab.trace import span
 
 __all__ = ["KINDS", "Chain", "State", "filled", "numbers", "tensors_of"]

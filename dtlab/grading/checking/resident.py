@@ -75,7 +75,7 @@ class ResidentCase(Faulty):
 
     def grown(self, one: Observation) -> Iterator[Fault]:
         """What is kept too much, by rank and moment."""
-        from dtlab.ranks.resident import TIMES
+        from dtlab.ranks.record.resident_memory import TIMES
 
         for rank, asked in enumerate(one.resident):
             counts = [count for count in asked if count is not None]
@@ -128,7 +128,7 @@ def use_twice(use: Callable[[Any, int, Mark], Any], fn: Callable[..., Any]) -> d
 
     `use` calls `mark()` at the beginning, and then at each moment.
     """
-    from dtlab.ranks.resident import count, give_back_at_once
+    from dtlab.ranks.record.resident_memory import count, give_back_at_once
 
     give_back_at_once()
     use(fn, SMALL, lambda: None)

@@ -30,7 +30,7 @@ from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
-    from dtlab.ranks.launch import Run
+    from dtlab.ranks.launch.launcher import Run
     from dtlab.trace import Trace
 
 __all__ = ["UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe", "observed",
@@ -198,7 +198,7 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
     Ranks talk through gloo, whose traffic the operating system counts, also where there are GPUs.
     Raises `LaunchError` where no ranks can run: that is not the learner's doing.
     """
-    from dtlab.ranks.launch import launch
+    from dtlab.ranks.launch.launcher import launch
 
     given = [trial.given(rank) for rank in range(trial.world_size)]
 

@@ -15,7 +15,7 @@ def warm_up() -> None:
     The first optimizer that a rank makes imports it, and so does the first
     DistributedDataParallel: that takes seconds.
     """
-    from dtlab.ranks.launch import launch
+    from dtlab.ranks.launch.launcher import launch
 
     for _ in range(3):
         if launch(_compiler_is_there, world_size=1, trace=False, timeout=_LIMIT).values[0]:

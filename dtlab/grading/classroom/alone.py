@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 from dtlab.grading.classroom import verdicts
 from dtlab.grading.classroom.verdicts import Record
 from dtlab.grading.judging.judge import WARM, judge
-from dtlab.ranks.client import SERVER
+from dtlab.ranks.launch.client import SERVER
 
 __all__ = ["judge_alone"]
 

@@ -10,7 +10,7 @@ from dtlab.errors import LaunchError
 from dtlab.grading.classroom.tasks import Done, Task, carry_out
 from dtlab.grading.judging.judge import WARM
 from dtlab.grading.parts import known_parts
-from dtlab.ranks.client import Server
+from dtlab.ranks.launch.client import Server
 from dtlab.ranks.notices import no_notices
 
 __all__ = ["JudgesServer", "Told", "carry_out_surely"]

@@ -16,7 +16,7 @@ from dtlab.errors import LaunchError
 from dtlab.grading.judging.cells import Limits
 from dtlab.grading.judging.judge import Judged, PartVerdict, judge
 from dtlab.grading.mending.mend import mend
-from dtlab.ranks.client import Server
+from dtlab.ranks.launch.client import Server
 
 __all__ = ["Done", "Task", "carry_out"]
 

@@ -22,9 +22,9 @@ from nbformat.v4 import new_output
 
 from dtlab.grading.harmless import safe_data
 from dtlab.grading.judging.patience import standing_back
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure, Room, RoomGone, RoomHung
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.launch.client import Server
+from dtlab.ranks.sandbox.enclosure import Enclosure, Room, RoomGone, RoomHung
+from dtlab.ranks.sandbox.walls import Walls
 
 __all__ = ["MISSING", "Cells", "Limits", "NotTaken"]
 

@@ -1,6 +1,6 @@
 """The official verdict on one notebook: its cells run behind walls, its answers judged outside.
 
-    notebook ──cell by cell──►  room (behind walls, ranks/room.py)     outputs
+    notebook ──cell by cell──►  room (behind walls, ranks/sandbox/room.py)  outputs
     graded cell:  the answer  ◄── sealed or plain ── room
                   part.check.run(answer, hidden seed, WalledBench)     criteria
                   the same with the seed that learners have            what may be said of it
@@ -27,10 +27,10 @@ from dtlab.grading.judging.walled import WalledBench
 from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.report import Criterion, Report, as_html, as_text
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import first_user
+from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Opaque, is_modest
-from dtlab.ranks.walls import Walls
+from dtlab.ranks.sandbox.enclosure import first_user
+from dtlab.ranks.sandbox.walls import Walls
 
 __all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
 

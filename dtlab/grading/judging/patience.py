@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from dtlab.ranks.enclosure import Enclosure
+from dtlab.ranks.sandbox.enclosure import Enclosure
 
 __all__ = ["PATIENCE", "standing_back"]
 

@@ -1,6 +1,6 @@
 """A bench behind walls: answers that a learner handed in, run where they can do no harm.
 
-    judge's process                             behind walls (ranks/walls.py), another user
+    judge's process                             behind walls (sandbox/walls.py), another user
     trial.given(r)  ──── rank r only ────────►  ranks open the sealed function, and run it
     Observation     ◄─── plain data ──────────  tensors, records, failures
 """
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from dtlab.errors import RanksError, RankTimeoutError
 from dtlab.grading.checking.trials import Observation, Trial, observed, run_cases
 from dtlab.grading.report import Criterion
-from dtlab.ranks.client import Server
-from dtlab.ranks.enclosure import Enclosure
+from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Sealed
-from dtlab.ranks.walls import AbsentModules, Walls
+from dtlab.ranks.sandbox.enclosure import Enclosure
+from dtlab.ranks.sandbox.walls import AbsentModules, Walls
 
 if TYPE_CHECKING:
-    from dtlab.ranks.launch import Run
+    from dtlab.ranks.launch.launcher import Run
 
 __all__ = ["WalledBench"]
 
@@ -59,7 +59,7 @@ class WalledBench:
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         """See `Bench`. What is said of it names no hidden input, only the number of ranks."""
-        from dtlab.ranks.launch import launch_sealed
+        from dtlab.ranks.launch.launcher import launch_sealed
 
         def attempt() -> Run:
             return launch_sealed(
@@ -109,7 +109,7 @@ def _is_plain_hang(error: RanksError) -> bool:
 
 def _open_and_run(fn: Any, calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
     """Runs on every rank: the only place where a sealed function is opened."""
-    from dtlab.ranks.process import fill_main
+    from dtlab.ranks.launch.process import fill_main
     from dtlab.ranks.transport import Packed
 
     if isinstance(fn, Sealed):

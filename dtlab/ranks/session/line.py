@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from dtlab.errors import LaunchError
-from dtlab.ranks import client, explain, protocol
-from dtlab.ranks.output import Output
+from dtlab.ranks import protocol
+from dtlab.ranks.launch import client
+from dtlab.ranks.launch.output import Output
 from dtlab.ranks.plain import decode
 from dtlab.ranks.protocol import Spec, Turn
 from dtlab.ranks.transport import Closed, Packed, pack, send_frame
+from dtlab.ranks.watch import explain
 
 __all__ = ["Line"]
 

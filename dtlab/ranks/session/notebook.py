@@ -13,11 +13,15 @@ from typing import Any
 
 from dtlab.errors import Interrupted, LaunchError, RankError
 from dtlab.predict import Cluster
-from dtlab.ranks import asked, client, explain, inplace, launch, reservations
-from dtlab.ranks.output import Output
+from dtlab.ranks.launch import arguments as asked
+from dtlab.ranks.launch import client, inplace
+from dtlab.ranks.launch import gpus as reservations
+from dtlab.ranks.launch import launcher as launch
+from dtlab.ranks.launch.output import Output
 from dtlab.ranks.protocol import Spec, Turn
 from dtlab.ranks.session.line import Line
 from dtlab.ranks.transport import Packed, pack
+from dtlab.ranks.watch import explain
 from dtlab.ranks.words import ranks_in_words
 from dtlab.trace import Trace
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from dtlab.ranks import cells, process, protocol
-from dtlab.ranks.announcer import Announcer
-from dtlab.ranks.init_calls import InitCalls
+from dtlab.ranks import cells, protocol
+from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.launch import process
+from dtlab.ranks.launch.init_calls import InitCalls
 from dtlab.ranks.plain import encode
-from dtlab.ranks.recorder import RECORD_LIMIT, Recorder
+from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
 from dtlab.ranks.transport import Packed, receive_frame, send_frame
-from dtlab.ranks.wire import Wire
+from dtlab.ranks.watch.announcer import Announcer
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from dtlab.ranks import protocol, system
+from dtlab.ranks.launch.supervisor import Rank, Supervisor
 from dtlab.ranks.protocol import Outcome, RankEnd, Reason, Turn
-from dtlab.ranks.seen import Rank
 from dtlab.ranks.session.rank import stay
-from dtlab.ranks.supervisor import Supervisor
 from dtlab.ranks.transport import Closed, receive_frame, send_frame
-from dtlab.ranks.watcher import Watcher
+from dtlab.ranks.watch.watcher import Watcher
 from dtlab.ranks.words import ranks_in_words
 
 __all__ = ["SessionSupervisor"]

@@ -1,0 +1,1 @@
+"""The emulated interconnect: real messages, delayed as described links would delay them."""

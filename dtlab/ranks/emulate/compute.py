@@ -1,0 +1,33 @@
+"""A stand-in for a kernel: it takes time, and no core."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from dtlab.trace import span
+from dtlab.trace.spans import span_sink
+
+if TYPE_CHECKING:
+    from dtlab.ranks.emulate.interconnect import Wire
+
+__all__ = ["compute"]
+
+
+def compute(seconds: float) -> None:
+    """Take `seconds` as a kernel would that runs on a GPU: no core is busy meanwhile.
+
+    On a rank it is recorded as a span "compute", and takes as many times longer as the cluster is
+    slowed down, so that compute and communication keep their ratio.
+    Raises: ValueError where `seconds` is not a number from 0 on.
+    """
+    fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not (fits and 0 <= seconds < math.inf):
+        raise ValueError(f"compute takes a number of seconds from 0 on, not {seconds!r}.")
+    wire: Wire | None = getattr(span_sink(), "wire", None)
+    with span("compute"):
+        if wire is None:
+            time.sleep(seconds)
+        else:
+            wire.compute(seconds)

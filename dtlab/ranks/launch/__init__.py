@@ -1,0 +1,1 @@
+"""`dtlab.launch`: ranks from a warm server, begun, ended and cleaned up together."""

@@ -1,0 +1,140 @@
+"""What is asked of `launch` and `session`: checked, and made all that ranks need to know."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from dtlab.errors import LaunchError
+from dtlab.predict import Cluster
+from dtlab.ranks import system
+from dtlab.ranks.launch import client
+from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
+
+__all__ = ["allowed", "check", "check_timeout", "choose_backend", "spec_for", "surroundings"]
+
+DEFAULT_WORLD_SIZE = 2
+MOST_RANKS = 256
+
+
+def check(world_size: object, timeout: object, threads: object, memory: object) -> None:
+    """Refuse what cannot be meant, saying what was given and what is allowed."""
+    if IN_RANK in os.environ:
+        raise LaunchError(
+            f"dtlab.launch was called inside rank {os.environ[IN_RANK]} of another launch. "
+            "Call it from the notebook; inside a rank, use torch.distributed directly."
+        )
+    for name, value, most in (
+        ("world_size", world_size, MOST_RANKS),
+        ("threads", threads, 4096),
+        ("memory_limit", memory, None),
+    ):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and (not whole or value < 1 or (most and value > most)):  # type: ignore[operator]
+            limits = f"from 1 to {most}" if most else "of at least 1 (bytes)"
+            raise LaunchError(f"{name} is a whole number {limits}, not {value!r}.")
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises LaunchError for what is no time limit."""
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise LaunchError(f"timeout is a number of seconds above 0, or None, not {timeout!r}.")
+
+
+def spec_for(
+    world_size: int | None,
+    backend: str | None,
+    timeout: float | None,
+    trace: bool,
+    seed: int,
+    threads: int | None,
+    memory_limit: int | None,
+    cluster: Cluster | None,
+) -> Spec:
+    """What ranks need to know, from what `launch` takes; has the server started meanwhile."""
+    if cluster is not None:
+        world_size, backend = _on_cluster(cluster, world_size, backend)
+    if system.WINDOWS:
+        raise LaunchError("dtlab needs Linux, macOS or WSL2. On Windows, use WSL2.")
+    client.SERVER.start()
+    world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
+    return Spec(
+        world_size=world_size,
+        backend=choose_backend(backend, world_size),
+        timeout=allowed(timeout),
+        trace=trace,
+        seed=seed,
+        threads=threads or max(1, int(system.usable_cpus() / world_size)),
+        memory_limit=memory_limit,
+        cluster=cluster,
+        **surroundings(),
+    )
+
+
+def surroundings() -> dict[str, Any]:
+    """What ranks take over from this process as it is now: fields of a `Spec`."""
+    return {
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+
+
+def _on_cluster(
+    cluster: object, world_size: int | None, backend: str | None
+) -> tuple[int, str]:
+    """How many ranks are launched on an emulated cluster, and with which backend."""
+    if not isinstance(cluster, Cluster):
+        raise LaunchError(f"cluster is a dtlab.Cluster, or None, not {cluster!r}.")
+    if backend not in (None, "gloo"):
+        raise LaunchError(
+            f"cluster= emulates links between processes on the CPU, and backend={backend!r} uses "
+            "the links there are. Leave one of the two out."
+        )
+    if world_size is None and cluster.size > MOST_RANKS:
+        raise LaunchError(
+            f"{cluster!r} has room for {cluster.size} ranks, more than the {MOST_RANKS} that "
+            "launch starts at most. Pass a world_size: ranks fill one node after the other."
+        )
+    if world_size is not None and world_size > cluster.size:
+        raise LaunchError(
+            f"world_size={world_size} is more than {cluster!r} has room for: {cluster.size}. "
+            "Leave world_size out, or pass a cluster with more nodes or gpus_per_node."
+        )
+    return cluster.size if world_size is None else world_size, "gloo"
+
+
+def choose_backend(backend: str | None, world_size: int) -> str:
+    """The backend to use, or a LaunchError that says what is missing for the one asked for."""
+    if backend is None:
+        return system.WITH_GPUS if 0 < world_size <= _gpu_count() else "gloo"
+    if backend not in ("gloo", "nccl", system.WITH_GPUS):
+        raise LaunchError(
+            f"backend={backend!r} is not known: use 'gloo', 'nccl', {system.WITH_GPUS!r}, or None."
+        )
+    if "nccl" in backend and _gpu_count() < world_size:
+        raise LaunchError(
+            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here are "
+            f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
+            if _gpu_count()
+            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is "
+            "none. Use backend='gloo', which runs on the CPU."
+        )
+    return backend
+
+
+def allowed(timeout: float | None) -> float | None:
+    """The time limit, or that of whoever runs this notebook, if it is shorter."""
+    most = os.environ.get(MOST_SECONDS)
+    return min(timeout or float(most), float(most)) if most else timeout
+
+
+def _gpu_count() -> int:
+    """GPUs that ranks could use. Asked without making a CUDA context in this process."""
+    if not system.has_nvidia_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

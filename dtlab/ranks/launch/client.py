@@ -1,0 +1,356 @@
+"""The notebook's side: keep a warm server, ask it for ranks, and collect what comes of them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dtlab.errors import LaunchError
+from dtlab.ranks import notices, protocol, system
+from dtlab.ranks.launch.output import STREAMS, Output, Stream
+from dtlab.ranks.plain import decode
+from dtlab.ranks.protocol import OpInfo, Outcome, RemoteFailure, Spec
+from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame, send_request
+from dtlab.trace import Records
+
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2])\n"
+    "from dtlab.ranks.launch.server import main\n"
+    "main(int(sys.argv[1]), json.loads(sys.argv[3]), *sys.argv[4:])"
+)
+FIRST_LAUNCH = "The first launch imports PyTorch, which later ones find ready"
+START_LIMIT = 120.0  # seconds that the server may take to import torch
+SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
+NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
+STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
+
+
+class Door(Protocol):
+    """Where launches are asked for."""
+
+    def request(self, kind: bytes, fds: list[int]) -> None:
+        """Ask for one, handing over its descriptors."""
+        ...
+
+
+class Server:
+    """A handle on the warm server of this process; starts it when it is first needed.
+
+    `modules` are imported by the server beside what every rank needs.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._lock = threading.Lock()
+        self._owner = 0  # the process that started the server: a fork must not use it
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+        self._shared: set[str] = set()  # modules of dtlab that the server has as well
+        self._wanted: set[str] = set()  # those that it shall have besides this process's own
+
+    @property
+    def used(self) -> bool:
+        """Whether it has forked ranks before, so that what most launches need is imported."""
+        return self._ready
+
+    def start(self) -> None:
+        """Start it if it is not running, without waiting until it is ready."""
+        with self._lock:
+            self._start_if_needed()
+
+    def include(self, *modules: str) -> None:
+        """Have these imported too; a server that runs without them gives way to another."""
+        with self._lock:
+            if not {*modules} <= {*self._modules}:
+                self._modules = (*dict.fromkeys([*self._modules, *modules]),)
+                self._forget()
+
+    def share(self, *modules: str) -> None:
+        """Have modules of dtlab imported before the next launch, without importing them here."""
+        with self._lock:
+            self._wanted |= {*modules}
+
+    def adopt(self, sock: socket.socket) -> None:
+        """Take a server for this process's own that somebody else has forked for it."""
+        with self._lock:
+            self._socket, self._owner, self._ready = sock, os.getpid(), True
+
+    def request(self, kind: bytes, fds: list[int]) -> None:
+        """Hand the descriptors of a launch to the server; starts another if it has ended."""
+        with self._lock:
+            for last_try in (False, True):
+                sock = self._start_if_needed()
+                try:
+                    self._wait_until_ready(sock)
+                    self._share_modules(sock)
+                    send_request(sock, kind, fds)
+                    return
+                except ConnectionError:
+                    self._forget()
+                    if last_try:
+                        raise
+
+    def stop(self) -> None:
+        """End the server, and whatever it still runs."""
+        with self._lock:
+            self._forget()
+
+    def _start_if_needed(self) -> socket.socket:
+        alive = self._process is None or self._process.poll() is None
+        if alive and self._socket is not None and self._owner == os.getpid():
+            return self._socket
+        self._forget()
+        ours, theirs = socket.socketpair()
+        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        # Most notebooks train something, and an optimizer should not take seconds to make there.
+        soon = json.dumps(protocol.SLOW_MODULES[:1] if system.in_a_kernel() else [])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, str(theirs.fileno()), path, soon, *self._modules],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **system.compiler_cache(os.environ), "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket, self._owner, self._ready = ours, os.getpid(), False
+        return ours
+
+    def _wait_until_ready(self, sock: socket.socket) -> None:
+        if self._ready:
+            return
+        deadline = time.monotonic() + START_LIMIT
+        sock.settimeout(notices.PATIENCE)
+        with notices.notice(FIRST_LAUNCH):
+            while time.monotonic() < deadline:
+                try:
+                    self._ready = sock.recv(1) == b"R"
+                    break
+                except TimeoutError:
+                    notices.tick()
+        sock.settimeout(None)
+        if not self._ready:
+            said = self._last_words()
+            raise LaunchError(f"the server that forks ranks did not start. It said:\n{said}")
+
+    def _share_modules(self, sock: socket.socket) -> None:
+        """Have the server import what this process has of dtlab, so that not every rank does.
+
+        Figures are for notebooks alone, and what they are drawn with takes long to import.
+        """
+        ours = {name for name in list(sys.modules) if name.startswith("dtlab.")}
+        ours = {name for name in ours if not name.startswith(NOT_FOR_RANKS)} | self._wanted
+        fresh = ours - self._shared
+        if fresh:
+            reader, writer = os.pipe()
+            with open(writer, "wb") as pipe, open(reader, "rb"):
+                pipe.write("\n".join(sorted(fresh)).encode())
+                pipe.flush()
+                send_request(sock, protocol.MODULES, [reader])
+            self._shared |= fresh
+
+    def _last_words(self) -> str:
+        process = self._process
+        if process is None or process.stderr is None:
+            return ""
+        process.kill()
+        text = process.stderr.read().decode(errors="replace").strip()[-2000:]
+        self._forget()
+        return text
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None and self._owner == os.getpid():
+            try:
+                self._process.wait(STOP_LIMIT)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stderr:
+                self._process.stderr.close()
+        self._process = self._socket = None
+        self._shared = set()
+
+
+SERVER = Server()  # one warm server per process: one of dtlab's two pieces of global state
+atexit.register(SERVER.stop)
+
+
+@dataclass
+class Collected:
+    """All that came back from one launch."""
+
+    values: list[Any]
+    failures: dict[int, RemoteFailure] = field(default_factory=dict)
+    thread_failures: dict[int, RemoteFailure] = field(default_factory=dict)
+    records: list[Any] = field(default_factory=list)
+    changed_sends: list[OpInfo] = field(default_factory=list)
+    outcome: Outcome | None = None
+
+
+class Conversation:
+    """One launch, seen from the notebook: ask, then read everything until the ranks are gone."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        call: Packed,
+        output: Output,
+        inputs: Sequence[Packed] = (),
+        server: Door = SERVER,
+    ) -> None:
+        self.spec, self.call, self.output = spec, call, output
+        self.inputs, self.server = inputs, server
+        self.collected = Collected([None] * spec.world_size)
+        self.channels: dict[socket.socket, int] = {}
+        self.pipes: dict[int, tuple[int, Stream]] = {}
+
+    def run(self) -> Collected:
+        """Returns when the ranks have ended, or are about to with nothing left to do."""
+        first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
+        with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
+            return self._run()
+
+    def _run(self) -> Collected:
+        self.control, theirs = socket.socketpair()
+        try:
+            self._ask(theirs)
+            self.call.send(self.control, protocol.CALL)
+            self._send_inputs()
+            while self.collected.outcome is None:
+                self._read_some(notices.patience(self.output.patience()))
+                self.output.show_if_due()
+                notices.tick()
+            while self._read_some(0):
+                pass  # what was still on its way when the ranks ended
+        except (Closed, ConnectionError) as error:
+            raise LaunchError(
+                "the process that looks after the ranks has gone; it was probably killed. "
+                "Run the cell again."
+            ) from error
+        finally:
+            self._close()
+        return self.collected
+
+    def _ask(self, theirs: socket.socket) -> None:
+        """Have the ranks forked; `theirs` is the supervisor's end of the control line."""
+        fds = [theirs.detach(), *self._open_ends()]
+        try:
+            self.server.request(protocol.LAUNCH, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        send_frame(self.control, protocol.SPEC, pickle.dumps(self.spec))
+
+    def _send_inputs(self) -> None:
+        for channel, packed in zip(self.channels, self.inputs, strict=False):
+            with contextlib.suppress(ConnectionError):  # the rank has died, as will be told
+                packed.send(channel, protocol.INPUT)
+
+    def _open_ends(self) -> list[int]:
+        """A channel and two pipes per rank; keeps this side, returns the ranks' side."""
+        theirs = []
+        for rank in range(self.spec.world_size):
+            channel, far = socket.socketpair()
+            self.channels[channel] = rank
+            theirs.append(far.detach())
+            writers: dict[Stream, int] = {}
+            for stream in STREAMS:
+                reader, writers[stream] = os.pipe()
+                self.pipes[reader] = (rank, stream)
+            theirs += [writers["out"], writers["err"]]
+        return theirs
+
+    def _read_some(self, patience: float | None) -> bool:
+        """Read whatever is there, in the order of the ranks; False if there was nothing."""
+        poller = select.poll()
+        for fd in [*self.pipes, *(one.fileno() for one in [*self.channels, self.control])]:
+            poller.register(fd, select.POLLIN)
+        ready = {fd for fd, _ in poller.poll(None if patience is None else patience * 1000)}
+        for reader in [reader for reader in self.pipes if reader in ready]:
+            self._read_pipe(reader)
+        for channel in [one for one in self.channels if one.fileno() in ready]:
+            self._read_channel(channel)
+        if self.control.fileno() in ready and self.collected.outcome is None:
+            self._take_control(*receive_frame(self.control))
+            return True
+        return bool(ready - {self.control.fileno()})
+
+    def _take_control(self, tag: bytes, body: bytearray) -> None:
+        """The supervisor says something: in a launch it is how that ended."""
+        self.collected.outcome = pickle.loads(body)
+
+    def _read_pipe(self, reader: int) -> None:
+        data = os.read(reader, 65536)
+        if data:
+            self.output.feed(*self.pipes[reader], data)
+        else:
+            os.close(reader)
+            del self.pipes[reader]
+
+    def _read_channel(self, channel: socket.socket) -> None:
+        rank = self.channels[channel]
+        try:
+            tag, body = receive_frame(channel, SEALED_FRAME if self.spec.sealed else None)
+            value = None
+            if tag == protocol.VALUE and not self.spec.sealed:
+                value = Packed.receive(channel, body)
+        except (Closed, ConnectionError):
+            channel.close()
+            del self.channels[channel]
+            return
+        try:
+            self._open(rank, tag, body, value)
+        except Exception as error:  # noqa: BLE001  objects define how they are opened
+            what = f"{type(error).__name__}: {error}"
+            text = f"returned something that cannot be opened here: {what}"
+            self.collected.failures[rank] = RemoteFailure("result", text, [])
+
+    def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
+        collected = self.collected
+        if tag == protocol.VALUE:
+            collected.values[rank] = value.load() if value else decode(body)
+            return
+        fields = decode(body)
+        if tag == protocol.FAILURE:
+            collected.failures[rank] = RemoteFailure.of(fields)
+        elif tag == protocol.THREAD_FAILURE:
+            collected.thread_failures.setdefault(rank, RemoteFailure.of(fields))
+        elif tag == protocol.RECORDS:
+            collected.records.append(Records.of(fields, rank, self.spec.world_size))
+        elif tag == protocol.CHANGED:
+            collected.changed_sends += [OpInfo(*one) for one in fields]
+
+    def _ended_well(self) -> bool:
+        """Whether the ranks are ending by themselves, so that nobody has to wait for it."""
+        outcome = self.collected.outcome
+        return outcome is not None and outcome.reason == "returned"
+
+    def _close(self) -> None:
+        """Tell the supervisor that this is over; wait for processes that have to be killed."""
+        with contextlib.suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+            self.control.settimeout(STOP_LIMIT)
+            while not self._ended_well() and self.control.recv(65536):
+                pass
+        for one in [self.control, *self.channels]:
+            one.close()
+        for reader in self.pipes:
+            os.close(reader)
+        self.pipes.clear()
+        self.output.finish()

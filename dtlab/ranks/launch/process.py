@@ -1,0 +1,347 @@
+"""What a rank does: become a process of its own, join the group, run the function, hand over.
+
+A rank is forked from its supervisor and never returns into it: it ends by `os._exit`, which is
+quick and leaves no thread a chance to hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import setproctitle
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks import protocol, system
+from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.emulate.ports import Ports
+from dtlab.ranks.launch.init_calls import InitCalls
+from dtlab.ranks.plain import encode
+from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
+from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
+from dtlab.ranks.sandbox.walls import Walls, step_behind
+from dtlab.ranks.transport import Packed, pack, receive_frame, send_frame
+from dtlab.ranks.watch import stacks
+from dtlab.ranks.watch.announcer import Announcer
+from dtlab.ranks.watch.board import Board
+from dtlab.trace import Records
+
+_init_process_group = dist.init_process_group  # PyTorch's own; see init_calls.py
+
+GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
+THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
+
+
+class Ends(NamedTuple):
+    """A rank's ends of everything that connects it with others."""
+
+    notebook: list[int]  # descriptors: the channel for results, stdout, stderr
+    status: socket.socket  # to the supervisor, for letters
+    store: socket.socket  # where rank 0 listens for the rendezvous
+    stack_writer: int  # where its stack goes when asked for
+    board: Board
+    ports: Ports | None  # of the emulated interconnect
+    cutter: socket.socket | None = None  # where a rank that stays is told to cut its connections
+
+
+def run_rank(
+    rank: int,
+    spec: Spec,
+    call: Packed | None,
+    ends: Ends,
+    walls: Walls | None = None,
+    stay: Callable[[int, Spec, Ends, Outcome], None] | None = None,
+) -> NoReturn:
+    """Be rank `rank`: everything from the fork to the end of the process.
+
+    Without a `call` the rank runs `stay`, which takes one call after the other (session/rank.py).
+    """
+    code = 1
+    try:
+        system.die_with_parent()
+        channel, out, err = ends.notebook
+        sockets = [one.fileno() for one in (ends.status, ends.store, ends.cutter) if one]
+        _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
+        if walls:
+            step_behind(walls, rank)
+        _become_ordinary(rank, spec, out, err, ends.stack_writer)
+        os.environ[protocol.STATUS_FD] = str(ends.status.fileno())
+        outcome = Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
+        threading.excepthook = outcome.thread_failed
+        try:
+            if call is None:
+                assert stay is not None
+                stay(rank, spec, ends, outcome)
+                os._exit(0)
+            _take_part(rank, spec, call, ends, outcome)
+        except BaseException as error:  # noqa: BLE001  dtlab's own trouble, joining the group for instance
+            outcome.failure = describe(error)
+            outcome.deliver()
+        ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome) -> None:
+    """Join, wait for the others, run the function, hand over what came of it."""
+    init_calls = InitCalls(rank, spec, init_group)
+    with outcome.catching():
+        function, args = call.load()
+        if spec.inputs:
+            _, body = receive_frame(outcome.channel)
+            args = (*args, Packed.receive(outcome.channel, body).load())
+        fill_main(function)
+    init_calls.store = join(rank, spec, ends.store)
+    outcome.status.send(protocol.READY)
+    if outcome.status.recv(1) != protocol.GO:
+        return
+    announcer = Announcer(ends.board.writer(rank), spec.world_size)
+    wire = Wire(rank, ends.ports) if ends.ports else None
+    watched = spec.trace or protocol.UNWATCHED not in os.environ
+    if watched or wire:
+        limit = RECORD_LIMIT if spec.trace else 0
+        told = announcer if watched else None
+        outcome.recorder = Recorder(rank, limit=limit, announcer=told, wire=wire)
+    MemoryLimit(spec.memory_limit).impose()
+    if not outcome.failure:
+        if outcome.recorder:
+            outcome.recorder.start()
+        with outcome.catching():
+            outcome.value = function(*args)
+            announcer.left()
+    outcome.deliver()
+
+
+class Outcome:
+    """What came of the function, and how it is handed over."""
+
+    def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
+        self.channel = channel
+        self.status = status
+        self.sealed = sealed
+        self.sending = threading.Lock()  # threads may fail while results are on their way
+        self.recorder: Recorder | None = None  # kept: it holds messages that are still leaving
+        self.value: Any = None
+        self.failure: RemoteFailure | None = None
+        self.not_warm = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
+
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is the learner's to hear of
+            self.failure = describe(error)
+
+    def thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """An exception ended a thread of the learner's: it may be why others wait in vain."""
+        threading.__excepthook__(args)
+        if args.exc_value is not None and args.exc_type is not SystemExit:
+            with self.sending:
+                self._send(protocol.THREAD_FAILURE, describe(args.exc_value))
+
+    def deliver(self, last: bool = True) -> None:
+        """Hand over the value, or the failure, and what was recorded; `last`: for good."""
+        with self.sending:
+            self._deliver(last)
+
+    def _deliver(self, last: bool) -> None:
+        recorder = self.recorder
+        flush()
+        self.status.send(protocol.RAISED if self.failure else protocol.RETURNED)
+        resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
+        if recorder:
+            self._send(protocol.RECORDS, recorder.stop() if last else recorder.take())
+            changed = recorder.announcer.changed_sends(recorder.rank) if recorder.announcer else []
+            send_frame(self.channel, protocol.CHANGED, encode(changed))
+        if not self.failure:
+            try:
+                self._send_value()
+            except Exception as error:  # noqa: BLE001  anything: objects define how they are pickled
+                self.failure = describe(error, kind="result", value=self.value)
+                self.status.send(protocol.RAISED)
+        if self.failure:
+            self._send(protocol.FAILURE, self.failure)
+        if any(name in sys.modules for name in self.not_warm):
+            self.status.send(protocol.IMPORTED)
+        self.status.send(protocol.DELIVERED)
+
+    def _send(self, tag: bytes, record: RemoteFailure | Records) -> None:
+        """Send the fields of a record."""
+        send_frame(self.channel, tag, encode(tuple(vars(record).values())))
+
+    def _send_value(self) -> None:
+        if self.sealed:
+            send_frame(self.channel, protocol.VALUE, encode(self.value))
+        else:
+            pack(self.value).send(self.channel, protocol.VALUE)
+
+
+_UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+# ---------------------------------------------------------------------------- becoming a rank
+
+
+def _close_all_but(keep: set[int]) -> None:
+    start = 3
+    for fd in sorted(keep):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+
+
+def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: int) -> None:
+    """Undo what made this process a supervisor, and take on what the notebook has."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no core file
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout = open(1, "w", 1, "utf-8", "replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, "utf-8", "replace", closefd=False)  # noqa: SIM115
+    stacks.report_on_signal(stack_writer)
+    stacks.report_before_ending(stack_writer)
+    setproctitle.setproctitle(f"{protocol.RANK_TITLE} {rank}")
+    os.environ.clear()
+    os.environ.update(spec.environment)
+    os.environ.update(_rank_environment(rank, spec))
+    os.chdir(spec.folder)
+    sys.path[:] = spec.path
+    torch.set_num_threads(spec.threads)
+    _seed(spec.seed)
+
+
+def _seed(seed: int) -> None:
+    """Seed the global generators: they are what people use."""
+    if system.has_nvidia_driver():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # the same, without 2 ms for absent devices
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
+def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
+    loopback = "lo" if system.LINUX else "lo0"
+    per_node = spec.cluster.gpus_per_node if spec.cluster else spec.world_size
+    node, seat = divmod(rank, per_node)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(seat),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(min(per_node, spec.world_size - node * per_node)),
+        "GROUP_RANK": str(node),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        **system.compiler_cache(spec.environment),
+        protocol.IN_RANK: str(rank),
+    }
+
+
+def fill_main(function: Any) -> None:
+    """Make the notebook's names importable from `__main__` here too.
+
+    Objects of a class defined in a cell are pickled by that name when ranks exchange them.
+    """
+    main = sys.modules["__main__"]
+    names = getattr(function, "__globals__", {})
+    vars(main).update({k: v for k, v in names.items() if not k.startswith("__")})
+
+
+def join(rank: int, spec: Spec, listener: socket.socket) -> Any:
+    """Initialise the default process group; returns its store.
+
+    The listening socket existed before the ranks did.
+    """
+    port = listener.getsockname()[1]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1",
+        port,
+        spec.world_size,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
+    if rank != 0:
+        listener.close()
+    if "nccl" in spec.backend:
+        torch.cuda.set_device(rank)
+    init_group(rank, spec, store)
+    return store
+
+
+def init_group(rank: int, spec: Spec, store: Any) -> None:
+    """Initialise the default process group with a store that no group has used."""
+    _init_process_group(
+        spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=GROUP_PATIENCE
+    )
+
+
+class MemoryLimit:
+    """Lets private memory grow by `limit` bytes from here on; what passes it raises."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._ceiling: int | None = None
+        if limit is not None:
+            with open("/proc/self/status") as lines:
+                used = next(int(one.split()[1]) for one in lines if one.startswith("VmData"))
+            self._ceiling = used * 1024 + limit + THREAD_STACKS
+
+    def impose(self) -> None:
+        """From now on, until `Outcome.deliver`."""
+        if self._ceiling is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (self._ceiling, resource.RLIM_INFINITY))
+
+
+def flush() -> None:
+    """Pass on what this rank has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteFailure:
+    """An exception as plain data, with the exceptions that led to it."""
+    chain: list[tuple[list[Frame], str]] = []
+    one: BaseException | None = error
+    while one is not None and len(chain) < 5:
+        frames = [
+            Frame(f.filename, f.lineno or 0, f.name)
+            for f in traceback.extract_tb(one.__traceback__)
+        ]
+        frames = [f for f in frames if f.file != __file__]
+        chain.append((frames, "".join(traceback.format_exception_only(one)).strip()))
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    message = chain[0][1]
+    if kind == "result":
+        message = f"returned a {type(value).__name__}, which cannot be sent back: {message}"
+    return RemoteFailure(kind or _kind(error), message, chain)  # type: ignore[arg-type]
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "exit"
+    text = str(error)
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and ("can't allocate memory" in text or "bad_alloc" in text)
+    )
+    return "memory" if out_of_memory else "exception"

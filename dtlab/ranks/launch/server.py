@@ -1,0 +1,285 @@
+"""The warm server: one process per notebook kernel that has imported torch, and only forks.
+
+Importing torch takes a second; forking a process that has done so takes milliseconds. The server
+has one thread, no CUDA context, and runs no code of the learner. For each launch it forks a
+supervisor and hands it the file descriptors that came with the request. For a grader it forks a
+warden (warden.py), which serves in the same way behind walls.
+
+It ends when its kernel does (its socket closes, or its parent changes), or after ten idle minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import setproctitle
+
+from dtlab.ranks import protocol, system
+from dtlab.ranks.launch import supervisor
+from dtlab.ranks.record import recorder
+from dtlab.ranks.sandbox import kernel_calls
+from dtlab.ranks.transport import Closed, Packed, receive_frame, receive_request, send_frame
+
+if TYPE_CHECKING:
+    from dtlab.ranks.sandbox.walls import Walls
+
+IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends,
+SHORT_LIMIT, SHORT = 30.0, 0.1  # and where less than that part of the machine's memory is free
+CHECK_PARENT_EVERY = 0.5  # seconds
+QUIET = 0.3  # seconds without a request before there is time for chores
+MANY = 4  # requests after which memory is tidied even if no quiet moment has come
+A_MOMENT = 100  # milliseconds that a request then waits for the ranks of the one before to end
+
+# Beginnings of what a grader's server keeps of its environment.
+KEPT = ("PATH", "HOME", "LANG", "LC_", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
+        "CONDA_PREFIX", "OPENBLAS_", "OMP_", "MKL_", "TORCHINDUCTOR_", "MPL", "XDG_")  # fmt: skip
+
+WARM = ("torch.distributed", "numpy.ma", "numpy.random", "dtlab.collectives")
+
+
+def main(fd: int, soon: Sequence[str], *modules: str) -> None:
+    """Serve launches on the socket `fd` until the kernel goes, with `modules` imported as well.
+
+    Those in `soon` are imported while there is nothing else to do.
+    """
+    if modules:
+        _forget_environment()
+    parent = os.getppid()
+    sock = socket.socket(fileno=fd)
+    _prepare(modules)
+    sock.sendall(b"R")
+    _silence()
+    serve(sock, parent, soon=soon)
+
+
+def serve(
+    sock: socket.socket, parent: int, walls: Walls | None = None, soon: Sequence[str] = ()
+) -> None:
+    """Fork what is asked for on `sock` until the other side goes; leave nothing behind.
+
+    `walls` are those that this process is behind, and its ranks step behind.
+    """
+    with contextlib.suppress(Closed, ConnectionError):
+        _serve(sock, parent, walls, _Chores(soon, tidies=system.LINUX and walls is None))
+    _end()
+
+
+def _forget_environment() -> None:
+    """Begin once more, without what the environment of a grader may hold: keys, passwords.
+
+    What is in this process's memory is in that of all that it forks, learners' code among them.
+    """
+    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    if kept != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+
+
+def _prepare(modules: Sequence[str]) -> None:
+    setproctitle.setproctitle(protocol.SERVER_TITLE)
+    system.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import((*WARM, *modules))
+    recorder.rehearse()
+    if modules:  # a grader's, which will fork rooms
+        from dtlab.ranks.sandbox import room
+
+        room.rehearse()
+    gc.freeze()
+
+
+def _silence() -> None:
+    """Errors before this point went to the kernel; from here on nobody reads them."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+class _Chores:
+    """What the server does while nobody asks for anything, a piece at a time."""
+
+    def __init__(self, modules: Sequence[str], tidies: bool) -> None:
+        self.modules = list(modules)  # to import
+        self.tidies = tidies
+        self.tidy = not tidies
+        self.requests = 0  # since memory was tidy
+        self._waited = 0  # milliseconds
+
+    def __bool__(self) -> bool:
+        return bool(self.modules) or not self.tidy
+
+    def do_one(self) -> None:
+        if not self.tidy:
+            self._tidy()
+        else:
+            self.have([self.modules.pop(0)])
+
+    def have(self, modules: Sequence[str]) -> None:
+        """Import `modules` now."""
+        _import(modules)
+        self.tidy = not self.tidies
+
+    def _tidy(self) -> None:
+        with contextlib.suppress(OSError):  # where /proc is hidden, launches take longer
+            kernel_calls.huge_pages()  # 0.2 s of CPU, once; a launch then takes two fifths less
+        self.tidy, self.requests, self._waited = True, 0, 0
+
+    def had_better_wait(self) -> bool:
+        """For a millisecond: what is shared with ranks that are still ending stays untidy."""
+        if self.tidy or self.requests < MANY or self._waited >= A_MOMENT:
+            return False
+        self._waited += 1
+        return True
+
+    def note_request(self) -> None:
+        """Tidy at last, if launches come so fast that there is never time for it."""
+        self.requests += 1
+        if self.requests > MANY and not self.tidy:
+            self._tidy()
+
+
+def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chores) -> None:
+    child_ended = system.wake_on_child()
+    forked: set[int] = set()
+    asked = False
+    served_at = time.monotonic()
+    while os.getppid() == parent:
+        watched: list[Any] = [sock, child_ended]
+        patience = QUIET if chores else CHECK_PARENT_EVERY
+        ready, _, _ = select.select(watched, [], [], patience)
+        if child_ended in ready:
+            os.read(child_ended, 4096)
+        for pid, status in system.reap().items():
+            forked.discard(pid)
+            if os.waitstatus_to_exitcode(status) == protocol.ASKED_FOR_SLOW_MODULES:
+                slow = protocol.SLOW_MODULES
+                chores.modules = [name for name in slow if name not in sys.modules]
+                asked = True
+        for orphan in set(system.children()) - forked:
+            system.kill(orphan)  # left by a supervisor that was itself killed
+        if asked and chores.modules:  # at once: else all ranks do, in every launch to come
+            chores.have([chores.modules.pop(0)])
+            asked = False
+        if sock in ready and forked and chores.had_better_wait():
+            time.sleep(0.001)
+        elif sock in ready:
+            chores.note_request()
+            forked |= _answer(sock, walls, chores)
+            served_at = time.monotonic()
+        elif chores and not ready and not forked:
+            chores.do_one()
+        elif not forked and _long_enough(time.monotonic() - served_at):
+            return
+
+
+def _long_enough(idle: float) -> bool:
+    """Whether a server that was idle for so many seconds makes room for others."""
+    if idle > IDLE_LIMIT:
+        return True
+    return idle > SHORT_LIMIT and system.free_memory() < SHORT
+
+
+def _import(names: Sequence[str]) -> None:
+    """Have modules ready for the ranks to come."""
+    for name in names:
+        # Its ranks will say it better, and a file may be half written just now.
+        with contextlib.suppress(ImportError, SyntaxError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
+
+
+def _answer(sock: socket.socket, walls: Walls | None, chores: _Chores) -> set[int]:
+    """Fork what is asked for; the descriptors of the request go to it alone."""
+    kind, fds = receive_request(sock)
+    if kind == protocol.MODULES:
+        names = b"".join(_read(fd) for fd in fds).decode().split()
+        if walls is None:  # else it is a learner's code that asks
+            chores.have([name for name in names if name.startswith("dtlab.")])
+        return set()
+    pid = os.fork()
+    if pid == 0:
+        sock.close()
+        _become(kind, fds, walls)
+    for fd in fds:
+        os.close(fd)
+    return {pid}
+
+
+def _read(fd: int) -> bytes:
+    with open(fd, "rb") as pipe:
+        return pipe.read()
+
+
+def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
+    if kind == protocol.WARDEN:
+        from dtlab.ranks.sandbox.warden import main as warden
+
+        warden(fds, serve)
+    if kind == protocol.ROOM and walls is not None:
+        from dtlab.ranks.sandbox.room import main as room
+
+        room(fds, walls, serve)
+    _supervise(fds, walls)
+
+
+def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
+    """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
+
+    The ranks step behind `walls`, where there are some; the supervisor itself does not.
+    """
+    code = 1
+    try:
+        setproctitle.setproctitle(protocol.SUPERVISOR_TITLE)
+        os.setsid()
+        system.adopt_orphans()
+        signal.signal(signal.SIGTERM, _end_at_once)
+        control = socket.socket(fileno=fds[0])
+        _, body = receive_frame(control)
+        spec: protocol.Spec = pickle.loads(body)
+        if spec.stays:
+            from dtlab.ranks.session.supervisor import SessionSupervisor
+
+            SessionSupervisor(spec, control, None).serve(fds[1:])
+        _, body = receive_frame(control)
+        call = Packed.receive(control, body)
+        own = supervisor.Supervisor(spec, control, walls)
+        outcome = own.run(call, fds[1:])
+        send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
+        if outcome.reason == "returned" and not spec.sealed:
+            own.wait_until_gone()
+        imported = any(rank.has(protocol.IMPORTED) for rank in own.ranks)
+        code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
+    except (Closed, ConnectionError):
+        pass  # the notebook has gone, or does not want to know any more
+    finally:
+        system.kill_children()
+        os._exit(code)
+
+
+def _end_at_once(*_: object) -> None:
+    system.kill_children()
+    os._exit(1)
+
+
+def _end() -> None:
+    """Give the supervisors a moment to clean up, then kill whatever is still there."""
+    deadline = time.monotonic() + 1.0
+    for pid in system.children():
+        system.kill(pid, signal.SIGTERM)
+    while system.children():
+        if time.monotonic() > deadline:
+            for pid in system.children():
+                system.kill(pid)
+        system.reap()
+        time.sleep(0.01)

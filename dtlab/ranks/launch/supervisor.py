@@ -1,0 +1,371 @@
+"""One launch: fork its ranks, begin and end them together, and leave nothing behind.
+
+      notebook ── control ──► supervisor ── fork ──► rank 0, rank 1, ...
+          ▲                       ▲                     │   │
+          │                       └── status letters ───┘   │
+          └── values, failures, records, output ────────────┘
+
+Ranks begin together, because a rank that returns before its peers have connected breaks their
+start, and end together, because a rank that is gone resets its peers' connections. The supervisor
+is the parent of all that its ranks leave behind (a "subreaper"), so killing its children until it
+has none ends everything, however often a descendant forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dtlab.ranks import protocol, system
+from dtlab.ranks.emulate.ports import Ports
+from dtlab.ranks.launch.process import Ends, run_rank
+from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
+from dtlab.ranks.record import resident_memory as resident
+from dtlab.ranks.record.counters import Traffic
+from dtlab.ranks.sandbox.careful import CarefulStackPipe, CarefulWatcher, reap_some
+from dtlab.ranks.sandbox.time_limits import FOR_RANKS, Patience
+from dtlab.ranks.sandbox.walls import Walls, end_all_of
+from dtlab.ranks.transport import Closed, Packed
+from dtlab.ranks.watch import stacks
+from dtlab.ranks.watch.board import Board
+from dtlab.ranks.watch.watcher import Watcher
+
+__all__ = ["Rank"]
+
+SETTLE = 0.15  # seconds that other failures get to show, even where everybody else waits
+GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once one has failed
+LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
+SAMPLE_SOCKETS_EVERY = 0.25  # seconds
+DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
+START_LIMIT = 30.0  # seconds until all ranks of a sealed launch have joined
+STUBBORN = 0.2  # seconds after which processes that are still there are ended all at once
+STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
+QUIET = 0.25  # seconds after which a rank has noticed what emulated links have delivered
+
+
+class Supervisor:
+    """Runs the ranks of one launch from fork to the last child reaped."""
+
+    stay: Callable[[int, Spec, Ends, Any], None] | None = None  # what ranks of a session run
+
+    def __init__(self, spec: Spec, control: socket.socket, walls: Walls | None) -> None:
+        self.spec = spec
+        self.walls = walls
+        self.control = control
+        self.ranks: list[Rank] = []
+        self.begun = False
+        self.stopped = False  # the notebook has asked for it
+        self.failed: list[int] = []
+        self.failed_at: float | None = None
+        self.deadline: float | None = None
+        self.waiting: Patience | None = None  # of ranks that are graded
+        self.delivering = False
+        self.child_ended = system.wake_on_child()
+        self.board = Board(spec.world_size)
+        self.ports = Ports(spec.cluster, spec.world_size) if spec.cluster else None
+        self.finding: protocol.Finding | None = None
+        self.looked_at = self.sampled_at = 0.0
+
+    def run(self, call: Packed, fds: list[int]) -> Outcome:
+        """The whole launch."""
+        self.start(call, fds)
+        if self.spec.sealed:
+            self.deadline = time.monotonic() + START_LIMIT
+        outcome = self.outcome_of(self._watch())
+        if outcome.reason == "returned" and not self.spec.sealed:
+            self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
+        else:
+            self.end_all()
+        return outcome
+
+    def start(self, call: Packed | None, fds: list[int]) -> None:
+        """Fork the ranks, and begin to watch them."""
+        store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
+        alone = self.walls is not None and self.walls.stand("network")
+        self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None, alone)
+        self._fork(call, fds, store)
+        watch = CarefulWatcher if self.spec.sealed else Watcher
+        self.watcher = watch(self.board, self.pids)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the ranks, in their order."""
+        return [rank.pid for rank in self.ranks]
+
+    def outcome_of(self, reason: Reason) -> Outcome:
+        """What is to be told of ranks that are done, or have to be ended."""
+        if reason == "failed":
+            self.finding = self.watcher.misfit()
+        waiting = self.watcher.waiting()
+        if reason in ("timeout", "failed", "interrupted"):
+            self._collect_stacks()
+        wire = self.traffic.total(self.pids)
+        ends = [replace(rank.end) for rank in self.ranks]
+        lost = self.watcher.unreceived() if reason == "returned" else []
+        return Outcome(
+            reason, ends, self.failed, wire, self.finding, waiting, lost,
+            self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
+            resident=[rank.resident for rank in self.ranks],
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ begin
+
+    def _fork(self, call: Packed | None, fds: list[int], store: socket.socket) -> None:
+        for number in range(self.spec.world_size):
+            ours, theirs = socket.socketpair()
+            pipe = CarefulStackPipe() if self.spec.sealed else stacks.StackPipe()
+            rank = Rank(number, ours, pipe)
+            self.ranks.append(rank)
+            cutter = None
+            if call is None:
+                rank.cutter, cutter = socket.socketpair()
+            rank.pid = os.fork()
+            if rank.pid == 0:
+                mine, stack = fds[3 * number : 3 * number + 3], rank.stack.writer
+                ends = Ends(mine, theirs, store, stack, self.board, self.ports, cutter)
+                run_rank(number, self.spec, call, ends, self.walls, self.stay)
+            theirs.close()
+            if cutter is not None:
+                cutter.close()
+            rank.stack.close_writer()
+        store.close()
+        for fd in fds:
+            os.close(fd)
+
+    def _tell(self, letter: bytes, ranks: Sequence[Rank] | None = None) -> None:
+        for rank in self.ranks if ranks is None else ranks:
+            rank.tell(letter)
+
+    # ------------------------------------------------------------------ watch
+
+    def _watch(self) -> Reason:
+        """Wait until all ranks are done, or must be ended, and say why."""
+        while True:
+            self._wait_for_news()
+            now = time.monotonic()
+            if all(rank.has(protocol.DELIVERED) for rank in self.ranks):
+                return self._verdict_at_the_end()
+            if not self.begun and all(rank.has(protocol.READY) for rank in self.ranks):
+                self.go(self.ranks, self.spec.timeout)
+            if self.stopped:
+                return "interrupted"
+            if self.failed_at is not None:
+                if self._others_done() or now > self.failed_at + GRACE:
+                    return "failed"
+            elif self.begun:
+                self._begin_delivery(now)
+                if self._look(now):
+                    return "deadlock"
+            if self.deadline is not None and now > self.deadline and not self._waits_on():
+                return "timeout"
+
+    def _waits_on(self) -> bool:
+        """Whether ranks that are graded get more time, since they had to wait for a CPU."""
+        left = self.waiting.left if self.waiting is not None else 0.0
+        self.deadline = time.monotonic() + max(left, LOOK_EVERY)
+        return left > 0
+
+    def go(self, ranks: Sequence[Rank], timeout: float | None) -> None:
+        """Let these ranks begin."""
+        self.begun = True
+        self.traffic.start(self.pids)
+        self.deadline = time.monotonic() + timeout if timeout else None
+        if timeout and self.spec.sealed:
+            self.waiting = Patience(timeout, lambda: self.pids, FOR_RANKS)
+        self._tell(protocol.GO, ranks)
+
+    def _verdict_at_the_end(self) -> Reason:
+        if self.failed:
+            return "failed"
+        self.finding = self.watcher.look()
+        return "returned" if self.finding is None else "deadlock"
+
+    def _look(self, now: float) -> bool:
+        """Whether the watcher has found that the ranks have to be ended."""
+        if now - self.looked_at >= LOOK_EVERY:
+            self.looked_at = now
+            if self.ports and now < self.ports.busy_until() * 1e-9 + QUIET:
+                self.watcher.blocked()  # follow only: a rank may be waiting for an emulated link
+            else:
+                self.finding = self.watcher.look(self._ask_for_stacks)
+        return self.finding is not None
+
+    def _ask_for_stacks(self, rank: int) -> list[list[Frame]]:
+        one = self.ranks[rank]
+        system.kill(one.pid, stacks.SIGNAL)
+        return one.stack.read_all(time.monotonic() + STACK_WAIT)
+
+    def _begin_delivery(self, now: float) -> None:
+        """Once every function has returned, results get a time limit of their own."""
+        if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
+            self.delivering = True
+            if self.deadline is not None and not self.spec.sealed:  # who may lie about it
+                self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
+
+    def _others_done(self) -> bool:
+        """Whether nobody is left to wait for: each has delivered, died, or waits in vain."""
+        over = [not rank.alive or rank.has(protocol.DELIVERED) for rank in self.ranks]
+        if all(over):
+            return True
+        if self.failed_at is None or time.monotonic() < self.failed_at + SETTLE:
+            return False  # the rank that is to blame may be about to die
+        blocked = self.watcher.blocked()
+        done = (protocol.RETURNED, protocol.RAISED)
+        return all(
+            end or (rank.rank in blocked and rank.talks and not rank.has(*done))
+            for end, rank in zip(over, self.ranks, strict=True)
+        )
+
+    def _wait_for_news(self, patience: float | None = None) -> None:
+        by_socket = {rank.status: rank for rank in self.ranks if rank.talks}
+        watched: list[Any] = [self.control, self.child_ended, *by_socket]
+        if patience is None:
+            patience = self._patience()
+        ready, _, _ = select.select(watched, [], [], patience)
+        if self.control in ready:
+            self._heard()
+        for status in ready:
+            if status in by_socket:
+                self._read_letters(by_socket[status])
+        if self.child_ended in ready:
+            os.read(self.child_ended, 4096)
+            self._note_deaths(reap_some())
+        self._sample_traffic()
+
+    def _heard(self) -> None:
+        """The notebook says something, which in a launch it does only to end it."""
+        raise Closed("the notebook asked to stop, or has gone")
+
+    def _sample_traffic(self) -> None:
+        now = time.monotonic()
+        if now - self.sampled_at > SAMPLE_SOCKETS_EVERY:
+            self.sampled_at = now
+            self.traffic.sample([rank.pid for rank in self.ranks if rank.alive])
+
+    def _patience(self) -> float | None:
+        """Seconds until something has to be looked at even without news."""
+        now = time.monotonic()
+        times = [LOOK_EVERY]
+        if self.deadline is not None:
+            times.append(self.deadline - now)
+        if self.failed_at is not None:
+            limits = (self.failed_at + SETTLE, self.failed_at + GRACE)
+            times.append(min((t for t in limits if t > now), default=now) - now)
+        return max(0.0, min(times)) + 0.001 if times else None
+
+    def _read_letters(self, rank: Rank) -> None:
+        letters = rank.read_letters()
+        if protocol.RETURNED in letters:
+            rank.end.state = "returned"
+        if protocol.RAISED in letters:
+            rank.end.state = "raised"
+            self._note_failure(rank)
+
+    def _note_failure(self, rank: Rank) -> None:
+        if rank.rank not in self.failed:
+            self.failed.append(rank.rank)
+        if self.failed_at is None:
+            self.failed_at = time.monotonic()
+
+    def _note_deaths(self, ended: dict[int, int]) -> None:
+        for rank in self.ranks:
+            if rank.pid not in ended:
+                continue
+            if rank.talks:
+                self._read_letters(rank)
+            rank.alive = False
+            if not rank.has(protocol.DELIVERED):
+                rank.end.state, rank.end.status = "died", ended[rank.pid]
+                rank.end.stack = rank.stack.read()
+                self._note_failure(rank)
+
+    # ------------------------------------------------------------------ end
+
+    def end_all(self) -> None:
+        """End the ranks and all that they have started, however often that forks."""
+        since = time.monotonic()
+        while system.children():
+            for pid in system.children():
+                system.kill(pid)
+            reap_some()
+            if self.walls is not None and time.monotonic() > since + STUBBORN:
+                end_all_of(self.walls, self.spec.world_size)
+                since = time.monotonic()
+            time.sleep(0.002)
+
+    def _collect_stacks(self) -> None:
+        """Ask the ranks that are still running where they are."""
+        done = (protocol.RETURNED, protocol.RAISED)
+        running = [rank for rank in self.ranks if rank.alive and not rank.has(*done)]
+        for rank in running:
+            system.kill(rank.pid, stacks.SIGNAL)
+        deadline = time.monotonic() + STACK_WAIT
+        for rank in running:
+            rank.end.stack = rank.stack.read(deadline)
+
+    def wait_until_gone(self) -> None:
+        """Give ranks that were told to leave a second; they have nothing left to do."""
+        deadline = time.monotonic() + 1.0
+        while any(rank.alive for rank in self.ranks) and time.monotonic() < deadline:
+            select.select([self.child_ended], [], [], 0.05)
+            ended = system.reap()
+            for rank in self.ranks:
+                rank.alive = rank.alive and rank.pid not in ended
+
+
+# One rank as its supervisor sees it: a process, and the letters that it sends --------------------
+
+
+class Rank:
+    """What the supervisor knows of one rank."""
+
+    def __init__(self, rank: int, status: socket.socket, stack: stacks.StackPipe) -> None:
+        self.rank = rank
+        self.cutter: socket.socket | None = None
+        self.pid = -1
+        self.status = status
+        self.stack = stack
+        self.end = RankEnd()
+        self.letters: set[int] = set()  # every status letter so far
+        self.resident: list[int | None] = []  # bytes of memory, each time that it asked
+        self.alive = True  # until it has been reaped
+        self.talks = True  # until its end of `status` is closed
+
+    def has(self, *letters: bytes) -> bool:
+        return any(letter[0] in self.letters for letter in letters)
+
+    def tell(self, letter: bytes) -> None:
+        """Send it a letter, if it is there."""
+        if self.talks:
+            with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
+                self.status.send(letter)
+
+    def cut(self, what: bytes = protocol.CUT) -> None:
+        """Have it cut its connections to other ranks, or to the store; for ranks that stay."""
+        if self.cutter is not None:
+            with contextlib.suppress(OSError):
+                self.cutter.send(what)
+
+    def read_letters(self) -> bytes:
+        """The letters that have come, noted too; notes when there will be no more."""
+        try:
+            letters = self.status.recv(64, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""  # it has ended, and a child of its own still has the line
+        except ConnectionError:
+            letters = b""
+        if not letters:
+            self.status.close()
+            self.talks = False
+        self.letters.update(letters)
+        for _ in range(letters.count(protocol.COUNT)):
+            if len(self.resident) < resident.MOST:
+                self.resident.append(resident.bytes_of(self.pid))
+            self.tell(protocol.COUNTED)
+        return letters

@@ -1,0 +1,1 @@
+"""What ranks do, recorded: operations, bytes on the wire, memory."""

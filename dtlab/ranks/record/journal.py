@@ -1,0 +1,306 @@
+"""What a recorder writes down while a rank is running, and the `Records` made of it afterwards.
+
+A training step issues dozens of operations, so noting one is a few appends of integers; names,
+members of groups and source files are looked up afterwards. The appends need no lock: each is one
+call into C under the GIL, and nothing that is written is changed later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.record.operators import OPERATORS, Operator
+from dtlab.ranks.watch.announcer import Announcer
+from dtlab.ranks.watch.locate import is_learners
+from dtlab.trace import Records
+
+FORKED = (
+    "was called in a process that this rank has forked, such as a DataLoader worker. That process "
+    "has no connections to other ranks, so the call would never return. Communicate in the rank "
+    "itself, and pass the result on."
+)
+
+__all__ = ["Journal"]
+
+Ints = npt.NDArray[np.int64]
+_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+# Number of the group, bytes (-1: they differ), number of the dtype, what an announcer tells of it.
+_Kind = tuple[int, int, int, tuple[Any, ...]]
+_now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
+
+
+class Journal:
+    """The columns being filled. `limit`: how many operations, and how many spans, are kept."""
+
+    def __init__(
+        self, world_size: int = 1, limit: int = 0, announcer: Announcer | None = None
+    ) -> None:
+        self.world_size = world_size
+        self._announcer: Announcer | None = announcer
+        self.limit = limit  # the first operation that is not kept
+        self._room = limit
+        self._first = 0  # operation that is not taken yet
+        self.wire: Wire | None = None  # for `dtlab.compute`
+        self.look: Callable[[], None] | None = None  # for operations that have come to their end
+        self._count = itertools.count()
+        self._issued: list[tuple[int, ...]] = []  # as in `issue`
+        self._ended: list[tuple[int, int]] = []  # operation, time
+        self._blocked: list[tuple[int, int, int, int]] = []  # operation, start, end, thread
+        self._sources: list[tuple[int, int]] = []  # operation, rank in group: from anybody
+        self._spans: list[tuple[str, dict[str, Any], int, int, int]] = []
+        self._spans_dropped = 0
+        self._groups: dict[Any, int] = {}  # keeps the groups alive, so that no two are confused
+        self._members: list[tuple[str, tuple[int, ...]]] = []
+        self._dtypes: dict[torch.dtype, int] = {}
+        self._files: dict[str, int] = {}  # -1: not the learner's
+        self._file_names = {-1: ""}
+        self._backward = (-1, (-1, 0))  # a backward pass, and the line that asked for it
+        self._forked: list[int] = []  # not empty in a process that this one has forked
+        os.register_at_fork(after_in_child=partial(self._forked.append, os.getpid()))
+
+    # --------------------------------------------------------------- while the rank is running
+
+    def issuer(self, number: int, operator: Operator) -> Callable[..., tuple[int, bool]]:
+        """A function that notes one operator's operations as they are about to be issued.
+
+        It is called from the function that stands in the operator's place (doors.py), with what
+        that found in its arguments, and returns the operation's index, and whether its wait will
+        have to be announced. It runs for each operation: hence the local names, and one look-up
+        for all that is the same for operations alike.
+        """
+        count, append = self._count, self._issued.append
+        place, frame_of, names = self._place, sys._getframe, self._file_names
+        ident = threading.get_ident
+        announce = self._announcer.issuer(operator) if self._announcer else None
+        kinds: dict[tuple[Any, ...], _Kind] = {}
+        forked = self._forked
+
+        def issue(
+            group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any, goes_on: bool
+        ) -> tuple[int, bool]:
+            if forked:
+                raise RuntimeError(f"{operator.name} {FORKED}")
+            index = next(count)
+            if type(payload) is list and len(payload) == 1:
+                payload = payload[0]
+            shape = dtype = None
+            if isinstance(payload, torch.Tensor):
+                shape, dtype = payload.shape, payload.dtype
+            key = (group, shape, dtype, reduction, root)
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = self._kind(operator, key, payload)
+            group_number, size, dtype_number, told = kind
+            try:
+                file, line = place(frame_of(2))  # who called what stands in the operator's place
+            except ValueError:  # a thread of C++, which has no frames
+                file, line = -1, 0
+            if announce is not None:
+                goes_on = announce(index, told, payload, peer, tag, goes_on, names[file], line)
+            if index >= self.limit:
+                return index, goes_on
+            if size < 0:
+                size, dtype_number = self._measure(payload)
+            append((
+                index, number, group_number, peer, tag, size, dtype_number,
+                ident(), file, line, _now(),
+            ))  # fmt: skip
+            return index, goes_on
+
+        return issue
+
+    def _kind(self, operator: Operator, key: tuple[Any, ...], payload: Any) -> _Kind:
+        """What operations of one kind have in common."""
+        group, shape, *_ = key
+        number = self._groups[group] if group in self._groups else self._add_group(group)
+        size = dtype = -1
+        if shape is not None and payload.layout is torch.strided:
+            size, dtype = self._measure(payload)
+        told = self._announcer.describe(operator, *key) if self._announcer else ()
+        return number, size, dtype, told
+
+    def end(self, index: int, now: int) -> None:
+        """The operation was complete at `now`."""
+        if self._first <= index < self.limit:
+            self._ended.append((index, now))
+
+    def block(self, index: int, start: int) -> None:
+        """This thread has waited for the operation since `start`, and now it is complete."""
+        if self._first <= index < self.limit:
+            self._blocked.append((index, start, _now(), threading.get_ident()))
+
+    def source(self, index: int, source: int) -> None:
+        """The message of a receive from anybody came from `source`, a rank in its group."""
+        if self._first <= index < self.limit:
+            self._sources.append((index, source))
+
+    def begin_span(self) -> None:
+        """Operations that are complete now do not reach into the span; called by `dtlab.span`."""
+        if self.look is not None:
+            self.look()
+
+    def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
+        """Take a finished span; called by `dtlab.span`."""
+        if len(self._spans) < self._room:
+            self._spans.append((name, extra, start, end, threading.get_ident()))
+        else:
+            self._spans_dropped += 1
+
+    def _measure(self, payload: Any) -> tuple[int, int]:
+        """Bytes of a tensor, a list of them, or the first of a list of lists; number of dtype."""
+        if isinstance(payload, torch.Tensor):
+            payload = [payload]
+        while payload and isinstance(payload[0], list):
+            payload = payload[0]
+        if not payload:
+            return 0, -1
+        dtype = self._dtypes.setdefault(payload[0].dtype, len(self._dtypes))
+        return sum(_bytes(tensor) for tensor in payload), dtype
+
+    def line_of(self, frame: FrameType | None) -> tuple[str, int]:
+        """File and line of the learner's innermost frame; "" and 0 without one."""
+        number, line = self._place(frame)
+        return self._file_names[number], line
+
+    def _place(self, frame: FrameType | None) -> tuple[int, int]:
+        """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
+
+        Costs half a microsecond, since the verdict on each file is kept.
+        """
+        files = self._files
+        while frame is not None:
+            code = frame.f_code
+            number = files.get(code.co_filename)
+            if number is None:
+                number = self._add_file(code.co_filename)
+            if number >= 0:
+                return number, frame.f_lineno
+            if code is _BACKWARD:
+                task, known = torch._C._current_graph_task_id(), self._backward
+                if task != known[0]:  # else the same line asked for this backward pass
+                    known = self._backward = (task, self._place(frame.f_back))
+                return known[1]
+            frame = frame.f_back
+        return -1, 0
+
+    def _add_file(self, file: str) -> int:
+        number = self._files[file] = len(self._files) if is_learners(file) else -1
+        self._file_names[number] = file if number >= 0 else ""
+        return number
+
+    def _add_group(self, group: Any) -> int:
+        try:
+            ranks = dist.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # made by hand, so torch does not know it
+            ranks = list(range(group.size()))
+        self._members.append((group.group_name, tuple(ranks)))
+        return self._groups.setdefault(group, len(self._members) - 1)
+
+    # ------------------------------------------------------------------------------- afterwards
+
+    def take(self, rank: int) -> Records:
+        """As `records`, and begin anew: what comes is numbered on."""
+        taken = self.records(rank)
+        for column in (self._issued, self._ended, self._blocked, self._sources, self._spans):
+            column.clear()
+        self._first = next(self._count)
+        self.limit = self._first + self._room if self._room else 0
+        self._spans_dropped = 0
+        return taken
+
+    def records(self, rank: int) -> Records:
+        """Everything as plain columns. What has not ended until now ends now."""
+        stopped = _now()
+        # Threads may go on meanwhile. What refers to an operation is read before the operations.
+        sources, ended = _table(self._sources, 2), _table(self._ended, 2)
+        blocked, issued = _table(self._blocked, 4), _table(self._issued, 11)
+        issued = issued[np.argsort(issued[:, 0])]
+        first = int(issued[0, 0]) if len(issued) else 0
+        issued[:, 0] -= first
+        index, operator, group, peer, tag, size, dtype, thread, file, line, start = issued.T
+        row_of = np.zeros(int(index.max(initial=-1)) + 1, dtype=np.int64)
+        row_of[index] = np.arange(len(issued))
+        peer = self._global_peers(row_of, first, sources, group, peer)
+        size = self._whole_sizes(operator, group, size)
+        blocked[:, 0] = row_of[blocked[:, 0] - first]
+        end = np.full(len(issued), stopped)
+        np.minimum.at(end, blocked[:, 0], blocked[:, 2])
+        np.minimum.at(end, row_of[ended[:, 0] - first], ended[:, 1])
+        names = [operator.name for operator in OPERATORS]
+        names += sorted({span[0] for span in self._spans})
+        spans = np.array(
+            [(names.index(name), *rest) for name, _, *rest in self._spans], dtype=np.int64
+        ).reshape(-1, 4)
+        _number_threads(thread, blocked[:, 3], spans[:, 3])
+        columns = (operator, group, peer, tag, size, dtype, start, end, thread, file, line)
+        return Records(
+            rank,
+            self.world_size,
+            np.column_stack(columns),
+            blocked,
+            spans,
+            [_plain(extra) for _, extra, *_ in self._spans],
+            names,
+            self._members,
+            [(str(dtype).removeprefix("torch."), dtype.itemsize) for dtype in self._dtypes],
+            list(self._files),
+            max(0, next(self._count) - self.limit) + self._spans_dropped,
+        )
+
+    def _global_peers(
+        self, row_of: Ints, first: int, sources: Ints, group: Ints, peer: Ints
+    ) -> Ints:
+        """Ranks of the world instead of ranks in a group; -1 stays."""
+        peer[row_of[sources[:, 0] - first]] = sources[:, 1]
+        widest = max((len(ranks) for _, ranks in self._members), default=0)
+        world = np.full((len(self._members) + 1, widest + 1), -1, dtype=np.int64)
+        for number, (_, ranks) in enumerate(self._members):
+            world[number, : len(ranks)] = ranks
+        return world[group, np.clip(peer, -1, widest)]
+
+    def _whole_sizes(self, operator: Ints, group: Ints, size: Ints) -> Ints:
+        """Bytes of all shards together, where one member's share was measured."""
+        is_part = np.array([operator.part for operator in OPERATORS])
+        members = np.array([len(ranks) for _, ranks in self._members] or [0])
+        return np.where(is_part[operator], size * members[group], size)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is torch.sparse_coo:
+        return int(tensor._indices().nbytes + tensor._values().nbytes)
+    return int(tensor.nbytes)
+
+
+def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
+    return np.array([*rows], dtype=np.int64).reshape(-1, width)
+
+
+def _number_threads(*columns: Ints) -> None:
+    """Put small numbers in place of identifiers of threads; the main thread's is 0."""
+    main = threading.main_thread().ident
+    known = [main, *sorted({int(each) for column in columns for each in np.unique(column)})]
+    numbers = {ident: number for number, ident in enumerate(dict.fromkeys(known))}
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        column[:] = np.array([numbers[int(value)] for value in values], dtype=np.int64)[inverse]
+
+
+def _plain(extra: dict[str, Any]) -> dict[str, Any]:
+    """What was given to `span`, as something that surely can be sent to another process."""
+    plain = (bool, int, float, str, type(None))
+    return {key: value if type(value) in plain else str(value) for key, value in extra.items()}
+

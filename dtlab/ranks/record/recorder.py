@@ -1,0 +1,232 @@
+"""Sees every communication of a rank, from any thread.
+
+    dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
+        |
+        v
+    one of two doors                doors.py: noted there, and passed on
+        |
+        v
+    ProcessGroupGloo / NCCL         as ever
+        |
+        v
+    Work                            says when a collective is complete (ends.py);
+                                    Work.wait, hooked, says when a thread is blocked
+
+What a rank is about to do, and what it waits for, is announced before it does (announcer.py).
+
+How an operation is noted is in `journal.py`; which operators there are, in `operators.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.record.completion import Ends, Pending
+from dtlab.ranks.record.interception import BELOW, Doors, library, put
+from dtlab.ranks.record.journal import Journal
+from dtlab.ranks.watch.announcer import Announcer
+from dtlab.ranks.watch.locate import asked_by_learner
+from dtlab.trace import Records, set_span_sink
+
+__all__ = ["RECORD_LIMIT", "Recorder", "rehearse"]
+
+RECORD_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
+_now = time.perf_counter_ns
+
+
+class Recorder:
+    """Records the communication and the spans of this process between `start` and `stop`.
+
+    `limit` is how many operations, and how many spans, it keeps; what comes after is counted only.
+    With an `announcer`, each operation is also told to whoever reads the board; with a `wire`, it
+    takes the time that emulated links need.
+    One recorder at a time; it can be started and stopped repeatedly, each time from nothing.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        limit: int = RECORD_LIMIT,
+        announcer: Announcer | None = None,
+        wire: Wire | None = None,
+    ) -> None:
+        self.rank = rank
+        self.limit = limit
+        self.announcer = announcer
+        self._wire = wire
+        self._journal = Journal()
+        self._hooks: _Hooks | None = None
+        self._still_leaving: list[Any] = []  # a message is lost with its Work
+
+    def start(self) -> None:
+        """Begin. Call after `init_process_group`; raises RuntimeError where one is recording."""
+        if getattr(dist.Work.wait, "__module__", None) == __name__:
+            raise RuntimeError("A dtlab recorder is already running in this process.")
+        self._journal = Journal(dist.get_world_size(), self.limit, self.announcer)
+        self._journal.wire = self._wire
+        self._hooks = _Hooks(self._journal, self.announcer, self._wire)
+        set_span_sink(self._journal)
+
+    def take(self) -> Records:
+        """What was seen until now, and forget it; goes on recording.
+
+        Operations under way end now in these records, and are missing from the next.
+        """
+        return self._journal.take(self.rank)
+
+    def stop(self) -> Records:
+        """End, leave nothing behind in torch, and return what was seen (nothing if not started).
+
+        Operations that have not been waited for until now end now.
+        """
+        set_span_sink(None)
+        if self._hooks:
+            self._hooks.remove()
+            self._still_leaving = self._hooks.unfinished()
+            self._hooks = None
+        journal, self._journal = self._journal, Journal()
+        return journal.records(self.rank)
+
+
+def rehearse() -> None:
+    """Install and remove the hooks once: done before a fork, it saves every rank 3 ms."""
+    journal = Journal(1, 1)
+    _Hooks(journal).remove()
+    journal.records(0)
+
+
+class _Hooks:
+    """The doors and the hook on `Work.wait`, from construction until `remove`."""
+
+    def __init__(
+        self, journal: Journal, announcer: Announcer | None = None, wire: Wire | None = None
+    ) -> None:
+        self._journal = journal
+        self._announcer = announcer
+        self._wire = wire
+        self._pending: dict[int, Pending] = {}  # by the id of its Work
+        self._ends = Ends(journal, self._pending)
+        journal.look = self._ends.look_now
+        if wire is not None:
+            wire.on_delivery = self._ends.note
+        self._doors = Doors(journal, self._pending, self._ends, wire)
+        self._functional = library("_c10d_functional")
+        put(self._functional, "wait_tensor", self._wait_tensor_kernel())
+        self._plain_wait = dist.Work.wait
+        dist.Work.wait = self._waiting()  # type: ignore[method-assign]
+        self._plain_functions: dict[str, Any] = {}
+        if announcer is not None:
+            self._replace("_new_group_with_tag", self._making_group(announcer))
+            self._replace("_warn_not_in_group", self._warning(announcer))
+
+    def _replace(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Put something of ours in place of a function of torch.distributed's."""
+        plain = self._plain_functions[name] = getattr(dist.distributed_c10d, name)
+        setattr(dist.distributed_c10d, name, make(plain))
+
+    def remove(self) -> None:
+        """Everything as it was before."""
+        dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
+        for name, plain in self._plain_functions.items():
+            setattr(dist.distributed_c10d, name, plain)
+        self._doors.close()
+        self._functional._destroy()
+        self._ends.stop()
+        self._journal.look = None  # a circle would keep groups, with their connections
+
+    def unfinished(self) -> list[Any]:
+        """The Works of operations that nobody has waited for."""
+        return [work for _, work, *_ in self._pending.values() if not work.is_completed()]
+
+    def _waiting(self) -> Callable[..., Any]:
+        """`Work.wait`, noting how long it took."""
+        pending, plain, waited = self._pending, self._plain_wait, self._waited
+        announcer = self._announcer
+        if self._wire is not None:
+            plain = self._wire.waiter(plain)
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            known = pending.get(id(work))
+            if known is None:
+                return plain(work, *args, **kwargs)
+            if announcer is not None and known[4]:
+                announcer.wait(known[0])
+            start = _now()
+            try:
+                return plain(work, *args, **kwargs)
+            finally:
+                waited(known, start)
+
+        return wait
+
+    def _wait_tensor_kernel(self) -> Callable[..., Any]:
+        """How DTensor and functional collectives wait: for the operation behind a tensor."""
+        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+        below, waited = BELOW, self._waited
+
+        def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
+            known = self._operation_behind(tensor)
+            if known is not None and self._announcer is not None and known[4]:
+                self._announcer.wait(known[0])
+            start = _now()
+            try:
+                return redispatch(keyset & below, tensor)
+            finally:
+                if known is not None:
+                    waited(known, start)
+
+        return wait_tensor
+
+    def _operation_behind(self, tensor: torch.Tensor) -> Pending | None:
+        """The pending operation whose result is in the storage of `tensor`."""
+        for known in reversed(list(self._pending.values())):
+            outputs = known[2]
+            for output in (outputs,) if isinstance(outputs, torch.Tensor) else outputs:
+                if isinstance(output, torch.Tensor) and _same_storage(output, tensor):
+                    return known
+        return None
+
+    def _waited(self, known: Pending, start: int) -> None:
+        """A thread has waited for an operation since `start`, and does so no longer."""
+        index, work, _, anybody, _ = known
+        self._journal.block(index, start)
+        if anybody is not None:
+            source = work._source_rank()
+            self._journal.source(index, source)
+            if self._announcer is not None:
+                self._announcer.source(index, anybody[0], source, anybody[1])
+        self._pending.pop(id(work), None)
+
+    def _making_group(self, announcer: Announcer) -> Callable[[Any], Any]:
+        def make(plain: Any) -> Any:
+            def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+                if not kwargs.get("use_local_synchronization"):
+                    announcer.new_group(ranks, *self._journal.line_of(sys._getframe(1)))
+                return plain(ranks, *args, **kwargs)
+
+            return new_group
+
+        return make
+
+    def _warning(self, announcer: Announcer) -> Callable[[Any], Any]:
+        def make(plain: Any) -> Any:
+            def warn(name: str) -> None:
+                if asked_by_learner(sys._getframe(1)):
+                    announcer.stranger(name, *self._journal.line_of(sys._getframe(1)))
+                plain(name)
+
+            return warn
+
+        return make
+
+
+def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())

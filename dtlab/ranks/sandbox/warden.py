@@ -1,0 +1,133 @@
+"""A server behind walls: forks the ranks and the notebook of one submission, and ends with them.
+
+    server ── fork ──► warden                keeps what must be taken away at the end
+                          └── fork ──► serves behind the walls; the first process there, so that
+                                       the kernel ends all others with it, whatever they did
+
+It trusts what it is asked (by a grader) and nothing of what it forks. The grader's socket is open
+here until all of that is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NoReturn
+
+import setproctitle
+
+from dtlab.ranks import protocol, system
+from dtlab.ranks.plain import encode
+from dtlab.ranks.sandbox import kernel_calls as kernel
+from dtlab.ranks.sandbox.careful import come_first
+from dtlab.ranks.sandbox.cgroups import Group
+from dtlab.ranks.sandbox.walls import Walls, raise_walls
+from dtlab.ranks.transport import receive_frame, send_frame
+
+
+def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> NoReturn:
+    """Raise the walls asked for on `fds[0]`, a socket, say which are missing; `serve` there."""
+    inside, group = -1, Group(f"dtlab-{os.getpid()}")
+
+    def end(*_: object) -> None:
+        if inside > 0:
+            system.kill(inside)
+
+    try:
+        setproctitle.setproctitle(protocol.WARDEN_TITLE)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, end)
+        system.die_with_parent(signal.SIGTERM)
+        close_all_but(fds[0])
+        sock = socket.socket(fileno=fds[0])
+        walls: Walls = pickle.loads(receive_frame(sock)[1])
+        refused = _new_processes()
+        missing = [f"processes ({refused})"] if refused else []
+        try:
+            group.make(walls.memory, walls.processes)
+        except OSError as error:
+            missing.append(f"memory and processes together ({error})")
+        inside = os.fork()
+        if inside == 0:
+            _serve(sock, walls, group, missing, serve)
+        _wait(sock, inside, takes_all=not refused)
+    finally:
+        group.remove()
+        os._exit(0)
+
+
+def close_all_but(*keep: int) -> None:
+    """Close what a fork has brought along: a stranger must not find it."""
+    start = 3
+    for fd in sorted(keep):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+
+
+def _wait(sock: socket.socket, inside: int, takes_all: bool) -> None:
+    """Until the process behind the walls has ended; end it once the grader hangs up.
+
+    `takes_all`: the kernel ends all others there with it, and says so when they have gone. Where
+    it does not, it ends them itself.
+    """
+    if takes_all:
+        poller = select.poll()
+        poller.register(sock, select.POLLRDHUP)
+        poller.register(os.pidfd_open(inside), select.POLLIN)
+        poller.poll()
+        system.kill(inside)
+    os.waitpid(inside, 0)
+
+
+def _new_processes() -> str:
+    """From the next fork on, processes are in a world of their own. Says why not, if so."""
+    if os.geteuid() != 0:
+        with contextlib.suppress(OSError):
+            _be_root_of_oneself()
+    try:
+        kernel.unshare(kernel.NEW_PROCESSES)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _be_root_of_oneself() -> None:
+    """In a namespace of users that has this one user only, as its root."""
+    user, group = os.geteuid(), os.getegid()
+    kernel.unshare(kernel.NEW_USERS)
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _serve(
+    sock: socket.socket,
+    walls: Walls,
+    group: Group,
+    missing: list[str],
+    serve: Callable[[socket.socket, int, Walls], None],
+) -> NoReturn:
+    try:
+        system.die_with_parent()
+        system.adopt_orphans()
+        come_first()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # then it could not be made, and that was said
+            group.enter()
+        missing += raise_walls(walls)
+        send_frame(sock, protocol.MISSING, encode((missing, group.name)))
+        serve(sock, os.getppid(), replace(walls, missing=tuple(missing)))
+    finally:
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""Who waits for whom: operations of all ranks compared, deadlocks found and explained."""

@@ -1,0 +1,170 @@
+"""A rank tells what it is about to do, so that somebody outside can see what it waits for.
+
+What is told of an operation: its group, and a description of all that has to be the same on every
+rank ("all_reduce(float32[4], SUM)"), as a number that is the same for the same description
+everywhere. Descriptions are made once and then looked up, for a step issues dozens of operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlab.ranks.protocol import OpInfo
+from dtlab.ranks.record.operators import Operator
+from dtlab.ranks.watch import board
+
+_REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
+# Whether NCCL serves a group's tensors on GPUs, and whether it serves what has no tensor.
+_Nccl = tuple[bool, bool]
+_Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, text, members
+# Numbers of group, its text, what must fit, its text; members.
+_Told = tuple[int, int, int, int, tuple[int, ...], _Nccl]
+_PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
+
+
+class Announcer:
+    """Writes what a rank does to its side of the board."""
+
+    def __init__(self, writer: board.Writer, world_size: int) -> None:
+        self._writer = writer
+        self._world = ",".join(map(str, range(world_size)))
+        self._main = threading.get_ident()
+        self._groups: dict[Any, _Group] = {}
+        self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
+
+    def forget_groups(self) -> None:
+        """Keep none of the groups alive that were seen."""
+        self._groups.clear()
+        self._sent.clear()
+
+    def describe(
+        self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
+    ) -> _Told:
+        """What is told of all operations alike; `root` is a rank in the group."""
+        number, group_text, members, nccl = self._groups.get(group) or self._add_group(group)
+        parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
+        parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
+        parts += [f"root {members[root]}"] if root is not None else []
+        text = f"{operator.name}({', '.join(parts)})"
+        must_fit = text
+        if operator.is_message:  # it may be received in another shape
+            must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
+        signature = board.number_of(must_fit)
+        return number, group_text, signature, self._writer.text(text), members, nccl
+
+    def issuer(self, operator: Operator) -> Callable[..., bool]:
+        """A function that announces one operator's operations as they are about to be issued."""
+        write, place_of = self._writer.write, self._writer.text
+        ident, main = threading.get_ident, self._main
+        role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
+        sends = operator.c10d == "send"
+
+        def announce(
+            index: int, told: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
+            file: str, line: int,
+        ) -> bool:  # fmt: skip
+            """Returns whether a wait for it will have to be announced."""
+            number, group_text, signature, text, members, nccl = told
+            if peer >= 0:
+                peer = members[peer]
+            kind = board.ISSUE if goes_on else board.CALL
+            on_gpus, without_tensor = nccl
+            if on_gpus and getattr(tensor, "is_cuda", without_tensor):
+                kind, goes_on = board.QUEUE, False
+            thread = ident()
+            write(
+                kind, index, 0 if thread == main else thread,
+                number, group_text, signature, text, peer, tag,
+                (place_of(file) << 24) + line if line else 0, role,
+            )  # fmt: skip
+            if sends:
+                self._keep(index, tensor, peer, tag, file, line)
+            return goes_on
+
+        return announce
+
+    def wait(self, index: int) -> None:
+        """This thread waits for an operation."""
+        self._write(board.WAIT, index)
+        self._sent.pop(index, None)
+
+    def source(self, index: int, group: Any, source: int, tag: int) -> None:
+        """A receive from anybody is complete; `source` is a rank in its group."""
+        number, group_text, members, _ = self._groups.get(group) or self._add_group(group)
+        self._write(board.SOURCE, index, number, group_text, peer=members[source], tag=tag)
+
+    def stranger(self, name: str, file: str, line: int) -> None:
+        """An operation is called on a group that this rank is not in."""
+        place = (self._writer.text(file) << 24) + line
+        self._write(board.STRANGER, -1, text=self._writer.text(f"{name}()"), place=place)
+
+    def new_group(self, ranks: list[int] | None, file: str, line: int) -> None:
+        """A group is about to be made, which every rank of the world has to take part in."""
+        of = self._world if ranks is None else ",".join(map(str, sorted(ranks)))
+        group, text = f"new_group|{self._world}", f"new_group([{of}])"
+        self._write(
+            board.ISSUE, -1, board.number_of(group), self._writer.text(group),
+            board.number_of(text), self._writer.text(text),
+            place=(self._writer.text(file) << 24) + line, role=board.NEW_GROUP,
+        )  # fmt: skip
+
+    def left(self) -> None:
+        """The function has returned."""
+        self._write(board.LEFT, -1)
+
+    def changed_sends(self, rank: int) -> list[OpInfo]:
+        """Messages that nobody waited for, whose tensor was changed after they were posted."""
+        found = []
+        for tensor, before, description, peer, file, line in self._sent.values():
+            if _peek(tensor) != before:
+                found.append(OpInfo(rank, "isend", description, (peer,), 0, 0, (), file, line))
+        return found
+
+    # ------------------------------------------------------------------ looking things up
+
+    def _write(self, kind: int, index: int, *fields: int, **more: int) -> None:
+        thread = threading.get_ident()
+        self._writer.write(kind, index, 0 if thread == self._main else thread, *fields, **more)
+
+    def _add_group(self, group: Any) -> _Group:
+        nccl = False, False
+        try:
+            members = tuple(dist.get_process_group_ranks(group))
+            served = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
+            nccl = served.get("cuda") == "nccl", "cpu" not in served
+        except (KeyError, ValueError):  # made by hand, so torch does not know it
+            members = tuple(range(group.size()))
+        text = f"{group.group_name}|{','.join(map(str, members))}"
+        entry = (board.number_of(text), self._writer.text(text), members, nccl)
+        return self._groups.setdefault(group, entry)
+
+    def _keep(
+        self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int
+    ) -> None:
+        """Remember both ends of a message, until somebody waits for it."""
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and line:
+            tag_text = f", tag={tag}" if tag else ""
+            text = f"isend(dst={peer}{tag_text})"
+            self._sent[index] = (tensor, _peek(tensor), text, peer, file, line)
+            if len(self._sent) > 1000:  # a program that never waits
+                self._sent.pop(next(iter(self._sent)))
+
+
+def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, uneven: bool) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return name if uneven else f"{name}[{', '.join(map(str, shape))}]"
+
+
+def _peek(tensor: torch.Tensor) -> bytes:
+    """The first and last bytes of a tensor's memory."""
+    size, at = tensor.nbytes, tensor.data_ptr()
+    if size == 0:
+        return b""
+    width = min(_PEEK, size)
+    return ctypes.string_at(at, width) + ctypes.string_at(at + size - width, width)

@@ -1,0 +1,247 @@
+"""From what the watcher found to a `DeadlockError`: who waits for whom, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dtlab.errors import DeadlockError, Waiting
+from dtlab.ranks.protocol import Finding, Frame, OpInfo
+from dtlab.ranks.watch import locate
+from dtlab.ranks.words import ranks_in_words, wrapped
+
+POINT_TO_POINT = ("send", "recv")
+NEIGHBOURS = (
+    "Check the neighbours: the rank that one sends to (dst) has to receive from it (src)."
+)
+
+
+def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> DeadlockError:
+    """The error for a finding of the watcher."""
+    explain = {
+        "standstill": _standstill,
+        "collective": _different_collectives,
+        "message": _different_message,
+        "stranger": _stranger,
+        "new_group": _different_groups,
+    }[finding.reason]
+    headline, advice = explain(finding)
+    lines = [wrapped(headline, indent=""), *_lines(finding, len(values))]
+    if finding.left and finding.reason == "standstill":
+        lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
+    if finding.idle and finding.reason == "standstill":
+        verb = "does" if len(finding.idle) == 1 else "do"
+        lines.append(f"  {ranks_in_words(finding.idle)} {verb} not run this cell")
+    lines.append(wrapped(advice, indent="  "))
+    mismatch = None if finding.reason == "standstill" else headline
+    return DeadlockError(
+        "\n".join(lines),
+        waiting=[waiting_of(op) for op in finding.ops],
+        mismatch=mismatch if mismatch is not None else _tags(finding),
+        advice=advice,
+        values=values,
+        stdout=stdout,
+    )
+
+
+def waiting_of(op: OpInfo) -> Waiting:
+    """An operation as the public record."""
+    where = locate.place(Frame(op.file, op.line, "")) if op.line else {}
+    return Waiting(op.rank, op.name, op.partners, **where)
+
+
+def call_of(op: OpInfo, world_size: int = 0) -> str:
+    """An operation as the learner wrote it, as far as it matters: `recv(src=1)`.
+
+    With `world_size`, the group is named where it is not the whole world.
+    """
+    if 0 < len(op.members) < world_size:
+        return f"{call_of(op)} on the group of {ranks_in_words(op.members)}"
+    inner = op.description.partition("(")[2].removesuffix(")")
+    if op.name in POINT_TO_POINT:
+        end = "dst" if op.name == "send" else "src"
+        peer = f"{end}={op.partners[0]}" if len(op.partners) == 1 else "from anybody"
+        tag = f", tag={op.tag}" if op.tag else ""
+        return f"{op.name}({peer}{tag})"
+    return f"{op.name}({inner})"
+
+
+def _lines(finding: Finding, world_size: int) -> list[str]:
+    """One line for each rank, with its place in a column of its own."""
+    ops = finding.ops
+    calls = [f"  rank {op.rank}" for op in ops]  # the headline says what they called
+    if finding.reason == "standstill":
+        calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
+    rows = list(zip(calls, (waiting_of(op).place for op in ops), strict=True))
+    width = max((len(left) for left, _ in rows), default=0)
+    return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]
+
+
+# ---------------------------------------------------------------------------- standstill
+
+
+def _standstill(finding: Finding) -> tuple[str, str]:
+    noticed = f"noticed after {finding.seconds:.1f} s"
+    return f"no rank can move any more ({noticed}).", _pattern(finding)
+
+
+def _pattern(finding: Finding) -> str:
+    """What the classic mistakes look like, and what to do about each."""
+    ops = finding.ops
+    names = {op.name for op in ops}
+    if tags := _tags(finding):
+        return f"{tags}. Give both the same tag, or receive in the order in which they are sent."
+    absent = [rank for op in ops for rank in op.partners if rank in finding.idle]
+    if absent:
+        return (
+            f"What {ranks_in_words([op.rank for op in ops])} "
+            f"{'calls' if len(ops) == 1 else 'call'} needs {ranks_in_words(sorted({*absent}))} "
+            "too. Run the cell on all ranks that take part in it: %%ranks without numbers means "
+            "every one."
+        )
+    astray = [op for op in finding.unmatched if op.name == "send"]
+    if names == {"recv"} and astray and not finding.left:
+        return _astray(finding.ops[0], astray)
+    sources = [op.partners for op in ops]
+    if names == {"recv"} and len(set(sources)) < len(sources) and not finding.left:
+        return f"Several ranks wait for the same one. {NEIGHBOURS}"
+    if names == {"recv"} and not finding.left:
+        return (
+            "Every rank receives before it sends, so nobody sends. Post the send first (isend), "
+            "then receive."
+        )
+    if names == {"send"} and not finding.left:
+        return (
+            "Every rank sends before it receives, and a send is over only when somebody receives. "
+            "Post the send with isend, receive, then wait for the send."
+        )
+    if names <= {"send", "recv"}:
+        return _missing_partner(finding)
+    if finding.left:
+        return _missing_call(finding)
+    groups = {op.group for op in ops}
+    if not names & {"send", "recv"} and len(groups) > 1:
+        return (
+            "They wait on different groups for each other. All members of a group have to call "
+            "its collectives, and ranks that are in several groups all in the same order."
+        )
+    if not names & {"send", "recv"}:
+        return "All members of the group have to call its collectives, equally often."
+    return (
+        "Some ranks are in a collective while others wait for a message. Every member of the "
+        "group has to call the collective, the root of a broadcast like all the others, and "
+        "before or after the messages on all ranks alike."
+    )
+
+
+def _astray(waiting: OpInfo, sent: Sequence[OpInfo]) -> str:
+    """Everybody has sent, but not to those who wait."""
+    source = waiting.partners[0] if len(waiting.partners) == 1 else None
+    other = next((op for op in sent if op.rank == source), sent[0])
+    return (
+        f"Messages are under way, but not to the rank that waits: rank {waiting.rank} waits for "
+        f"{ranks_in_words(waiting.partners)}, and rank {other.rank} sent to rank "
+        f"{other.partners[0]}. {NEIGHBOURS}"
+    )
+
+
+def _missing_partner(finding: Finding) -> str:
+    for op in finding.ops:
+        partner = op.partners[0] if len(op.partners) == 1 else None
+        if partner in finding.left and op.name == "recv":
+            return f"Rank {partner} is done and never sends what rank {op.rank} waits for."
+        if partner in finding.left:
+            return f"Rank {partner} is done and never receives what rank {op.rank} sends."
+        if op.name == "recv" and partner is None and set(op.partners) <= set(finding.left):
+            return f"Rank {op.rank} expects one message more than it gets: all others are done."
+    return (
+        f"Each waits for a rank that waits for somebody else. {NEIGHBOURS}"
+    )
+
+
+def _missing_call(finding: Finding) -> str:
+    op = next(op for op in finding.ops if op.name not in POINT_TO_POINT)
+    missing = [rank for rank in finding.left if rank in op.members]
+    if not missing:
+        return "Every member of a group has to call its collectives, equally often."
+    advice = (
+        f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
+        "once too often: all members of the group have to call it, equally often. Look for an if, "
+        "an early return, or a loop with fewer rounds."
+    )
+    if "backward" in (waiting_of(op).code or ""):
+        advice += (
+            " It belongs to backward: under DDP every rank has to run that equally often, through "
+            "the wrapped module; where the data are uneven, under DDP's join."
+        )
+    return advice
+
+
+def _them(finding: Finding) -> str:
+    ranks = [op.rank for op in finding.ops]
+    return f"{ranks_in_words(ranks)} {'calls' if len(ranks) == 1 else 'call'} it"
+
+
+def _tags(finding: Finding) -> str | None:
+    """Whether two ends would fit but for their tags."""
+    for op in finding.ops:
+        for other in (*finding.ops, *finding.unmatched):
+            opposite = {op.name, other.name} == {"send", "recv"}
+            facing = op.partners == (other.rank,) and other.partners == (op.rank,)
+            if opposite and facing and op.tag != other.tag:
+                return (
+                    f"rank {op.rank}'s {op.name} has tag {op.tag}, rank {other.rank}'s "
+                    f"{other.name} has tag {other.tag}"
+                )
+    return None
+
+
+# ---------------------------------------------------------------------------- what does not fit
+
+
+def _different_collectives(finding: Finding) -> tuple[str, str]:
+    kinds: dict[str, list[int]] = {}
+    for op in finding.ops:
+        kinds.setdefault(op.description, []).append(op.rank)
+    said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
+    names = {op.name for op in finding.ops}
+    if finding.threads:
+        advice = (
+            "Several threads of a rank call collectives on the same process group, so their order "
+            "differs from rank to rank. Give each thread its own group: dist.new_group()."
+        )
+    elif len(names) > 1:
+        advice = "All members of a group have to call the same collectives in the same order."
+    else:
+        advice = (
+            f"All ranks have to pass the same to {names.pop()}. Left alone, it would hang or "
+            "give wrong numbers without a word."
+        )
+    return f"{said}.", advice
+
+
+def _different_message(finding: Finding) -> tuple[str, str]:
+    send, receive = finding.ops
+    sent, room = (op.description.partition("(")[2].removesuffix(")") for op in (send, receive))
+    headline = f"rank {send.rank} sends {sent} and rank {receive.rank} receives it into {room}."
+    return headline, "The tensor received into needs the number of elements and dtype of the sent."
+
+
+def _stranger(finding: Finding) -> tuple[str, str]:
+    op = finding.ops[0]
+    headline = f"rank {op.rank} called {op.name} on a group that it is not in."
+    return headline, "torch only warns and does nothing. Let the members of the group call it."
+
+
+def _different_groups(finding: Finding) -> tuple[str, str]:
+    kinds: dict[str, list[int]] = {}
+    for op in finding.ops:
+        kinds.setdefault(op.description, []).append(op.rank)
+    if len(kinds) > 1:
+        said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
+        headline = f"{said}."
+    else:
+        called = [op.rank for op in finding.ops]
+        headline = f"only {ranks_in_words(called)} called new_group, and the others did not."
+    advice = "Every rank has to call new_group for every group, in the same order, member or not."
+    return headline, advice

@@ -1,0 +1,299 @@
+"""From how a launch ended to an error that says what happened, where, and what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from traceback import FrameSummary, StackSummary
+from typing import Any
+
+from dtlab.errors import (
+    Failure,
+    RankError,
+    RanksError,
+    RankTimeoutError,
+    RemoteTraceback,
+    Waiting,
+    place_in_words,
+)
+from dtlab.ranks.launch.client import Collected
+from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.watch import locate
+from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, waiting_of
+from dtlab.ranks.words import ranks_in_words, wrapped
+
+MESSAGE_LIMIT = 2000  # characters
+# What a rank says when a peer's process has gone: a consequence, not a cause.
+PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer")
+ADVICE = {
+    "memory": "Hold less at a time on each rank, or raise memory_limit.",
+    "exit": "A rank has to return from its function: its peers may still need it.",
+    "result": "Return tensors or plain data instead, or nothing.",
+    "exception": "",
+    "signal": "",
+}
+NO_KEYBOARD = "EOFError: EOF when reading a line"
+ASK_IN_NOTEBOOK = (
+    "A rank has no keyboard: ask in a cell of the notebook, and hand the answer to the ranks."
+)
+# As of 2.13, where two operations end at once, ProcessGroupGloo's two threads (runLoop) assign
+# the same std::string without a lock. One of more than 15 characters is then freed twice.
+FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
+GLOOS_DOING = (
+    "In a functional collective, as DTensor makes them, this can be PyTorch's own doing: two "
+    "threads of its gloo write down at once which operation ended last. Run it again, and wait "
+    "for each result before you ask for the next."
+)
+
+
+def error_of(
+    collected: Collected, spec: Spec, stdout: list[str], stderr: list[str]
+) -> RanksError | None:
+    """The error that a launch ended with, or None if every rank returned."""
+    outcome = collected.outcome
+    if outcome is None:
+        return None
+    error = _error_of(collected, outcome, spec, stdout, stderr)
+    if error is not None and spec.stays:
+        error.args = ("\n".join(filter(None, [str(error), what_stays(outcome)])),)
+    return error
+
+
+def what_stays(outcome: Outcome) -> str:
+    """What a session has lost after a turn that did not end well; empty where it is nothing."""
+    if outcome.over:
+        text = (
+            f"The session is closed: {outcome.over}. What the ranks had is gone; "
+            "session.restart(), or the next %%ranks, begins anew."
+        )
+        return wrapped(text, indent="")
+    if outcome.rejoined:
+        text = (
+            "The ranks keep their variables. Their process group is new, since the old one was "
+            "left half way: what a collective was writing to may hold anything, and groups, "
+            "meshes and wrappers such as DDP that were made before have to be made again."
+        )
+        return wrapped(text, indent="")
+    return ""
+
+
+def _error_of(
+    collected: Collected, outcome: Outcome, spec: Spec, stdout: list[str], stderr: list[str]
+) -> RanksError | None:
+    running = _waiting(outcome)
+    failures = _failures(collected, outcome, spec, stderr)
+    if outcome.finding is not None:
+        # A thread that failed is the likely reason why ranks wait for it; what gloo says of a
+        # mismatch, or of ranks that were ended, is a consequence, also where a thread says it.
+        if all(map(_is_consequence, failures.values())):
+            failures = {}
+        for rank, remote in collected.thread_failures.items():
+            if not _is_consequence(cause := of_exception(remote)):
+                failures.setdefault(rank, cause)
+    if failures:
+        return rank_error(failures, running, collected.values, stdout, spec)
+    if outcome.finding is not None:
+        return deadlock_error(outcome.finding, collected.values, stdout)
+    if outcome.reason == "timeout":
+        text = _timeout_text(running, outcome, spec)
+        return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
+    if outcome.reason == "failed":
+        unknown = Failure("exception", "failed, and could not say how any more")
+        failed = dict.fromkeys(outcome.failed_first, unknown)
+        return rank_error(failed, running, collected.values, stdout)
+    return None
+
+
+# ---------------------------------------------------------------------------- failures
+
+
+def rank_error(
+    failures: dict[int, Failure],
+    running: list[Waiting],
+    values: list[Any],
+    stdout: list[str],
+    spec: Spec | None = None,
+) -> RankError:
+    """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
+    first = next(iter(failures.values()))
+    same = [rank for rank, one in failures.items() if one == first]
+    happened = _what_happened(first)
+    if len(same) > 1:
+        happened = happened.replace("was ended by", "were ended by", 1)
+    lines = [f"{ranks_in_words(same)} {happened}"]
+    lines += _places(first)
+    for rank, one in failures.items():
+        if rank not in same:
+            told = "then lost its peer" if _is_consequence(one) else _what_happened(one)
+            lines += [f"rank {rank} {told}", *_places(one)]
+    for waiting in running:
+        if waiting.rank not in failures:
+            fate = "interrupted" if spec is not None and spec.stays else "ended"
+            lines.append(f"rank {waiting.rank} was {_doing(waiting)} and was {fate}")
+            lines.extend([f"  {waiting.place}"] if waiting.place else [])
+    if first.kind == "memory" and spec is not None and spec.memory_limit:
+        lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
+    if first.advice or ADVICE[first.kind]:
+        lines.append(wrapped(first.advice or ADVICE[first.kind], indent=""))
+    error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
+    error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
+    return error
+
+
+def _places(failure: Failure) -> list[str]:
+    """The learner's line, and the one in another cell or file that led there."""
+    caller = f"called in {failure.caller}" if failure.caller else ""
+    return [f"  {place}" for place in (failure.place, caller) if place]
+
+
+def _failures(
+    collected: Collected, outcome: Outcome, spec: Spec, stderr: list[str]
+) -> dict[int, Failure]:
+    """All failures, the guilty rank's first; not those of ranks that were interrupted."""
+    found: dict[int, Failure] = {}
+    finding = outcome.finding
+    # Others wait for a rank that has failed: it was done before they were stopped.
+    had_left = finding.left if finding is not None and finding.reason == "standstill" else ()
+    for rank, end in enumerate(outcome.ranks):
+        if spec.stays and end.state == "stopped" and rank not in had_left:
+            continue
+        if rank in collected.failures:
+            found[rank] = of_exception(collected.failures[rank])
+        elif end.state == "died":
+            found[rank] = _of_death(end, stderr[rank])
+    order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
+    order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
+    return {rank: found[rank] for rank in order if rank in found}
+
+
+def is_about_a_lost_peer(error: RankError) -> bool:
+    """Whether all that failed is a connection to another rank."""
+    return all(map(_is_consequence, error.failures.values()))
+
+
+def _is_consequence(failure: Failure) -> bool:
+    """Whether gloo only says that its peer has gone, or sent what it did not expect."""
+    return any(text in failure.message for text in PEER_GONE)
+
+
+def of_exception(remote: RemoteFailure) -> Failure:
+    """A rank's exception, with the learner's own line."""
+    frames = remote.chain[0][0] if remote.chain else []
+    message = remote.message
+    if remote.kind == "exit":
+        message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
+        message = message.replace("SystemExit)", "sys.exit()")
+    caller = locate.calling_frame(frames)
+    return Failure(
+        remote.kind, message[:MESSAGE_LIMIT], traceback=_traceback_text(remote),
+        caller=place_in_words(**locate.place(caller)) if caller else "",
+        advice=ASK_IN_NOTEBOOK if message == NO_KEYBOARD else "",
+        **locate.place(locate.learner_frame(frames)),
+    )
+
+
+def _of_death(end: RankEnd, stderr: str) -> Failure:
+    """A rank that ended without a word."""
+    where = locate.place(locate.learner_frame(end.stack))
+    code = os.waitstatus_to_exitcode(end.status or 0)
+    if code >= 0:
+        return Failure("exit", f"left by os._exit({code})", **where)
+    name = signal.Signals(-code).name
+    meaning = {
+        "SIGKILL": " (by the system for want of memory, or by another process)",
+        "SIGSEGV": " (it crashed: memory was used that is not there)",
+        "SIGABRT": " (it aborted)",
+    }.get(name, "")
+    said = _why_it_aborted(stderr) if name == "SIGABRT" else ""
+    functional = any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
+    advice = GLOOS_DOING if functional and name in ("SIGSEGV", "SIGABRT") else ""
+    return Failure("signal", f"was ended by {name}{meaning}{said}", advice=advice, **where)
+
+
+def _why_it_aborted(stderr: str) -> str:
+    """What C++ says before it ends a process that it cannot go on with."""
+    reasons = [line.split("what():")[1] for line in stderr.splitlines() if "what():" in line]
+    return f":{reasons[-1][:MESSAGE_LIMIT].rstrip()}" if reasons else ""
+
+
+def _traceback_text(remote: RemoteFailure) -> str:
+    parts = []
+    for frames, message in reversed(remote.chain):
+        stack = StackSummary.from_list([FrameSummary(f.file, f.line, f.function) for f in frames])
+        parts.append("Traceback (most recent call last):\n" + "".join(stack.format()) + message)
+    return "\n\nwhich led to\n\n".join(parts)
+
+
+def _what_happened(failure: Failure) -> str:
+    verb = {"exception": "raised ", "memory": "ran out of memory: ", "result": ""}
+    return verb.get(failure.kind, "") + failure.message
+
+
+# ---------------------------------------------------------------------------- warnings
+
+
+def warnings_of(collected: Collected) -> list[str]:
+    """What went wrong without an error: messages changed too early, and messages lost."""
+    texts = []
+    for op in collected.changed_sends:
+        text = (
+            f"warning: rank {op.rank} changed the tensor of {op.description} before the message "
+            "was known to be gone, and never waited for it: what arrives is left to chance. Call "
+            "wait() on what isend returned first."
+        )
+        texts.append(f"{wrapped(text, indent='')}\n  {waiting_of(op).place}")
+    for op in collected.outcome.unreceived if collected.outcome else []:
+        texts.append(
+            f"warning: nobody received what rank {op.rank} sent by {call_of(op)}."
+            f"\n  {waiting_of(op).place}"
+        )
+    return texts
+
+
+# ---------------------------------------------------------------------------- time limit
+
+
+def _waiting(outcome: Outcome) -> list[Waiting]:
+    """What the ranks that had to be ended were doing."""
+    found = []
+    for rank, end in enumerate(outcome.ranks):
+        if end.state == "stopped":
+            where = locate.place(locate.learner_frame(end.stack))
+            found.append(Waiting(rank, locate.operation(end.stack), **where))
+    announced = {op.rank: waiting_of(op) for op in outcome.waiting}
+    return [announced.get(one.rank, one) for one in found]
+
+
+def _doing(waiting: Waiting) -> str:
+    return "still computing" if waiting.op == "compute" else f"waiting in {waiting.op}"
+
+
+def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
+    if not running:
+        return (
+            f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
+            "Return less, or tensors and plain data instead of objects."
+        )
+    busy = [one.rank for one in running if one.op == "compute"]
+    lines = [f"the time limit of {spec.timeout:g} s has passed."]
+    calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
+    for one in running:
+        doing = f"waiting in {calls[one.rank]}" if one.rank in calls else _doing(one)
+        lines.append(f"  rank {one.rank} was {doing}   {one.place}".rstrip())
+    done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
+    idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
+    if done:
+        lines.append(f"  {ranks_in_words(done)} had returned")
+    if idle:
+        lines.append(f"  {ranks_in_words(idle)} took no part")
+    others = [one.rank for one in running if one.op != "compute"]
+    if busy and others:
+        verb = "waits" if len(others) == 1 else "wait"
+        lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
+    if busy:
+        where = "%%ranks --timeout" if spec.stays else "timeout= to launch"
+        lines.append(
+            f"If it only needs longer, pass a larger {where}; a lock, a join or a loop "
+            "without end needs mending."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""Notices that ranks wait for each other in vain, and says who waits for what.
+
+The board tells what the ranks did; the machine of `matching.py` tells whether it fits and whether
+anybody can go on. What the board cannot tell is that a rank waits inside C++ (in DDP's backward,
+say), without having asked for it from Python: such a rank is asleep, has an operation under way
+that nobody meets, and its stack shows that it is inside torch. Only then is it asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dtlab.ranks.protocol import Finding, Frame, OpInfo
+from dtlab.ranks.watch.board import QUEUE, Board, Record
+from dtlab.ranks.watch.matching import KINDS, Machine, Misfit, Op
+
+ASLEEP_BEFORE_ASKING = 0.25  # seconds without any sign of life
+ASK_AGAIN_AFTER = 0.5  # seconds
+Ask = Callable[[int], list[list[Frame]]]
+# Where torch waits in C++ for communication that it issued itself.
+WAITS_IN_CPP = (
+    os.path.join("torch", "autograd", "graph.py"),
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    os.path.join("torch", "distributed", "utils.py"),
+    os.path.join("torch", "_ops.py"),
+)
+# Threads that never communicate by themselves.
+HELPERS = (os.path.join("dtlab", "ranks", ""), os.path.join("tqdm", "_monitor.py"))
+
+
+class Watcher:
+    """Looks at the ranks of one launch whenever it is told to."""
+
+    def __init__(self, board: Board, pids: Sequence[int]) -> None:
+        self._board = board
+        self._pids = pids
+        self._machine = Machine(len(pids), self._describe)
+        self._groups: dict[int, tuple[int, ...]] = {}
+        self._work: dict[int, int] = {}  # CPU time of each rank when last looked at
+        self._quiet_since = time.monotonic()
+        self._asked_at = 0.0
+        self._begun = time.monotonic()
+        self._idle: list[int] = []
+
+    def resume(self, ranks: Sequence[int]) -> None:
+        """These ranks, and no others, take part from now on."""
+        self._follow()
+        self._machine.take_part(ranks)
+        self._idle = [rank for rank in range(len(self._pids)) if rank not in ranks]
+        self._begun = self._quiet_since = time.monotonic()
+
+    def look(self, ask: Ask | None = None) -> Finding | None:
+        """Follow the ranks up to now. A finding means that they have to be ended.
+
+        `ask` brings the stacks of a rank's threads, the main one's last. Without it the ranks
+        have all returned, and what they did is looked at for the last time.
+        """
+        now = time.monotonic()
+        if self._follow():
+            self._quiet_since = now
+        machine = self._machine
+        misfit = machine.misfit if machine.free() else machine.likely_misfit()
+        if misfit is not None:
+            return self._mismatch(misfit)
+        blocked, free = machine.blocked(), machine.free()
+        if any(machine.could_come(op) for op in blocked) and not self._nothing_comes(free, now):
+            return None
+        if ask is None:
+            return self._standstill(blocked) if blocked else self._uneven_groups()
+        if now - self._asked_at < ASK_AGAIN_AFTER:
+            return None
+        if not free and not blocked:
+            return None  # all have returned, and hand over their results
+        if not free:
+            self._asked_at = now
+            return None if self._threads_may_help(blocked, ask) else self._standstill(blocked)
+        if now - self._quiet_since < ASLEEP_BEFORE_ASKING:
+            return None
+        return self._look_into(free, blocked, now, ask)
+
+    def misfit(self) -> Finding | None:
+        """What does not fit in all that was announced until now."""
+        self._follow()
+        misfit = self._machine.likely_misfit() or self._machine.crossed_threads()
+        return None if misfit is None else self._mismatch(misfit)
+
+    def blocked(self) -> set[int]:
+        """Ranks that wait for an operation which is not complete."""
+        self._follow()
+        return {op.rank for op in self._machine.blocked() if op.record.thread == 0}
+
+    def waiting(self) -> list[OpInfo]:
+        """What each blocked rank waits for: on a GPU, its oldest operation that is not complete.
+
+        On a GPU operations stand in a queue, and the rank goes on until it needs a result.
+        """
+        machine = self._machine
+        waiting = machine.blocked()
+        for rank in machine.free():
+            waiting += [op for op in machine.unmatched(rank) if op.record.kind == QUEUE][:1]
+        return [_info(op) for op in sorted(waiting, key=lambda op: op.rank)]
+
+    def anything_open(self) -> bool:
+        """Whether operations are under way that are not complete."""
+        self._follow()
+        return any(self._machine.unmatched(rank) for rank in range(len(self._pids)))
+
+    def unreceived(self) -> list[OpInfo]:
+        """Messages that were sent and that nobody has received."""
+        ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
+        return [_info(op) for op in ops if op.kind == "send"]
+
+    # ------------------------------------------------------------------ following
+
+    def _follow(self) -> bool:
+        """Read the board; whether anything was new."""
+        moved = False
+        for rank, reader in enumerate(self._board.readers):
+            records = reader.read()
+            if records:
+                moved = True
+                self._machine.feed(rank, records)
+        return moved
+
+    def _describe(self, rank: int, record: Record) -> Op:
+        reader = self._board.readers[rank]
+        if record.group not in self._groups:
+            ranks = reader.text(record.group_text).partition("|")[2]
+            self._groups[record.group] = tuple(int(each) for each in ranks.split(",") if each)
+        description = reader.text(record.text) or f"{KINDS[record.role]}()"  # no room for more
+        name = description.partition("(")[0]
+        file = reader.text(record.place >> 24)
+        return Op(rank, record, name, self._groups[record.group], description, file)
+
+    # ------------------------------------------------------------------ threads
+    # A thread that has not announced anything yet may still do so, whatever the others wait for.
+
+    def _threads_may_help(self, blocked: list[Op], ask: Ask) -> bool:
+        """Whether some rank has threads of which it is not known that they wait too."""
+        for rank in {op.rank for op in blocked}:
+            *others, _ = ask(rank)
+            unknown = [
+                frames for frames in others
+                if frames and not any(part in frame.file for frame in frames for part in HELPERS)
+            ]  # fmt: skip
+            waiting = sum(op.rank == rank and op.record.thread != 0 for op in blocked)
+            if len(unknown) > waiting:
+                return True
+        return self._follow()  # and so does one that moved while it was being asked
+
+    # ------------------------------------------------------------------ ranks inside C++
+
+    def _look_into(
+        self, free: set[int], blocked: list[Op], now: float, ask: Ask
+    ) -> Finding | None:
+        """Whether every rank that the machine holds for free waits inside C++ instead."""
+        machine = self._machine
+        stuck = {rank: machine.unmatched(rank)[:1] for rank in free}
+        if not all(stuck.values()) or not self._asleep(free):
+            self._quiet_since = now if not all(stuck.values()) else self._quiet_since
+            return None
+        self._asked_at = now
+        for rank in sorted(free):
+            frames = ask(rank)[-1]
+            if not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
+                return None
+        if self._follow():
+            return None  # it moved while it was being asked
+        return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
+
+    def _nothing_comes(self, free: set[int], now: float) -> bool:
+        """Whether no receive from anybody has a message to take any more.
+
+        Which message it took is known only when it has been waited for. But where every thread of
+        every rank sleeps, and went on doing so since the last look, nothing is on its way.
+        """
+        if free or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
+            return False
+        return self._asleep(set(range(len(self._pids))))
+
+    def _asleep(self, ranks: set[int]) -> bool:
+        """Whether all of the ranks sleep and have not used any CPU since the last look."""
+        work = {rank: _cpu_ticks(self._pids[rank]) for rank in ranks}
+        same = all(self._work.get(rank) == ticks >= 0 for rank, ticks in work.items())
+        self._work.update(work)
+        return same
+
+    # ------------------------------------------------------------------ findings
+
+    def _mismatch(self, misfit: Misfit) -> Finding:
+        ops = [_info(op) for op in misfit.ops]
+        threads = self._machine.several_threads(misfit.ops[0].record.group)
+        return Finding(misfit.reason, ops, self._left(), idle=self._idle, threads=threads)
+
+    def _standstill(self, blocked: list[Op]) -> Finding:
+        unmatched = [
+            _info(op)
+            for rank in range(len(self._pids))
+            for op in self._machine.unmatched(rank)
+            if op not in blocked and not self._machine.could_come(op)
+        ]
+        infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
+        seconds = time.monotonic() - self._begun
+        return Finding("standstill", infos, self._left(), unmatched, seconds, self._idle)
+
+    def _uneven_groups(self) -> Finding | None:
+        """At the end: whether some ranks made a group that others did not."""
+        ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
+        made = [_info(op) for op in ops if op.kind == "new_group"]
+        first = [op for op in made if op.description == made[0].description]
+        return Finding("new_group", first, self._left(), idle=self._idle) if first else None
+
+    def _left(self) -> list[int]:
+        return [rank for (rank, thread), actor in self._machine.actors.items()
+                if thread == 0 and actor.left and rank not in self._idle]  # fmt: skip
+
+
+def _info(op: Op) -> OpInfo:
+    return OpInfo(
+        op.rank, op.name, op.description, op.partners, op.record.tag, op.record.group,
+        op.members, op.file, op.line,
+    )  # fmt: skip
+
+
+def _cpu_ticks(pid: int) -> int:
+    """CPU time that a process has used, in ticks; below 0 where not all of its threads sleep."""
+    try:
+        stats = [_stat(place / "stat") for place in Path(f"/proc/{pid}/task").iterdir()]
+        if any(state != "S" for state, *_ in stats):
+            return -1
+        _, *ticks = _stat(Path(f"/proc/{pid}/stat"))
+        return sum(map(int, ticks))
+    except (OSError, IndexError, ValueError):
+        return -1  # the system does not tell
+
+
+def _stat(place: Path) -> tuple[str, str, str]:
+    """State, and CPU time in user and kernel mode, of a process or a thread."""
+    fields = place.read_text().rpartition(")")[2].split()
+    return fields[0], fields[11], fields[12]
