@@ -8,8 +8,7 @@ import pytest
 
 from dtlab import predict
 from dtlab.predict import hardware
-from dtlab.predict.cards import CARDS, Card, card_from
-from dtlab.predict.hardware import LINKS, Link
+from dtlab.predict.hardware import CARDS, LINKS, Card, Link, card_from
 
 GB = 1e9
 TABLE = """

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from dtlab.predict.cards import CARDS
+from dtlab.predict.hardware import CARDS
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.memory import PIECES, count_words, memory_bar, memory_bars, staircase

@@ -18,8 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 from dtlab.parallel.data import DataParallel
 from dtlab.training import loss_scaling
 from dtlab.training.accumulation import accumulate
-from dtlab.training.loss_scaling import DynamicLossScaler, StaticLossScaler
-from dtlab.training.overflow import has_overflowed
+from dtlab.training.loss_scaling import DynamicLossScaler, StaticLossScaler, has_overflowed
 from tests.staying import on_ranks
 
 Scaler = Any  # ours or PyTorch's: they are used alike

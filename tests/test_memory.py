@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtlab import predict
-from dtlab.predict import memory, traffic
+from dtlab.predict import memory
 from dtlab.predict.memory import (
     POLICIES,
     PrecisionPolicy,
@@ -391,7 +391,7 @@ def test_the_picture_of_the_traffic_is_so() -> None:
         (0, {}), (1, {}), (1, {"gradients_everywhere": True}), (2, {}), (3, {}),
         (3, {"reshard_after_forward": False}),
     ]  # fmt: skip
-    lines = [line for line in (traffic.__doc__ or "").splitlines() if "  stage" in line]
+    lines = [line for line in (zero_traffic.__doc__ or "").splitlines() if "  stage" in line]
     for line, (stage, option) in zip(lines, options, strict=True):
         columns = re.split(r" {2,}", line.strip())
         for k in (1, 2, 5):

@@ -1,21 +1,13 @@
 """What a run will take, by arithmetic alone: NumPy at most, never torch."""
 
-from dtlab.predict import (
-    asynchronous,
-    balance,
-    built_in,
-    cards,
-    communication,
-    memory,
-    overlap,
-    strategy,
-)
+from dtlab.predict import asynchronous, balance, built_in, communication, memory, overlap, strategy
+from dtlab.predict import hardware as cards
 from dtlab.predict import simulate as _simulate
 from dtlab.predict.asynchronous import *  # noqa: F403
 from dtlab.predict.balance import *  # noqa: F403
 from dtlab.predict.built_in import *  # noqa: F403
-from dtlab.predict.cards import *  # noqa: F403
 from dtlab.predict.communication import *  # noqa: F403
+from dtlab.predict.hardware import *  # noqa: F403
 from dtlab.predict.hardware import LINKS as LINKS
 from dtlab.predict.memory import *  # noqa: F403
 from dtlab.predict.overlap import *  # noqa: F403

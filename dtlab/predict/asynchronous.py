@@ -17,7 +17,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dtlab.predict.hardware import check_count
+from dtlab.predict.units import check_count
 
 __all__ = ["finish_times", "gradients_per_second", "mean_delay", "step_seconds"]
 

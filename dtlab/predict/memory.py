@@ -25,8 +25,8 @@ from dtlab.predict.activations import (
     activation_pieces,
     first_stage_activation_bytes,
 )
+from dtlab.predict.communication import Traffic, check_stage, zero_traffic
 from dtlab.predict.gpt import gpt_flops, gpt_parameters
-from dtlab.predict.traffic import Traffic, check_stage, zero_traffic
 from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, in_gib
 
 __all__ = [

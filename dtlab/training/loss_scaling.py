@@ -28,7 +28,7 @@ Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -38,9 +38,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from dtlab.training.metrics import device_of
-from dtlab.training.overflow import gradients_of, has_overflowed
 
-__all__ = ["DynamicLossScaler", "StaticLossScaler"]
+__all__ = ["DynamicLossScaler", "StaticLossScaler", "gradients_of", "has_overflowed"]
 
 Losses = TypeVar("Losses", Tensor, list[Tensor], tuple[Tensor, ...])
 
@@ -261,3 +260,30 @@ def _checked_scale(scale: float) -> float:
 def _to_fp32(number: float) -> float:
     """The scale is kept in fp32, as in PyTorch: too large a number becomes inf."""
     return torch.tensor(number, dtype=torch.float64).float().item()
+
+
+# Whether gradients are finite: the naive way looks at every element, the quick one at sums -------
+
+
+def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    """All gradients that an optimizer would step with; of a sparse one, the values that it has."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                gradient = parameter.grad.detach()
+                yield gradient._values() if gradient.is_sparse else gradient
+
+
+def has_overflowed(gradients: Sequence[Tensor]) -> bool:
+    """Whether any element of any tensor is inf or NaN.
+
+    One inf or NaN makes a sum inf or NaN, so one finite sum acquits all elements, many times as
+    fast. Large elements can have an infinite sum too: then each has to be looked at.
+    """
+    if not gradients:
+        return False
+    device = gradients[0].device
+    sums = torch.stack([gradient.sum().to(device, torch.float32) for gradient in gradients])
+    if bool(torch.isfinite(sums).all()):
+        return False
+    return not all(bool(torch.isfinite(gradient).all()) for gradient in gradients)

@@ -16,14 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from dtlab.predict.cards import Card
+from dtlab.predict.communication import check_stage
+from dtlab.predict.hardware import Card
 from dtlab.predict.memory import (
     PrecisionPolicy,
     model_states,
     precision_policy,
     smallest_world_size,
 )
-from dtlab.predict.traffic import check_stage
 from dtlab.predict.units import check_bytes, four_digits
 from dtlab.show.drawing.charts import BAND
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, SHEET, Figure, centred, edge

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dtlab.predict.cards import CARDS
+from dtlab.predict.hardware import CARDS
 from dtlab.predict.strategy import choose
 from dtlab.predict.units import four_digits
 from dtlab.show.drawing.style import Figure

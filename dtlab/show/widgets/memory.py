@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dtlab.predict.cards import CARDS, Card
+from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.memory import count_words, memory_bar

@@ -283,5 +283,5 @@ PART = Part(
             Rule("error", 1, _judge_error),
         ),
     ),
-    reference="dtlab.training.replay.Surroundings",
+    reference="dtlab.training.activation.Surroundings",
 )

@@ -28,7 +28,7 @@ __all__ = ["FINISHED", "PART"]
 #
 # The judge computes the same without a checkpoint.
 
-FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.training.replay")
+FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.training.activation")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ __all__ = ["FINISHED", "PART", "Backwards"]
 #
 # The judge computes the same gradients in float64.
 
-FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.overflow"
+FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.loss_scaling"
 SIZES = 6, 5, 4  # inputs, hidden, outputs of a small net
 _NEAR = 0.03  # of a gradient's length: fp16 takes a hundredth
 _SAMPLES = 7

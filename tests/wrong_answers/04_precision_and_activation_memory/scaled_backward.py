@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from dtlab.training.loss_scaling import StaticLossScaler
-from dtlab.training.overflow import has_overflowed
+from dtlab.training.loss_scaling import StaticLossScaler, has_overflowed
 
 
 def gradients_of(optimizer):
@@ -313,7 +312,7 @@ WRONG = {
     beyond_fp16: {"finite": "Large numbers are no overflow in fp32"},
     by_the_norm: {"finite": "the sum of their squares may be inf"},
     library: {"survives": "dtlab.training.loss_scaling.StaticLossScaler does the work"},
-    asks_the_library: {"survives": "dtlab.training.overflow.has_overflowed does the work"},
+    asks_the_library: {"survives": "dtlab.training.loss_scaling.has_overflowed does the work"},
     pytorch: {"survives": "torch.amp.grad_scaler.GradScaler does the work"},
 }
 
