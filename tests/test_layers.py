@@ -34,6 +34,34 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+def test_the_readme_shows_the_packages() -> None:
+    tree = (ROOT / "README.md").read_text().split("dtlab/  ")[1].split("tests/  ")[0]
+    shown, folder = set(), ""
+    for line in tree.splitlines()[1:]:
+        name = line.split()[0]
+        folder = name if line.startswith("  ") and line[2] != " " else folder
+        shown.add(name if name == folder else folder + name)
+    inside = "ranks", "parallel", "show"
+    found = [
+        *(ROOT / "dtlab").iterdir(),
+        *(f for one in inside for f in (ROOT / "dtlab" / one).iterdir()),
+    ]
+    packages = {
+        f"{one.relative_to(ROOT / 'dtlab')}/" for one in found if (one / "__init__.py").exists()
+    }
+    assert {one for one in shown if one.endswith("/")} == packages
+
+
+def test_folders_hold_few_files() -> None:
+    """More than 15 modules in a folder mean that a sub-package is missing."""
+    folders = [folder for folder in (ROOT / "dtlab").rglob("*") if folder.is_dir()]
+    count = {folder: len(list(folder.glob("*.py"))) for folder in folders}
+    limit = {folder: 20 if folder.parent.name == "units" else 15 for folder in folders}
+    assert not {
+        str(one.relative_to(ROOT)): count[one] for one in folders if count[one] > limit[one]
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_types_are_right() -> None:
