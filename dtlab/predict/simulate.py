@@ -23,15 +23,55 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from dtlab.schedules import Action, as_schedule, validate
-from dtlab.schedules.actions import KINDS, Row
+from dtlab.schedules.actions import KINDS, Row, needs
 from dtlab.trace import Trace
 from dtlab.trace.columns import COMPUTE, NO_THREAD, RECV, SEND, Columns, Floats, Ints
 
-__all__ = ["Actions", "Costs", "Times", "bubble", "peak_in_flight", "simulate", "tabulate"]
+__all__ = [
+    "Actions", "Costs", "Times", "bubble", "peak_in_flight", "simple_simulate", "simulate",
+    "tabulate",
+]  # fmt: skip
 
 PerStage = float | Sequence[float]
 SPANS = ("forward", "backward", "backward_input", "backward_weight")  # F, B, I, W in a trace
 _NAMES = [*SPANS, "send", "recv"]
+
+
+def simple_simulate(
+    schedule: Iterable[Row], seconds: Mapping[str, float], communication: float = 0.0
+) -> list[list[tuple[float, float]]]:
+    """Start and end of every action of each rank: the simulator in its simplest form.
+
+    `seconds` says how long an action of each kind takes ("F", "B", "I", "W"). Each rank does its
+    actions in order. An action starts when the rank is free and what it needs has arrived. Where
+    no rank can go on, ValueError.
+    """
+    rows = as_schedule(schedule)
+    home = {action: rank for rank, row in enumerate(rows) for action in row}
+    last = max(action.stage for action in home)
+    end: dict[Action, float] = {}
+    times: list[list[tuple[float, float]]] = [[] for _ in rows]
+    while len(end) < len(home):
+        before = len(end)
+        for rank, row in enumerate(rows):
+            while len(times[rank]) < len(row):
+                action = row[len(times[rank])]
+                need = needs(action, last)
+                if need is not None and need not in home:  # needs a B, which I and W replace
+                    need = Action(need.stage, "I", need.microbatch)
+                if need is not None and need not in end:
+                    break
+                free = times[rank][-1][1] if times[rank] else 0.0
+                ready = 0.0 if need is None else end[need] + communication * (home[need] != rank)
+                start = max(free, ready)
+                end[action] = start + seconds[action.kind]
+                times[rank].append((start, end[action]))
+        if len(end) == before:
+            raise ValueError("no rank can go on: the ranks wait for each other.")
+    return times
+
+
+# The same for schedules of any size, as a trace --------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
     the same parameters ──► gradients of one's own ──► averaged over the ranks ──► the same step
 
-`NaiveDataParallel` averages each gradient by itself, and waits for it. `DataParallel` packs
+`average_by_hooks` is all of it in ten lines. `NaiveDataParallel` wraps a module as PyTorch's DDP
+does, averages each gradient by itself, and waits for it. `DataParallel` packs
 gradients into buckets, and a bucket travels while backward computes the gradients of the next
 (S. Li et al. 2020, "PyTorch Distributed", section 3.2):
 
@@ -29,7 +30,28 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
 
-__all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal"]
+__all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal", "average_by_hooks"]
+
+
+def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Data parallelism in its simplest form: after this, `loss.backward()` averages gradients.
+
+    All ranks begin with the parameters of the group's first rank. Backward calls the hook of a
+    parameter as soon as its `.grad` is complete; the hook puts the mean of all ranks in its place.
+    """
+    size = dist.get_world_size(group)
+
+    def average(parameter: Tensor) -> None:
+        dist.all_reduce(parameter.grad, group=group)
+        parameter.grad /= size
+
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, group_src=0, group=group)
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+
+
+# The same as a module around the model, and faster -----------------------------------------------
 
 AllReduce = Callable[..., Any]
 MIB = 2**20

@@ -5,7 +5,8 @@
     messages          ▼       ▼       │               outputs to the next stage, gradients back
     schedule[rank+1] 1F0 ──► 1B0 ──► 1F1 ──► ...
 
-`run_schedule` knows no schedule by name: it does what the list says. Each microbatch has a graph
+`simple_run_schedule` is the loop alone. `run_schedule` knows no schedule by name either: it does
+what the list says. Each microbatch has a graph
 of its own on each stage, which ends where a message came in; activations live from F to B, or to
 W. The gradients that a step leaves are those of one process on the whole batch.
 """
@@ -31,7 +32,53 @@ from dtlab.schedules import Action, Schedule, as_schedule
 from dtlab.schedules.actions import Row
 from dtlab.trace import span
 
-__all__ = ["PipelineStage", "StandIn", "StepResult", "measure_costs", "run_schedule"]
+__all__ = [
+    "PipelineStage", "StandIn", "StepResult", "measure_costs", "run_schedule",
+    "simple_run_schedule",
+]  # fmt: skip
+
+
+def simple_run_schedule(
+    schedule: Iterable[Row],
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    loss: Loss,
+) -> None:
+    """Run a schedule of F and B actions in its simplest form: one loop over this rank's list.
+
+    Rank r has stage r of as many as there are ranks. `inputs` and `targets` are microbatches, all
+    of one shape, which every stage gives back as it is. Gradients of the mean loss are added to
+    `.grad`. A forward and a backward of the same microbatch have tags of their own, so messages
+    find their receivers in any order.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, from F to B
+    sending = []
+    for _, kind, m in as_schedule(schedule)[rank]:
+        if kind == "F":
+            x = inputs[m].clone()
+            if rank > 0:
+                dist.recv(x, src=rank - 1, tag=2 * m)
+            y = module(x.requires_grad_())
+            if rank < last:
+                sending.append((dist.isend(y.detach(), dst=rank + 1, tag=2 * m), y))
+            kept[m] = x, y
+        else:
+            x, y = kept.pop(m)
+            if rank < last:
+                gradient = torch.empty_like(y)
+                dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
+                y.backward(gradient)
+            else:
+                (loss(y, targets[m]) / len(targets)).backward()
+            if rank > 0:
+                sending.append((dist.isend(x.grad, dst=rank - 1, tag=2 * m + 1), x))
+    for message, _ in sending:
+        message.wait()
+
+
+# Any stages, any schedule, any shapes ------------------------------------------------------------
 
 REPLICAS = (DataParallel, NaiveDataParallel)
 SPANS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}

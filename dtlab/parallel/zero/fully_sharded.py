@@ -5,7 +5,8 @@ forward and again in backward, and freed after it; its gradients go to their own
 reduce-scatter. Of P parameters each rank sends 3P (N-1)/N elements in a step, where data
 parallelism sends 2P (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 
-`NaiveZero3` waits for each of these. `Zero3` lets them travel while blocks compute (Zhao et al.
+`SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module, and waits for
+each collective. `Zero3` lets them travel while blocks compute (Zhao et al.
 2023, "PyTorch FSDP", section 3.3):
 
     forward     compute   root  block 0       block 1       block 2
@@ -33,6 +34,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
@@ -47,6 +49,7 @@ from dtlab.parallel.zero.wrap_policy import Blocks
 __all__ = [
     "CallOrder",
     "NaiveZero3",
+    "SimpleShardedLinear",
     "Zero3",
     "cast",
     "in_backward",
@@ -56,8 +59,45 @@ __all__ = [
 ]
 
 
+class SimpleShardedLinear(torch.autograd.Function):
+    """Stage 3 in its simplest form: y = x @ weight.T, where each rank keeps 1/N of the rows.
+
+        y = SimpleShardedLinear.apply(x, shard)      # shard: this rank's rows, a parameter
+
+    The weight is gathered, used and freed: once in forward, and once more in backward. The
+    gradient of the weight goes to the owners of its rows by a reduce-scatter, as the mean of all
+    ranks'.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
+        """x [rows, in] and this rank's shard [out / N, in] to y [rows, out]."""
+        ctx.save_for_backward(x, shard)
+        weight = _gather_rows(shard)
+        return x @ weight.T  # on return, nobody holds `weight` any more
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of x and of the shard."""
+        x, shard = ctx.saved_tensors
+        (dy,) = gradients
+        of_weight, of_shard = dy.T @ x, torch.empty_like(shard)
+        dist.reduce_scatter_tensor(of_shard, of_weight)
+        return dy @ _gather_rows(shard), of_shard / dist.get_world_size()
+
+
+def _gather_rows(shard: Tensor) -> Tensor:
+    rows, columns = shard.shape
+    weight = shard.new_empty(rows * dist.get_world_size(), columns)
+    dist.all_gather_into_tensor(weight, shard)
+    return weight
+
+
+# Any module, block by block ----------------------------------------------------------------------
+
+
 class NaiveZero3(ShardedModule):
-    """Stage 3 in its simplest form: gather, use, free; reduce as soon as a block is through.
+    """Stage 3 of a module, block by block: gather, use, free; reduce once a block is through.
 
     For modules in which every parameter is trained, and used by one call of its block in each
     forward pass. Arguments as of `Zero3`.

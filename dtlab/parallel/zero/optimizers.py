@@ -1,6 +1,8 @@
 """ZeRO, stages 1 and 2: every rank has all parameters, and steps one of N shards of them.
 
-Stage 3, in which no rank has all parameters, wraps a module: `Zero3`, in `fully_sharded.py`.
+`SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` and `Zero2` divide
+parameters evenly, send them in buckets, and save and load their state. Stage 3, in which no rank
+has all parameters, wraps a module: `Zero3`, in `fully_sharded.py`.
 
     gradients of one's own ──► reduced to the owner of each shard ──► owner steps ──► gathered
 
@@ -33,7 +35,36 @@ from dtlab.parallel.zero.sharded_optimizer import ShardedOptimizer, all_of
 from dtlab.parallel.zero.shards import clip_sharded_grad_norm_
 from dtlab.training.metrics import device_of
 
-__all__ = ["Zero1", "Zero2"]
+__all__ = ["SimpleZero1", "Zero1", "Zero2"]
+
+
+class SimpleZero1:
+    """ZeRO stage 1 in its simplest form: each parameter has one owner, which alone steps it.
+
+    An optimizer keeps state for the parameters that it is given. Each rank gives its own optimizer
+    1/N of them, so it keeps 1/N of the state. Every parameter has to have a gradient.
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter], optimizer_class: Any, **arguments: Any
+    ) -> None:
+        self.params, self.size = list(params), dist.get_world_size()
+        own = self.params[dist.get_rank() :: self.size]
+        self.optimizer = optimizer_class(own, **arguments) if own else None
+
+    def step(self) -> None:
+        """Gradients to the owners, who step; the new parameters from the owners to all."""
+        for number, parameter in enumerate(self.params):
+            dist.reduce(parameter.grad, dst=number % self.size)  # only the owner has the sum
+            parameter.grad /= self.size
+        if self.optimizer:
+            self.optimizer.step()
+        for number, parameter in enumerate(self.params):
+            dist.broadcast(parameter.data, src=number % self.size)
+            parameter.grad = None
+
+
+# Evenly divided, and in buckets ------------------------------------------------------------------
 
 IN_FLIGHT = 2  # buckets of gradients on their way at a time: more would hold memory, not speed up
 
