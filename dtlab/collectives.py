@@ -2,8 +2,8 @@
 
 `simple_ring_all_reduce` shows the ring in 15 lines. Below it, every all-reduce gives the same sum,
 and each costs less somewhere than the one before. A message of S bytes takes a + S/B seconds (a:
-latency in seconds, B: one-way bandwidth in bytes/s); N ranks that each send and receive at the same
-time need
+latency in seconds, B: one-way bandwidth in bytes/s); N ranks that each send and receive at the
+same time need
 
     naive                2(N-1) (a + S/B)                everything through one rank
     ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes, two neighbours only
@@ -72,7 +72,7 @@ def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     for k in range(2 * (n - 1)):
         outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
         received = torch.empty_like(incoming)
-        sending = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
+        sending: Any = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
         dist.recv(received, group=group, group_src=(rank - 1) % n)
         if k < n - 1:
             incoming += received

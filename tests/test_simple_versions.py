@@ -131,7 +131,7 @@ def test_the_simulator(schedule: Any, communication: float) -> None:
     trace = simulate(schedule, Costs(1.0, 1.5, 0.5, communication))
     simple = simple_simulate(schedule, seconds, communication)
     for rank, times in enumerate(simple):
-        spans = [e for e in trace.events if e.rank == rank and e.kind == "span"]
+        spans = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
         assert np.allclose([(e.start, e.end) for e in spans], times)
 
 

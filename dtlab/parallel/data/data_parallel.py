@@ -41,10 +41,11 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
     """
     size = dist.get_world_size(group)
 
-    def average(parameter: Tensor) -> None:
+    def average(parameter: Any) -> None:
         dist.all_reduce(parameter.grad, group=group)
         parameter.grad /= size
 
+    parameter: Any
     for parameter in module.parameters():
         dist.broadcast(parameter.data, group_src=0, group=group)
         if parameter.requires_grad:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,8 +54,8 @@ def simple_run_schedule(
     find their receivers in any order.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    kept: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, from F to B
-    sending = []
+    kept: dict[int, tuple[Any, Any]] = {}  # input and output, from F to B
+    sending: list[Any] = []
     for _, kind, m in as_schedule(schedule)[rank]:
         if kind == "F":
             x = inputs[m].clone()
@@ -62,7 +63,7 @@ def simple_run_schedule(
                 dist.recv(x, src=rank - 1, tag=2 * m)
             y = module(x.requires_grad_())
             if rank < last:
-                sending.append((dist.isend(y.detach(), dst=rank + 1, tag=2 * m), y))
+                sending.append(dist.isend(y.detach(), dst=rank + 1, tag=2 * m))
             kept[m] = x, y
         else:
             x, y = kept.pop(m)
@@ -71,10 +72,11 @@ def simple_run_schedule(
                 dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
                 y.backward(gradient)
             else:
-                (loss(y, targets[m]) / len(targets)).backward()
+                mean: Any = loss(y, targets[m]) / len(targets)
+                mean.backward()
             if rank > 0:
-                sending.append((dist.isend(x.grad, dst=rank - 1, tag=2 * m + 1), x))
-    for message, _ in sending:
+                sending.append(dist.isend(x.grad, dst=rank - 1, tag=2 * m + 1))
+    for message in sending:
         message.wait()
 
 

@@ -48,7 +48,8 @@ class SimpleZero1:
     def __init__(
         self, params: Iterable[nn.Parameter], optimizer_class: Any, **arguments: Any
     ) -> None:
-        self.params, self.size = list(params), dist.get_world_size()
+        self.params: list[Any] = list(params)
+        self.size = dist.get_world_size()
         own = self.params[dist.get_rank() :: self.size]
         self.optimizer = optimizer_class(own, **arguments) if own else None
 
