@@ -29,9 +29,8 @@ import psutil
 
 import dtlab
 from dtlab.errors import RankError, RanksError
-from dtlab.grading.checking.bench import HERE
+from dtlab.grading.checking.bench import HERE, warm_up
 from dtlab.grading.checking.trials import Observation, Trial, observe, observed, run_here
-from dtlab.grading.checking.warm import warm_up
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.launcher import Run, launch
 from dtlab.ranks.session.notebook import Session

@@ -16,7 +16,7 @@ from dtlab.cli import main
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
 from dtlab.grading.assignments.wanted import wanted
-from dtlab.grading.dates import due_date
+from dtlab.grading.late import due_date
 from dtlab.grading.report import scaled
 
 ROOT = Path(__file__).parent.parent

@@ -18,10 +18,10 @@ import torch.distributed as dist
 import dtlab
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
 from dtlab.grading import Part, find_part
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.waits import Wait, judge_waits, waits_of
 from dtlab.grading.practice import practice
+from dtlab.grading.questions.waits import Wait, judge_waits, waits_of
+from dtlab.grading.scripts.mends import Mend
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 from dtlab.units.unit01 import choose, programs

@@ -21,8 +21,7 @@ from traitlets.log import get_logger
 
 from dtlab.errors import DtlabError
 from dtlab.grading.classroom import verdicts
-from dtlab.grading.export import Canvas, Moodle, Plain
-from dtlab.grading.gradetable import Table, harmless, number
+from dtlab.grading.export import Canvas, Moodle, Plain, Table, harmless, number
 from dtlab.grading.judging.judge import PartVerdict
 from dtlab.grading.report import Criterion
 from dtlab.grading.settings import begin_course, course_directory

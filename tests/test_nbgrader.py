@@ -19,7 +19,7 @@ from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
 from dtlab.grading import find_part, known_parts
-from dtlab.grading.records import best_shares
+from dtlab.grading.learners import best_shares
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"

@@ -17,8 +17,8 @@ from dtlab.cli import main
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
 from dtlab.grading.course import Course
+from dtlab.grading.learners import best_shares, record
 from dtlab.grading.progress import Progress, Row, progress
-from dtlab.grading.records import best_shares, record
 from dtlab.grading.workbook import reset, start
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def test_a_torn_line_takes_no_other_with_it(data: Path) -> None:
 @pytest.mark.slow
 def test_several_notebooks_may_write_at_once(data: Path) -> None:
     code = (
-        "import sys; from dtlab.grading.records import record\n"
+        "import sys; from dtlab.grading.learners import record\n"
         "for n in range(1, 101): record(f'{sys.argv[1]}/{n % 10}', n, 100)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(one)]) for one in range(4)]

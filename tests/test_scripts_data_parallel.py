@@ -17,9 +17,8 @@ from torch.utils.data import TensorDataset
 
 import dtlab
 from dtlab.grading import Part, find_part
-from dtlab.grading.checking.bench import HERE
+from dtlab.grading.checking.bench import HERE, warm_up
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.lines import judge_line, numbered

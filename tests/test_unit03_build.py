@@ -15,12 +15,11 @@ from torch import Tensor, nn
 import dtlab
 from dtlab.grading import find_part
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close, sgd_step
 from dtlab.grading.checking.groups import groups_in_words, members_of
-from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import unseen_source
+from dtlab.grading.checking.unseen import inside_marks, unseen_source
+from dtlab.grading.checking.values import close, sgd_step
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
 from dtlab.units.unit03.accumulate_over_ranks import travels_once

@@ -22,8 +22,8 @@ from torch.utils.data import TensorDataset
 
 import dtlab
 from dtlab.grading import Part, find_part
+from dtlab.grading.checking.bench import warm_up
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript

@@ -14,20 +14,21 @@ of one's own, in the time zone of this machine unless it names another; one that
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from nbgrader.api import SubmittedAssignment
 from nbgrader.plugins import LateSubmissionPlugin
 from traitlets import Dict, Float
 
 from dtlab.errors import DtlabError
-from dtlab.grading.dates import due_date
 
-__all__ = ["LateRules", "Lateness", "Rules", "lateness"]
+__all__ = ["LateRules", "Lateness", "Rules", "due_date", "lateness"]
 
 _DAY = 86_400.0  # seconds
 
@@ -139,3 +140,29 @@ def lateness(submission: SubmittedAssignment, rules: Rules) -> Lateness | None:
         return None
     seconds = over.total_seconds()
     return Lateness(due, seconds, rules.percent(seconds), seconds <= rules.grace_minutes * 60)
+
+
+# Dates that instructors write --------------------------------------------------------------------
+
+_DUE = (
+    'Write the due date as "2026-12-01 18:00", or with its zone, "2026-12-01 18:00 Europe/Berlin".'
+)
+
+
+def due_date(text: str) -> datetime:
+    """The moment that an instructor means; without a zone it is that of this machine.
+
+    Raises `DtlabError` that says how to write it.
+    """
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)\s*(\S*)", text.strip())
+    try:
+        if found is None:
+            raise ValueError(text)
+        moment, zone = datetime.fromisoformat(found[1]), found[2]
+        if not zone:
+            return moment.astimezone()
+        if zone in ("Z", "UTC") or zone[0] in "+-":
+            return datetime.fromisoformat(f"{found[1]}{zone.replace('UTC', 'Z')}")
+        return moment.replace(tzinfo=ZoneInfo(zone))
+    except (ValueError, KeyError, OSError) as error:  # no zone of that name is a KeyError
+        raise DtlabError(f"{text!r} is no due date that can be read. {_DUE}") from error

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.bench import HERE, Bench
 from dtlab.grading.checking.defences import Defence
+from dtlab.grading.learners import record
 from dtlab.grading.questions.answers import Given, Questions
-from dtlab.grading.records import record
 from dtlab.grading.report import Criterion, Reference, Report
 from dtlab.ranks.notices import notice
 

@@ -10,8 +10,8 @@ from itertools import groupby
 
 from dtlab.errors import DtlabError
 from dtlab.grading.course import Course
+from dtlab.grading.learners import best_shares
 from dtlab.grading.parts import Part, known_parts
-from dtlab.grading.records import best_shares
 
 __all__ = ["Progress", "progress"]
 

@@ -81,7 +81,7 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
     c.HTMLExporter.preprocessors = [harmless.Harmless]
     c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
     _escape_names_in_formgrader()
-    c.ZipCollectApp.collector_plugin = "dtlab.grading.intake.PlatformNames"
+    c.ZipCollectApp.collector_plugin = "dtlab.grading.classroom.intake.PlatformNames"
     c.AssignLatePenalties.plugin_class = late.LateRules  # it takes nothing off, unless told to
     # For nbgrader validate, which runs a notebook in a kernel: the first launch loads torch.
     c.Execute.timeout = 120

@@ -22,8 +22,8 @@ from typing import Any
 
 from dtlab.grading import Part, Report, known_parts
 from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.questions.answers import Questions
+from dtlab.grading.scripts.mends import Mend
 
 __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
 

@@ -10,7 +10,7 @@ from dtlab.errors import DtlabError
 from dtlab.grading.assignments.publish import publish
 from dtlab.grading.assignments.wanted import wanted
 from dtlab.grading.course import REPOSITORY, Course
-from dtlab.grading.dates import due_date
+from dtlab.grading.late import due_date
 from dtlab.grading.settings import course_folder
 
 __all__ = ["release_assignment"]

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.report import Criterion, Status
 
 __all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]

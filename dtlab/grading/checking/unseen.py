@@ -7,6 +7,7 @@ where nothing was counted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.groups import Groups
@@ -16,7 +17,7 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["unseen_collectives", "unseen_messages", "unseen_source"]
+__all__ = ["inside_marks", "unseen_collectives", "unseen_messages", "unseen_source"]
 
 _ALL_REDUCED = 0.95  # of the bytes that ranks send each other at least for all of them to have all
 _DISAGREEMENT = 0.02  # of the operating system's count
@@ -141,3 +142,14 @@ def _has_forged_records(trace: Trace) -> bool:
         if abs(headers - wanted) > _FORGED * wanted + most:
             return True
     return False
+
+
+# What happened on a rank while it was inside a mark, as `dtlab.span` makes one -------------------
+
+
+def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Event]]:
+    """For each mark of this name on this rank, in order: what began before it ended."""
+    own = [event for event in trace.events if event.rank == rank] if trace is not None else []
+    for mark in own:
+        if mark.name == name:
+            yield [event for event in own if mark.start <= event.start <= mark.end]

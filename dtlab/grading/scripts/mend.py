@@ -13,15 +13,14 @@ from functools import cache
 from typing import Any
 
 from dtlab.errors import RankTimeoutError
-from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.questions.kinds import Number
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.lines import judge_line
+from dtlab.grading.scripts.mends import Mend
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.symptoms import Scene, Symptom
 

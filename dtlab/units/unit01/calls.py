@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups
-from dtlab.grading.checking.sums import labelled, total, wrong_sum
 from dtlab.grading.checking.trials import Case
+from dtlab.grading.checking.values import labelled, total, wrong_sum
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
-from dtlab.grading.checking.sums import labelled, total, wrong_sum
 from dtlab.grading.checking.trials import Case, Observation
+from dtlab.grading.checking.values import labelled, total, wrong_sum
 from dtlab.grading.questions.quantities import short, whole
 from dtlab.grading.words import amount
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
+from dtlab.grading.questions.waits import judge_waits
+from dtlab.grading.scripts.mends import Mend
 from dtlab.units.unit01.diagnose_cases import Blocks
 from dtlab.units.unit01.diagnose_traffic import (
     BYTES,

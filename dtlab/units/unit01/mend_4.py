@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
+from dtlab.grading.scripts.mends import Mend
 from dtlab.units.unit01.diagnose_cases import Rows, judge_rows
 from dtlab.units.unit01.diagnose_traffic import (
     BYTES,

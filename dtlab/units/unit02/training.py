@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close, same_bits, sgd_step
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Case, Observation
+from dtlab.grading.checking.unseen import inside_marks
+from dtlab.grading.checking.values import close, same_bits, sgd_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import inside_marks
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, spelled
 from dtlab.units.unit03.accumulate import (

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by, finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
-from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.topics import Seen, judge_topic, of_topic, right_on_some
 from dtlab.grading.checking.trials import Case, Observation, Trial
-from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
+from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.shares import plain_value

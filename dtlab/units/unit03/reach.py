@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Case, Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.gradients import close, sgd_step
+from dtlab.grading.checking.values import close, sgd_step
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import sgd_step
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Case
+from dtlab.grading.checking.values import sgd_step
 from dtlab.units.unit03.shares import (
     Shares,
     loss_sum,

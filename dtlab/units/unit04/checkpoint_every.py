@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by, finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Case, Trial, drawn_seed
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 

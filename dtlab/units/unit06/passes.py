@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.marks import inside_marks
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import unseen_collectives
+from dtlab.grading.checking.unseen import inside_marks, unseen_collectives
 
 if TYPE_CHECKING:
     from torch import Tensor

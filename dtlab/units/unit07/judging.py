@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.checks import Judge, Verdict, blocked
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.values import close
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid
 from dtlab.schedules import Fault as Flaw
 from dtlab.schedules.actions import clock

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.schedules import Action, Schedule, gpipe, one_f_one_b
 from dtlab.units.unit07.judging import judge_of, one_process, stage_net

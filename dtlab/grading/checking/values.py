@@ -1,8 +1,4 @@
-"""Says what is wrong with a sum over ranks, as far as the numbers themselves tell.
-
-Inputs are whole numbers drawn at random (`labelled`), so a wrong element tells whose values are
-in it: "elements 2 to 3 hold the values of ranks 0 and 1 only".
-"""
+"""Whether gradients and sums over ranks are right, and what a wrong one may come from."""
 
 from __future__ import annotations
 
@@ -14,8 +10,45 @@ from dtlab.grading.words import ranks_in_words
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor, nn
 
-__all__ = ["labelled", "total", "wrong_sum"]
+__all__ = ["close", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
+
+RATE = 0.1
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of an element; of the largest one: rounding takes 1e-6
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two gradients are the same to the last bit, or both missing."""
+    return one is other if one is None or other is None else one.equal(other)
+
+
+def close(got: Tensor, wanted: Tensor) -> bool:
+    """Whether they are the same up to rounding. Both have the same shape."""
+    import torch
+
+    scale = float(wanted.abs().max())
+    return torch.allclose(got, wanted, rtol=_RELATIVE, atol=_ABSOLUTE * scale)
+
+
+def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+    """One step of plain SGD with the mean of these, each of them a list as of the parameters.
+
+    Not by an optimizer of torch's: the first one that a process makes takes a second or two.
+    """
+    import torch
+
+    with torch.no_grad():
+        for parameter, *parts in zip(module.parameters(), *gradients, strict=True):
+            there = [part for part in parts if part is not None]
+            if there:
+                parameter -= RATE * sum(there[1:], there[0]) / len(parts)
+
+
+# Says what is wrong with a sum over ranks, as far as the numbers themselves tell -----------------
+#
+# Inputs are whole numbers drawn at random (`labelled`), so a wrong element tells whose values are
+# in it: "elements 2 to 3 hold the values of ranks 0 and 1 only".
 
 _LARGEST = 9999  # sums of such integers are exact in float32, and tell whose values are in them
 
