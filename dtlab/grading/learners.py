@@ -1,4 +1,4 @@
-"""Who answers: the id that a learner types, whose work nbgrader grades, and a record of results."""
+"""Who answers: the id that a learner types, whose work nbgrader grades; a record of results."""
 
 from __future__ import annotations
 
