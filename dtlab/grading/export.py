@@ -33,7 +33,7 @@ _CALL = re.compile(r"""dtlab\.check\(\s*["']([^"']+)""")
 # Canvas takes columns with these words for its own totals, and leaves them out.
 _TOTALS = re.compile(r"(Current|Final) (Score|Points|Grade)|Override (Score|Grade|Status)")
 
-# Tables of grades that are safe to open: what the exporters below are made of ---------------------
+# Tables of grades that are safe to open: what the exporters below are made of --------------------
 
 Row = list[str]
 
