@@ -1,4 +1,4 @@
-"""`%load_ext dtlab`: cells that run on ranks which stay.
+"""`%load_ext dtlab`: the `%%ranks` magic, which runs cells on a session's ranks.
 
     %%ranks             this cell runs on all ranks of the session
     %%ranks 0,2-3       on these

@@ -1,4 +1,4 @@
-"""What the collectives are made of: messages received ahead of time, and arithmetic on chunks."""
+"""Point-to-point messages for the collectives: receives posted ahead, and arithmetic on chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 has measured so far, kept in a file while it runs: for a bar, and for Ctrl-C."""
+"""Measurements of rank 0 in a file while the benchmark runs, for progress and for Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank does: each collective at each size, checked once, then timed on its own clock.
+"""The benchmark on each rank: every collective at every size, checked once, then timed.
 
     first call      on known numbers, compared with the expected result; it also opens connections
     one call        says how many calls make a sample of about a millisecond, and how many samples

@@ -1,4 +1,4 @@
-"""The names of what is measured."""
+"""Names of the collectives and implementations that a benchmark reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a bench: one `Measurement` for each size, and what follows from all of them."""
+"""Benchmark results: one `Measurement` for each size, tables, JSON, and links fitted to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench`: check what is wished for, launch the ranks, and hand back what they measured."""
+"""`dtlab.bench`: checks its arguments, launches the ranks, and returns what they measured."""
 
 from __future__ import annotations
 

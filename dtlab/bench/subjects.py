@@ -1,4 +1,4 @@
-"""What is measured: each collective as torch.distributed has it and as `dtlab.collectives` has it.
+"""The collectives that a benchmark compares: torch.distributed's and those of `dtlab.collectives`.
 
 What S, the bytes of a measurement, counts on each rank of N, as in nccl-tests:
 

@@ -1,4 +1,4 @@
-"""What this machine is and can do, what is wrong with it, and the command that mends it.
+"""`dtlab doctor`: what this machine can do, what is wrong with it, and how to repair it.
 
     checkup.py     the checks, one after the other, each in a thread and with a time limit
       machine.py     processors, memory, shared memory, loopback, /proc

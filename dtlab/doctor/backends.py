@@ -1,4 +1,4 @@
-"""Backends, tried for real: ranks are launched, and the sum of an all-reduce is checked."""
+"""Check of the backends: launches ranks and verifies the result of an all-reduce."""
 
 from __future__ import annotations
 

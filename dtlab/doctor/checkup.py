@@ -1,4 +1,4 @@
-"""Carries out the checks, one after the other. Whatever one of them does, the next one comes.
+"""Runs all checks one after the other; a check that fails does not stop the next one.
 
 A check is a function from a `Visit` to findings. Each runs in a thread, so that one that hangs, in
 a driver or on a disk that is far away, costs its time limit and no more.

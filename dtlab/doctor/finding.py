@@ -1,4 +1,4 @@
-"""What the doctor has found: data, which `show.py` prints."""
+"""`Finding`: the result of one check of the machine."""
 
 from __future__ import annotations
 

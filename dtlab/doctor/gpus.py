@@ -1,4 +1,4 @@
-"""GPUs: what the driver lists, what torch may use of it, and how they are joined."""
+"""Checks of GPUs: what the driver lists, what PyTorch may use, and how the GPUs are connected."""
 
 from __future__ import annotations
 

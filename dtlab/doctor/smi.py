@@ -1,4 +1,4 @@
-"""What `nvidia-smi` prints, as data.
+"""Parser for the output of `nvidia-smi`.
 
     --query-gpu=index,uuid,memory.total,...   0, GPU-5d5b..., 143771, Default, Enabled, 580.65, NVIDIA H200
     -L                                        GPU 0: NVIDIA H200 (UUID: GPU-5d5b...)

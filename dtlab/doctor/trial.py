@@ -1,4 +1,4 @@
-"""What the doctor's ranks run."""
+"""The functions that the doctor runs on ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One visit of the doctor: what several checks ask once, and programs that may hang."""
+"""Results that several checks share, and subprocesses with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the course lies on this machine, and which notebook holds what.
+"""Paths of the course on this machine, and which notebook contains which parts.
 
 notebooks/01_name.ipynb              the lesson
 exercises/01_name/level-1.ipynb      what is handed out; solutions/ holds its source

@@ -1,4 +1,4 @@
-"""What handing in late costs, set up in `nbgrader_config.py` below the call of `configure`:
+"""Late rules: deductions for late work, set in `nbgrader_config.py` below the call of `configure`:
 
     c.LateRules.percent_per_day = 10    # of what was earned, for each day that has begun
     c.LateRules.most_percent = 50       # and never more than this

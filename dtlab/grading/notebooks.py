@@ -1,4 +1,4 @@
-"""Notebooks as they are kept in git: no outputs, stable ids, metadata written from the parts.
+"""Notebooks as committed to git: no outputs, stable ids, metadata written from the parts.
 
     notebooks/, solutions/  ── normalise ──>  the same, in one form  ── nbgrader ──>  exercises/
 

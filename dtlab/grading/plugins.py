@@ -1,4 +1,4 @@
-"""What dtlab adds to nbgrader, named in `nbgrader_config.py`."""
+"""Plug-ins for nbgrader that `nbgrader_config.py` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`practice`: a blank in a lesson, checked at once on real ranks, for no points."""
+"""`dtlab.practice`: checks a blank of a lesson on real ranks, for no points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is passed and what is next, over all units."""
+"""`dtlab.progress`: which parts are passed, and which is next."""
 
 from __future__ import annotations
 

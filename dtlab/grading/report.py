@@ -1,4 +1,4 @@
-"""What a check says: criteria with their points, as text, as a table, and as nbgrader's number."""
+"""Reports of a check: criteria with points, as text, as HTML, and as nbgrader's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that nbgrader has to know of a course, so that its `nbgrader_config.py` is three lines.
+"""`configure`: all settings that nbgrader needs, so that `nbgrader_config.py` has three lines.
 
     from pathlib import Path
     from dtlab.grading.settings import configure

@@ -1,4 +1,4 @@
-"""Small pieces of English that several messages share."""
+"""Phrases that several messages share, such as "ranks 1 and 3"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's own copies of notebooks: begun, renewed without losing answers, parts reset."""
+"""The learner's copies of notebooks: created, updated without losing answers, reset by part."""
 
 from __future__ import annotations
 

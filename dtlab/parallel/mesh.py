@@ -1,4 +1,4 @@
-"""Axes of ranks: PyTorch's `DeviceMesh` with names, and the arithmetic of who stands where.
+"""Device meshes: PyTorch's `DeviceMesh` with named axes, and the arithmetic of rank positions.
 
     make_mesh(data=2, tensor=4)        four ranks a node
 

@@ -1,4 +1,4 @@
-"""What a run will take, by arithmetic alone: NumPy at most, never torch."""
+"""Predictions of time, memory and strategy by arithmetic; needs NumPy, never PyTorch."""
 
 from dtlab.predict import asynchronous, balance, built_in, communication, memory, overlap, strategy
 from dtlab.predict import hardware as cards

@@ -1,4 +1,4 @@
-"""Workers that wait for each other, or do not: how fast they are, and how late their gradients.
+"""Synchronous, asynchronous and bounded-staleness training: step times and staleness.
 
     sync       worker 0 |====|...........|====|...........|       everybody is in the same step
                worker 1 |================|================|

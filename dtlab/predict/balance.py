@@ -1,4 +1,4 @@
-"""Layers onto stages, so that the slowest stage is as fast as it can be.
+"""Balances layers over pipeline stages so that the slowest stage is as fast as possible.
 
     layers   3  1  1  1  2  4        three stages
              └─4┘  └──4──┘  4        the slowest takes 4: no other cut is as good

@@ -1,4 +1,4 @@
-"""What the emulated interconnect charges for a built-in collective: which algorithm it stands for.
+"""The algorithm that the emulated interconnect assumes for each built-in collective.
 
 A library for real hardware chooses among several; here each collective always is
 

@@ -1,4 +1,4 @@
-"""The decision tree of a training job, as data; one function walks it, another prints it.
+"""The decision tree for the strategy of a training job, as data.
 
 A question compares two numbers: it is answered yes where its fact is not more than its limit, and
 where one of them is not known (NaN), so that only what is known stands against a strategy.

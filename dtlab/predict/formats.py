@@ -1,4 +1,4 @@
-"""Floating-point formats in plain arithmetic: what they hold, and what they round to.
+"""Floating-point formats: range, spacing and rounding.
 
 A number is sign x 1.mm x 2^e, at a spacing of 2^(e - mantissa bits). Below the lowest exponent it
 is 0.mm x 2^e: numbers go on down to 0 at the spacing that they have there. All that 3 bits of

@@ -1,4 +1,4 @@
-"""A GPT counted: its parameters, and the floating-point operations of one training step.
+"""Parameters of a GPT, and floating-point operations of one training step.
 
     of one layer                        parameters    FLOPs, forward, of Bs tokens
     Q, K, V and the projection          4h^2 + 4h      8 Bsh^2

@@ -1,4 +1,4 @@
-"""What there is: cards, links, and clusters of GPUs joined by them."""
+"""Hardware: GPUs, links, and clusters of them, with sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that travel while backward goes on: when each bucket is ready, and when it is there.
+"""Overlap of gradient communication with the backward pass, bucket by bucket.
 
     backward    layer 4 | layer 3 | layer 2 | layer 1 |
     bucket 0            |-- all-reduce --|            :

@@ -1,4 +1,4 @@
-"""Runs a pipeline schedule on paper: when each action starts and ends, and what of it is a bubble.
+"""The pipeline simulator: start and end of each action of a schedule, and the bubble.
 
               total = the longest rank, from its first start to its last end
     rank 0    |F F F . . . B F B . B . B|        busy: F, B, I and W; . idle

@@ -1,4 +1,4 @@
-"""Which strategy: the numbers of a job worked out, and the decision tree walked with them.
+"""`choose`: computes the numbers of a training job and follows the decision tree.
 
 print(choose(40e9, 80e9, activation_bytes=2e9, num_gpus=16))
 

@@ -1,4 +1,4 @@
-"""Numbers and their units: what may be passed in, and how it is written out.
+"""Units of measurement: validation of arguments, and numbers as text.
 
 in_gb(85899345920)     85.9 GB      10^9 bytes, as papers and vendors count
 in_gib(85899345920)    80 GiB       2^30 bytes, as the driver and PyTorch count

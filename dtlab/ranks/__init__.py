@@ -1,4 +1,4 @@
-"""Real rank processes for a notebook: launched in a tenth of a second, watched, and cleaned up.
+"""Rank processes for a notebook: launching, recording, watching, emulation and sandboxing.
 
 launch/     `dtlab.launch`: launcher (the call), client (the notebook's side), server (the warm
             process), supervisor (one for each launch), process (what a rank does)

@@ -1,4 +1,4 @@
-"""IPython as a kernel has it, in processes that are none: a grader's rooms, ranks that stay."""
+"""IPython shells outside a kernel: for graded notebooks and for sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line that says what is going on, wherever that takes more than two seconds.
+"""Progress notices for anything that takes more than two seconds.
 
     with notice("05/leak: checking"):
         ...

@@ -1,4 +1,4 @@
-"""Values as plain data: numbers, text, collections of them, tensors, and nothing that runs.
+"""Serialization of plain data: numbers, text, collections, tensors; never code.
 
 Opening a pickle runs whatever its writer put into it, so what a rank sends is opened as a pickle
 only where the rank runs the reader's own code. What a grader takes from the code it grades comes

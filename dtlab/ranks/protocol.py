@@ -1,4 +1,4 @@
-"""The words that notebook, supervisor and ranks use with each other: plain data, no torch."""
+"""Messages between notebook, supervisor and ranks, as plain data without PyTorch."""
 
 from __future__ import annotations
 

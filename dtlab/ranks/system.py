@@ -1,4 +1,4 @@
-"""The few things that ranks ask of the operating system."""
+"""Operating-system functions that ranks need: processes, memory, signals."""
 
 from __future__ import annotations
 

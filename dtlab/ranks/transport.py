@@ -1,4 +1,4 @@
-"""What travels between the notebook and the ranks: framed messages, and objects in them.
+"""Framed messages and pickled objects between the notebook and the ranks.
 
 A frame is a one-byte tag, a length, and that many bytes. An object is several frames: the pickle
 itself, then its large buffers (tensors, arrays) one by one, so that hundreds of megabytes are

@@ -1,4 +1,4 @@
-"""Words and lines that errors share."""
+"""Phrases that errors share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: which rank does what, in which order. No torch, no clock of its own.
+"""Pipeline schedules as data: the order of each rank's actions.
 
     one_f_one_b(num_stages=3, num_microbatches=4)
 

@@ -1,4 +1,4 @@
-"""Every fault of a schedule, and the grid with the faulty actions marked."""
+"""Validation of schedules: finds every fault and marks it in the schedule's grid."""
 
 from __future__ import annotations
 

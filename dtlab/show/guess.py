@@ -1,4 +1,4 @@
-"""`guess`: the learner commits to an answer before the cell that gives it.
+"""`dtlab.guess`: records a learner's prediction before the answer is shown.
 
     sent = guess("How many MB does rank 0 send?", unit="MB")     a field appears, the cell is done
     ...

@@ -1,4 +1,4 @@
-"""What a cell shows when it runs, in a notebook and elsewhere."""
+"""Display in a notebook's cell, and the same outside a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, with the unit that suits; and read as a reader types them."""
+"""Numbers with suitable units as text, and parsing of numbers that a reader types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened on every rank, and when; or what is predicted to happen. One type for both.
+"""`Trace`: what happened on every rank and when, measured or simulated.
 
     launch      -> recorder  -> Records, one per rank -> Trace.from_records
     prediction  -> simulator -> Event, one by one     -> Trace.from_events

@@ -1,4 +1,4 @@
-"""Who met whom, and where the time went: arithmetic on the columns of a trace.
+"""Analysis of a trace: peers, rounds, busy and idle time, exposed communication.
 
 A receive whose sender comes late (rank 0 blocks from B to D, rank 1 sends from C to D):
 

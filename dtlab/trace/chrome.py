@@ -1,4 +1,4 @@
-"""A trace as Chrome's trace-event JSON, which https://ui.perfetto.dev opens.
+"""Export of a trace as Chrome's trace-event JSON, which https://ui.perfetto.dev opens.
 
 One process per rank. In it a row for each thread that computes, then rows for communication: as
 many as there were operations under way at a time. An arrow leads from each send to its receive.

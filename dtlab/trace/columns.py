@@ -1,4 +1,4 @@
-"""`Event`, and the columns that a `Trace` is made of inside."""
+"""`Event`, and the columns in which a `Trace` stores its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank's recorder brings back, and how that of all ranks becomes a trace's columns."""
+"""Records of one rank's recorder, and how a trace is made from those of all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`span`: marks a stretch of compute, for whoever is recording in this process."""
+"""`dtlab.span`: marks a stretch of compute for the recorder of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep what goes into some layers, and run them again in backward.
+"""Activation checkpointing: keep the inputs of some layers and recompute the rest in backward.
 
     five layers          x ─► a ─► b ─► c ─► d ─► e
     kept, plain          x    a    b    c    d

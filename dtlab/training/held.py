@@ -1,4 +1,4 @@
-"""What tensors take, each storage counted once."""
+"""`dtlab.held_bytes`: bytes of tensors, each storage counted once."""
 
 from __future__ import annotations
 

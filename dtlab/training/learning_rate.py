@@ -1,4 +1,4 @@
-"""How far the learning rate goes up with the batch, how it gets there, and where that ends.
+"""Learning rates for large batches: scaling rules, warm-up and decay, and the noise scale.
 
 Two rules, for a batch k times as large:
 

@@ -1,4 +1,4 @@
-"""What a step has in memory, operator by operator: no allocator is asked.
+"""Live memory of a step, operator by operator.
 
 So it says the same on any device and any machine: the bytes of the tensors that exist.
 """

@@ -1,4 +1,4 @@
-"""Loss scaling: gradients too small for fp16 survive when the loss is multiplied before backward.
+"""Loss scaling: keeps small gradients representable in fp16.
 
     scaler = DynamicLossScaler()
     scaler.scale(loss).backward()     # every gradient comes out `scale` times as large

@@ -1,4 +1,4 @@
-"""A mean that stays exact where batches and ranks have different numbers of samples.
+"""Exact means over batches and ranks with different numbers of samples.
 
 The mean of means weighs every batch alike, the small last one too:
 

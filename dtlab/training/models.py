@@ -1,4 +1,4 @@
-"""Three models, small enough for ranks on a laptop: an MLP, a convolutional net, a GPT.
+"""Three small models: an MLP, a convolutional network, a GPT.
 
 They are ordinary modules. Each draws its parameters from the seed or the `torch.Generator` that
 it is given, and leaves PyTorch's global random state alone: so ranks start the same, or differ,

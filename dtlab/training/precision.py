@@ -1,4 +1,4 @@
-"""Number formats: how far they reach, how finely they are spaced, what of a gradient they keep.
+"""Number formats for training: their range, spacing and effect on gradients.
 
     sign  exponent           mantissa
      1       8                  23                fp32   reaches 3.4e38, 7 digits

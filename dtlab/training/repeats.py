@@ -1,4 +1,4 @@
-"""How often a lesson repeats a measurement: in full, or quickly where a test runs its cells."""
+"""`dtlab.repeats`: how often a lesson repeats a measurement, in full or in tests."""
 
 from __future__ import annotations
 

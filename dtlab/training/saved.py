@@ -1,4 +1,4 @@
-"""What a forward pass keeps for backward: which tensors autograd saves, and which module did."""
+"""Tensors that a forward pass saves for backward, by module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer of a transformer as Korthikanti et al. count it, with the switches of their formula.
+"""A transformer layer with the options of Korthikanti et al.'s activation formula.
 
     bytes kept for backward, in units of s b h      formula       measured on a CPU, as/h = 8
     input of both norms, and what they put out       4 + 4         4 + 4

@@ -1,4 +1,4 @@
-"""Which submissions look like copies of each other: a list for a human to look at.
+"""`dtlab alike`: lists submissions that may be copies of each other, for a person to read.
 
     pairs.py        what is compared, and how alike two answers are
     tokens.py       a cell's code without what costs nothing to change

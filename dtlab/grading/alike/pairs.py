@@ -1,4 +1,4 @@
-"""Answers of learners that are so much alike that a person should read them side by side.
+"""Similarity of answers: finds pairs and groups that a person should compare.
 
     answers ──tokens without names──> passages of 12 tokens ──minus what was handed out──> compared
     pairs with a high score ──joined where they share a learner──> groups

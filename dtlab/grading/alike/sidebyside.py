@@ -1,4 +1,4 @@
-"""What `dtlab alike` prints: answers that are much alike, side by side, for somebody to read."""
+"""The output of `dtlab alike`: similar answers side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program does, as tokens: without its names, comments, prints and layout.
+"""Programs as tokens without names, comments, prints and layout, so that copies look the same.
 
     for step in range(3):  # once round          for i in range(3):
         total = total + step                         print("round", i)

@@ -1,4 +1,4 @@
-"""A level's notebook with some of its parts, and with other weights.
+"""Cuts a level's notebook down to the chosen parts, and changes their points.
 
 A part is what lies between the text with its line of points and its check:
 

@@ -1,4 +1,4 @@
-"""Writes an assignment into a course folder and into its gradebook, or leaves all as it was.
+"""Writes an assignment into a course folder and its gradebook, or changes nothing.
 
 source/week-3/level-2.ipynb   with solutions      release/week-3/level-2.ipynb   for learners
 gradebook.db                  its cells, their points, its due date

@@ -1,4 +1,4 @@
-"""`dtlab release UNIT`: settles everything, and writes only then."""
+"""`dtlab release UNIT`: checks all arguments first, then writes the assignment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an assignment asks for: levels and parts of one unit or several, and their points."""
+"""Parses what an assignment contains: levels and parts of some units, and their points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks are made of: runs of the learner's function, and criteria that judge them.
+"""The grading kit: trials on ranks, cases, and the criteria that judge what was observed.
 
     checks.py      a check as data: what is run, which criteria are judged, for how many points
     trials.py      a run of the learner's function on real ranks, and what a judge may see of it

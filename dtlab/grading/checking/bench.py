@@ -1,4 +1,4 @@
-"""Where the answers of learners are run: on the learner's own machine, or behind walls.
+"""`Bench`: where learners' functions run, on the learner's own machine or in a sandbox.
 
 A check asks a bench, and judges what it saw; it does not know which one it is.
 """

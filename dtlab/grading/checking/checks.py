@@ -1,4 +1,4 @@
-"""Checks as data: what is run, which criteria are judged, in which order, for how many points."""
+"""`Check` and `Rule`: trials to run, criteria to judge, their order and their points."""
 
 from __future__ import annotations
 

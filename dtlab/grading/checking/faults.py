@@ -1,4 +1,4 @@
-"""Cases that say by criterion what is wrong, and the judges made of that.
+"""`Faulty`: a case that reports faults by criterion, and the judges made from these reports.
 
 rank r: on_rank ──> what was seen ──> case.faults(results): ("bytes", "rank 0 sends ...")
                                                                 │

@@ -1,4 +1,4 @@
-"""Notices that a rank calls finished code of a library, where the answer is to be its own.
+"""Detects calls of library functions that solve the exercise.
 
 What torch.distributed does is in the trace by its names. Other code sends messages and registers
 hooks as a learner's does, so the calls themselves have to be seen.

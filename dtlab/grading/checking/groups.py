@@ -1,4 +1,4 @@
-"""Groups of some of the ranks, on which a function is called at the same time."""
+"""Subgroups of ranks on which a function is called at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modules that checks train, by kind. This file loads torch: imported when one runs."""
+"""The modules that checks train, by kind. Importing this file loads PyTorch."""
 
 from __future__ import annotations
 

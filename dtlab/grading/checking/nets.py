@@ -1,4 +1,4 @@
-"""Models as checks draw them: a kind and its sizes. What they are made of is in `modules`."""
+"""Descriptions of the models that checks draw; `modules` builds them."""
 
 from __future__ import annotations
 

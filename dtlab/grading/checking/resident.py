@@ -1,4 +1,4 @@
-"""Memory that an answer keeps, by the kernel's count, at a size where it is clear.
+"""Memory that an answer keeps allocated, as the kernel counts it.
 
 rank r    use(fn, SMALL, ...)   imports what there is to import
           use(fn, LARGE, mark)  mark() at the beginning, then at each moment ──> supervisor counts

@@ -1,4 +1,4 @@
-"""Runs a learner's function on real ranks and brings back what a judge may see.
+"""Runs a learner's function on real ranks and returns what a judge may see.
 
     check's process                        rank r (fresh, by dtlab.launch)
     Trial(world_size, cases)

@@ -1,4 +1,4 @@
-"""Whether what ranks recorded is what travelled, by the bytes that the operating system counted.
+"""Compares recorded communication with the bytes that the operating system counted.
 
 A rank's records are made in its own process, beside the code that is judged. What left its sockets
 is counted from outside. Each function says what does not fit, and is empty where all does, or

@@ -1,4 +1,4 @@
-"""Grading a class: what an instructor's command `dtlab grade` is made of.
+"""`dtlab grade`: grades the submissions of a class.
 
     command.py           what it prints, and how it is stopped;  lines.py: in which words
       grade.py           what is to be done, one after the other: plan, judge, book

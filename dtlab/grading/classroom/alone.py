@@ -1,4 +1,4 @@
-"""One notebook on its own, as `nbgrader autograde` and formgrader come with them.
+"""Grades a single notebook, as `nbgrader autograde` and formgrader request it.
 
 The warm server of this process judges it, and stays for the next one. It ends with the process, or
 after ten idle minutes.

@@ -1,4 +1,4 @@
-"""Into the gradebook, by nbgrader's own steps: all of autograde but the running of cells.
+"""Writes results into nbgrader's gradebook, as autograde does, without running the cells.
 
     judged notebooks ──► nbgrader's steps, in memory ──► autograded/<student>/<assignment>/
                                                     └──► gradebook.db

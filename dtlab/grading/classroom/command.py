@@ -1,4 +1,4 @@
-"""`dtlab grade`: what it prints while a class is being graded, and how it is stopped."""
+"""Output and cancellation of `dtlab grade`."""
 
 from __future__ import annotations
 

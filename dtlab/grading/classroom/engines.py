@@ -1,4 +1,4 @@
-"""Where submissions are judged: each engine takes tasks, and gives a future for each.
+"""Engines that run grading tasks: each accepts tasks and returns a future for each.
 
 LocalEngine    threads of this process, with one warm server: they mostly wait for ranks
 RayEngine      on_ray.py: actors on the machines of a cluster, each with a server of its own

@@ -1,4 +1,4 @@
-"""`dtlab grade`: judges all submissions of an assignment, several at a time, and books them.
+"""Judges all submissions of an assignment, several at a time, and writes the gradebook.
 
     submissions ──► plan ──► engine: judges ──► verdicts/, gradebook.db, autograded/
                      └── nothing has changed: as before       └──► an outcome each

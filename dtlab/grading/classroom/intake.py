@@ -1,4 +1,4 @@
-"""Submissions as learning platforms hand them out: for `nbgrader zip_collect`.
+"""Archives of learning platforms, for `nbgrader zip_collect`.
 
     downloaded/week-1/archive/all.zip ──nbgrader zip_collect week-1──> submitted/ada/week-1/
 

@@ -1,4 +1,4 @@
-"""What `dtlab grade` says of a class: a line for each student, and what to look at in the end."""
+"""The report of `dtlab grade`: a line for each student, and what to look at afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges on the machines of a Ray cluster: `dtlab grade --engine ray`.
+"""Grading tasks on the machines of a Ray cluster: `dtlab grade --engine ray`.
 
     this process                        a node of the cluster
     Task (bytes, seeds) ──── Ray ────►  Judge, an actor with a warm server of its own

@@ -1,4 +1,4 @@
-"""The warm server from which judges have their ranks, and a task carried out with it."""
+"""The warm server from which grading tasks launch their ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a class earned: a table and a figure, by part and by criterion.
+"""Statistics of a class by part and by criterion, as a table and a figure.
 
     dtlab statistics week-1 --figure lost.png
 

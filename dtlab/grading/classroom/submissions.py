@@ -1,4 +1,4 @@
-"""What learners handed in for an assignment: its bytes, and sound notebooks made of them."""
+"""Reads what learners handed in for an assignment, and makes valid notebooks from it."""
 
 from __future__ import annotations
 

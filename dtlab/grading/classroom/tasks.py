@@ -1,4 +1,4 @@
-"""One submission on its way to the judge and back: plain data, wherever the judge is.
+"""A grading task and its result as plain data, the same for every engine.
 
 Task(bytes, released notebooks, seeds) ──► mend ──► judge ──► Done(notebooks, verdicts)
 """

@@ -1,4 +1,4 @@
-"""What the judge said of each submission: kept beside the gradebook, criterion by criterion.
+"""Stores the verdict on each submission, criterion by criterion, beside the gradebook.
 
 verdicts/<assignment>/<student>.json     whose work, which bytes, which seeds, what it earned
 

@@ -1,4 +1,4 @@
-"""The judge: runs a learner's cells behind walls, and holds all that they must not see.
+"""The judge: runs a learner's cells in a sandbox, and keeps secrets outside it.
 
     judge.py     a notebook's cells, its answers, its points
     patience.py  others come first where a cell takes long

@@ -1,4 +1,4 @@
-"""The ungraded cells of one notebook, run behind walls within limits.
+"""Runs the ungraded cells of a notebook in a sandbox, with limits.
 
     cells = Cells(server, walls, limits)
     cells.run(3, "x = 6 * 7")      # outputs as nbformat has them

@@ -1,4 +1,4 @@
-"""The official verdict on one notebook: its cells run behind walls, its answers judged outside.
+"""The verdict on one notebook: its cells run in a sandbox, its answers are judged outside.
 
     notebook ──cell by cell──►  room (behind walls, ranks/sandbox/room.py)  outputs
     graded cell:  the answer  ◄── sealed or plain ── room

@@ -1,4 +1,4 @@
-"""A cell that takes long, as one does that never ends: others need not wait for it."""
+"""Moves on to other work while a cell runs for a long time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bench behind walls: answers that a learner handed in, run where they can do no harm.
+"""A bench in a sandbox, for the functions that a learner handed in.
 
     judge's process                             behind walls (sandbox/walls.py), another user
     trial.given(r)  ──── rank r only ────────►  ranks open the sealed function, and run it

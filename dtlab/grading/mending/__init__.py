@@ -1,4 +1,4 @@
-"""Makes a sound notebook of whatever was handed in, as far as it goes.
+"""Repairs submitted notebooks, so that a broken file does not cost points.
 
     mend.py          the notebook that was released, with the answers found in what was handed in
     recognition.py   which cell is which, whatever became of their names and order

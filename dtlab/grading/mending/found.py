@@ -1,4 +1,4 @@
-"""One cell of a notebook, of whatever fields a file has for it.
+"""One cell of a notebook file, whatever fields the file has for it.
 
     {"cell_type": "heading", "level": 2, "source": ["Title"]} ──> Found("markdown", "## Title")
 

@@ -1,4 +1,4 @@
-"""A sound notebook of whatever a learner handed in: a broken file costs none of its points.
+"""Makes a valid notebook from whatever a learner handed in.
 
     what was handed in ──salvage──> the learner's cells ───┐
     what was handed out ──> graded cells, points, names ───┴─match──> places ──> a sound notebook

@@ -1,4 +1,4 @@
-"""Which of a learner's cells is which of the cells that nbgrader knows.
+"""Matches a learner's cells with the cells that nbgrader knows.
 
 equal to a locked cell > grade_id > cell id > defines what a lost answer should define
 """

@@ -1,4 +1,4 @@
-"""The cells that can be had of a file that should be a notebook, without outputs.
+"""Recovers cells from a notebook file that is not valid JSON.
 
     bytes ──> UTF-8 ──walk──> cells of format 4, 3, 2 or 1
                          └── broken? look for what begins like a cell, and go on there

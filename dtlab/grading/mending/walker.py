@@ -1,4 +1,4 @@
-"""Reading JSON without building it: for files that are huge, cut off, or hostile.
+"""A JSON reader that builds nothing, for files that are huge, truncated or hostile.
 
     {"cells": [{"source": "x = 1", "outputs": [ ... 50 MB ... ]}, ...
     members()  items()  text()     skip()

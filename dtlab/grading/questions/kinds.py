@@ -1,4 +1,4 @@
-"""Kinds of answers, as data: a number, one of several options, a set of options.
+"""Kinds of answers: a number, one of several options, a set of options.
 
 A wrong answer that people are known to give is told why it is wrong; any other one is told where
 to look. What is right is never said.

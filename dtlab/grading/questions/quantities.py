@@ -1,4 +1,4 @@
-"""Numbers as people write them: 12.6, 12.6e6, "12.6 MB", "12 MiB", "3/4", and lists of those."""
+"""Parses numbers as people write them: 12.6, 12.6e6, "12.6 MB", "12 MiB", "3/4", and lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: what a learner says, compared with what the watcher finds."""
+"""Judges a learner's diagnosis of a deadlock: which rank waits in which call for which ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that travel together, in one flat tensor.
+"""Buckets: gradients that are sent together in one flat tensor.
 
 flat   [ gradient of p0 | gradient of p1 | ... | used0 used1 ... | present ]
 """

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank has the whole model, and a share of the batch of its own.
+"""Data parallelism: each rank has the whole model and its own part of the batch.
 
     the same parameters ──► gradients of one's own ──► averaged over the ranks ──► the same step
 

@@ -1,4 +1,4 @@
-"""Local SGD: each rank steps by itself, and every few steps all average their parameters.
+"""Local SGD: ranks step independently and average their parameters every few steps.
 
     rank 0    step  step  step  step ─┐         ┌─ step  step  step  step ─┐
     rank 1    step  step  step  step ─┤ average ├─ step  step  step  step ─┤ average ...

@@ -1,4 +1,4 @@
-"""Replicas: modules that have the same parameters and buffers on every rank of a group."""
+"""Replicas: broadcasts the first rank's parameters, and compares those of all ranks."""
 
 from __future__ import annotations
 

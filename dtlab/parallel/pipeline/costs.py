@@ -1,4 +1,4 @@
-"""What the layers of a model cost, measured; and stages that take time and do nothing."""
+"""Measured costs of layers, and stand-ins for stages that only take time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: every rank has some stages of the model, and microbatches go through.
+"""The pipeline executor: runs any schedule of forward and backward actions on stages.
 
     schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, done one after the other
                       │       │       ▲

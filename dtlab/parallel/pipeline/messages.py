@@ -1,4 +1,4 @@
-"""A rank's post: it sends and receives in the order of the plan, and some receives ahead of time.
+"""Messages between pipeline stages: the order of sends and receives, and receives posted ahead.
 
 A rank that receives has to know shapes. They follow from those of the first stage's input, so that
 rank tells all others, with each batch, the number under which it knows the batch's shapes. When a

@@ -1,4 +1,4 @@
-"""The microbatches of a step, their losses, and what each counts."""
+"""Microbatches of a step, their losses, and their weights in the mean."""
 
 from __future__ import annotations
 

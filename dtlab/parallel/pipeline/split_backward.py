@@ -1,4 +1,4 @@
-"""Backward in two halves: first the gradient of the inputs, later that of the weights.
+"""Split backward: computes input gradients first and weight gradients later.
 
     x ──► linear ──► relu ──► linear ──► y         the path from y to x:   I goes along it
             ▲                   ▲                  side edges:             W goes along them

@@ -1,4 +1,4 @@
-"""Parameters that several stages share, as the embedding of the first and the head of the last.
+"""Tied parameters, which several stages share, such as the embedding and the output layer.
 
     stage 0   gradient a ─┐ ┌─► a + b
                           ╳

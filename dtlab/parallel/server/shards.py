@@ -1,4 +1,4 @@
-"""What a parameter server and its workers agree on: who keeps which key, and what is sent how.
+"""The protocol of a parameter server: which server keeps which key, and the message formats.
 
     pull    worker ── header, rows wanted of each table ──> server
             worker <── dense keys, rows of each table ───── server

@@ -1,4 +1,4 @@
-"""Attention whose heads are shared by ranks: no head sees another, so nothing is sent between.
+"""Tensor-parallel attention: each rank computes some of the heads, without communication.
 
 weight [q; k; v] of 4 heads of queries and 2 of keys and values, two ranks
 

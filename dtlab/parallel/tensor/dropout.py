@@ -1,4 +1,4 @@
-"""Dropout on what ranks share: each drops other elements.
+"""Dropout for tensors that are divided among ranks: each rank draws other random numbers.
 
 What all ranks have alike must lose the same elements on all, and what each has a part of must
 not: two halves of the heads with one mask are correlated, as are two halves of the tokens.

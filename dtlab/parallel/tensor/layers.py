@@ -1,4 +1,4 @@
-"""Tensor parallelism: every rank has a part of every layer's weights, and sees the whole batch.
+"""Tensor-parallel transformer layers: each rank has a part of every weight and sees all tokens.
 
 A block of Megatron, on two ranks; f and g are the pairs of regions.py:
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weight is shared by ranks. `nn.Linear` keeps it as [out, in].
+"""Column- and row-parallel linear layers. `nn.Linear` stores its weight as [out, in].
 
     column parallel: cut dim 0         row parallel: cut dim 1
     rank 0  [ w w w w ]  outputs 0,1   rank 0  [ w w | . . ]  inputs 0,1    sum over ranks

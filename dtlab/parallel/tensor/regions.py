@@ -1,4 +1,4 @@
-"""Where a tensor enters or leaves a region whose weights are shared by ranks: Megatron's pairs.
+"""The operators f and g of Megatron-LM, gather and scatter: collectives with a backward pass.
 
 A collective in the forward pass has another one in the backward pass, which autograd does not know
 of. Each function here is both; those of a pair are each other's reverse.

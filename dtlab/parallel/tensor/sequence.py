@@ -1,4 +1,4 @@
-"""Megatron's sequence parallelism: between the sharded regions, each rank has some of the tokens.
+"""Megatron-LM's sequence parallelism: some tokens on each rank between tensor-parallel regions.
 
 Norms and dropout work token by token. With tensor parallelism alone every rank does that work for
 all tokens, and keeps what backward needs of it. Here each does it for its own tokens; an

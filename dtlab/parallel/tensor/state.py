@@ -1,4 +1,4 @@
-"""Parameters that are shared by ranks beside parameters that all have: states, and the norm.
+"""State dicts and gradient norms of modules with both divided and replicated parameters.
 
                      rank 0    rank 1     dense state        squares of the gradient's norm
 shared: weights      w w . .   . . w w    w w w w  gathered  added up over ranks

@@ -1,4 +1,4 @@
-"""A vocabulary shared by ranks: the table of what goes in, and the loss of what comes out.
+"""Embedding and cross-entropy loss for a vocabulary that is divided among ranks.
 
     table of 7 rows, 3 ranks       tokens 1 4 6      rank 0   row 1  zero   zero
     rank 0  rows 0 1 2                               rank 1   zero   row 4  zero

@@ -1,4 +1,4 @@
-"""What ZeRO keeps of some parameters on one rank: all of their values, and one shard of the rest.
+"""A bucket of ZeRO stages 1 and 2: all values of some parameters, a shard of everything else.
 
     values         [ a a a | a b b | b c . ]    every rank has all: a, b and c are views
     the shard              | a b b |            stepped by its owner, who keeps optimizer state

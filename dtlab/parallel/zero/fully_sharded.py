@@ -1,4 +1,4 @@
-"""ZeRO stage 3: every rank keeps 1/N of the parameters, gradients and optimizer state.
+"""ZeRO stage 3: each rank keeps 1/N of the parameters, gradients and optimizer state.
 
 The module is cut into blocks. A block's parameters are gathered just before it computes, in
 forward and again in backward, and freed after it; its gradients go to their owners by a

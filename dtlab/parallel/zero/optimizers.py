@@ -1,4 +1,4 @@
-"""ZeRO, stages 1 and 2: every rank has all parameters, and steps one of N shards of them.
+"""ZeRO stages 1 and 2: each rank has all parameters and steps one of N shards of them.
 
 `SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` and `Zero2` divide
 parameters evenly, send them in buckets, and save and load their state. Stage 3, in which no rank

@@ -1,4 +1,4 @@
-"""Parameters that are kept in shards, and are whole only while they are used.
+"""Sharded blocks: parameters that are gathered for a computation and freed after it.
 
               between steps       forward              backward
     shard     a a|              ─ gather ─► a a a b    ─ gather ─► a a a b

@@ -1,4 +1,4 @@
-"""A module cut into sharded blocks, whatever gathers them: wrapping, clipping, saving."""
+"""A module cut into sharded blocks: wrapping, clipping, saving and loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer that is divided among ranks: each steps a shard of the parameters.
+"""An optimizer whose parameter groups are divided among the ranks.
 
     all parameters      [ group 0: lr 0.1   | group 1: lr 0.01 ]     `param_groups`, for the user
     their buckets       [ bucket 0 | bucket 1 | bucket 2 | ... ]     flat, cut into N shards each

@@ -1,4 +1,4 @@
-"""Flat, padded, evenly divided tensors: what ZeRO's stages and fully sharded modules are made of.
+"""Flat, padded tensors divided evenly among ranks, and the collectives on them.
 
 Parameters of one dtype and device lie end to end in one flat tensor, whose length is padded to a
 multiple of the number of ranks N. Each rank owns one of N equal shards. Where a shard begins has

@@ -1,4 +1,4 @@
-"""Optimizer state of shards, put together and cut again: saved by N ranks, loaded by M.
+"""Optimizer state of ZeRO: saved by N ranks, loaded by M ranks.
 
     rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
     rank 1    exp_avg of a | b b    ── gathered ──► as one process has it ──► cut for any ranks

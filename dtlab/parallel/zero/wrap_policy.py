@@ -1,4 +1,4 @@
-"""Which blocks a module is cut into, and which block each parameter belongs to.
+"""Wrap policies: which submodules become blocks, and to which block a parameter belongs.
 
 A block is a submodule whose parameters are gathered together when it is called. The module itself
 is the outermost one, the root, and takes what no other block has:

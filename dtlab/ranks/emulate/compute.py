@@ -1,4 +1,4 @@
-"""A stand-in for a kernel: it takes time, and no core."""
+"""`dtlab.compute`: stands for a GPU kernel by taking time without using a core."""
 
 from __future__ import annotations
 

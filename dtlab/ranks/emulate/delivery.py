@@ -1,4 +1,4 @@
-"""When an emulated operation is over, and how whoever waits for it learns that.
+"""Delivery of emulated messages: when an operation completes, and how a waiting rank notices.
 
 In Python, `Work.wait` is hooked and simply sleeps (wire.py). C++ has no hook: DDP's reducer and
 functional collectives wait for a Work's future. So an asynchronous collective gets a Work of ours,

@@ -1,4 +1,4 @@
-"""The emulated interconnect, a rank's side: operations complete when its links would deliver them.
+"""The emulated interconnect on a rank: operations complete when the described links would deliver.
 
     dist.all_reduce ──► recorder's kernel ──► carrier: posts it to the ports ──► gloo, for real
                                                            │                          │

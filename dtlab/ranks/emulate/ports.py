@@ -1,4 +1,4 @@
-"""The emulated interconnect's shared part: who meets whom, and which ports are taken until when.
+"""The emulated interconnect's shared state: matching operations, and busy times of ports.
 
            intra out ──►┌────────┐──► intra in            every rank has four ports, each of which
     rank 0  inter out ─►│switches│──► inter in   rank 1    carries one message at a time

@@ -1,4 +1,4 @@
-"""What is asked of `launch` and `session`: checked, and made all that ranks need to know."""
+"""Validation of the arguments of `launch` and `session`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook's side: keep a warm server, ask it for ranks, and collect what comes of them."""
+"""The notebook's side of a launch: keeps a warm server, requests ranks, collects their results."""
 
 from __future__ import annotations
 

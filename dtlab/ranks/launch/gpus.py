@@ -1,4 +1,4 @@
-"""GPUs of a node that several learners share: each launch reserves those that its ranks use.
+"""Reservation of GPUs on a node that several learners share.
 
 A reservation is a name that one process at a time may bind, an abstract socket of Linux: nobody
 else on the node can take it, no file is left, and it is free as soon as its process has ended,

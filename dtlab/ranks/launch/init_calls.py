@@ -1,4 +1,4 @@
-"""`init_process_group` in a rank: tutorials call it, and `launch` has made the group already.
+"""`init_process_group` inside a rank, where `launch` has made the group already.
 
 A call that asks for the group that there is changes nothing and says so, once. Any other is an
 error. After `destroy_process_group` the same call makes the group again.

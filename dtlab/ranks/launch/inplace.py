@@ -1,4 +1,4 @@
-"""`launch` where ranks exist already: under torchrun, or in a kernel that is itself a rank.
+"""`launch` in a process that is already a rank, as under torchrun.
 
 The function runs in place on this rank, and its values are gathered, so that the same notebook or
 script gives the same `run.values` everywhere.

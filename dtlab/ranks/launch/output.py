@@ -1,4 +1,4 @@
-"""What ranks print: shown while they run, grouped by rank, kept by rank, and bounded.
+"""Output of ranks: shown live, grouped by rank, stored, and limited in size.
 
 Everything is shown on the notebook's stdout, warnings and errors of ranks too: text on stderr
 makes nbgrader take a correct answer for a failed one.

@@ -1,4 +1,4 @@
-"""What a rank does: become a process of its own, join the group, run the function, hand over.
+"""The rank process: joins the group, runs the function, returns the result.
 
 A rank is forked from its supervisor and never returns into it: it ends by `os._exit`, which is
 quick and leaves no thread a chance to hang.

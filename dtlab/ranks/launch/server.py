@@ -1,4 +1,4 @@
-"""The warm server: one process per notebook kernel that has imported torch, and only forks.
+"""The warm server: one process per kernel that has imported PyTorch and forks ranks.
 
 Importing torch takes a second; forking a process that has done so takes milliseconds. The server
 has one thread, no CUDA context, and runs no code of the learner. For each launch it forks a

@@ -1,4 +1,4 @@
-"""One launch: fork its ranks, begin and end them together, and leave nothing behind.
+"""The supervisor of one launch: forks the ranks, watches them, and ends all their processes.
 
       notebook ── control ──► supervisor ── fork ──► rank 0, rank 1, ...
           ▲                       ▲                     │   │

@@ -1,4 +1,4 @@
-"""Operations of which nobody has seen the end yet, and a thread that looks for it."""
+"""Operations that are not yet known to be complete, and the thread that checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes a process has sent over TCP, as the kernel counted them: read from outside it.
+"""Bytes that a process has sent over TCP, as the kernel counts them.
 
     /proc/<pid>/fd/7 -> socket:[4711]         which sockets are open in the process
     netlink sock_diag:  inode 4711 -> tcp_info.tcpi_bytes_sent

@@ -1,4 +1,4 @@
-"""The two doors by which operations come; at each stands somebody who notes them.
+"""Hooks on c10d operators and on `ProcessGroup` that record every communication call.
 
     from Python                                  from C++ (DDP's reducer, DTensor's collectives)
         |                                            |

@@ -1,4 +1,4 @@
-"""What a recorder writes down while a rank is running, and the `Records` made of it afterwards.
+"""The journal of a recorder: compact entries while a rank runs, `Records` afterwards.
 
 A training step issues dozens of operations, so noting one is a few appends of integers; names,
 members of groups and source files are looked up afterwards. The appends need no lock: each is one

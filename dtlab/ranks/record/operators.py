@@ -1,4 +1,4 @@
-"""The operators of c10d as data: what each is called, and where its arguments stand.
+"""The c10d operators as data: their names, and the positions of their arguments.
 
 Everything that communicates in torch.distributed ends in one of these, whoever asked for it.
 """

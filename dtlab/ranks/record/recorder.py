@@ -1,4 +1,4 @@
-"""Sees every communication of a rank, from any thread.
+"""The recorder: notes every communication of a rank, from any thread.
 
     dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
         |

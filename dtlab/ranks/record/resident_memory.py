@@ -1,4 +1,4 @@
-"""A rank's resident memory: the kernel counts it, and the supervisor reads it when the rank asks.
+"""Resident memory of a rank, read from the kernel by the supervisor.
 
     rank                         supervisor
     count()  ── COUNT ────────►  reads /proc/PID/status, and keeps the number

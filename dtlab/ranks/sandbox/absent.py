@@ -1,4 +1,4 @@
-"""Takes the library's own version of an exercise away from the code that is graded.
+"""Disables the library's own solution of an exercise for the code that is graded.
 
 Behind walls a learner's code runs in processes that have the library in memory. What a part asks
 for must not be found there, under whatever name it is called or imported:

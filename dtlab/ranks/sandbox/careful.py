@@ -1,4 +1,4 @@
-"""What a supervisor uses where ranks may tell it anything: it neither fails nor takes for ever."""
+"""Watcher and stack reader for ranks whose messages cannot be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grader's handles on what runs behind walls: ranks, and a notebook's cells.
+"""The grader's interface to a sandbox: its ranks and its notebook cells.
 
     with Enclosure(server, walls) as enclosure:      # some 30 ms, once the server is warm
         room = enclosure.open_room()

@@ -1,4 +1,4 @@
-"""What code behind walls can see of the files of a machine: a root of its own.
+"""The file system of a sandbox: a separate root with what Python and dtlab need.
 
     root of the machine            root behind the walls
     /  home  course  gradebook     /  usr  lib  etc (a few files)       read-only

@@ -1,4 +1,4 @@
-"""Calls to the Linux kernel that Python 3.11 has no function for, and nothing else."""
+"""Linux system calls for which Python 3.11 has no function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook's cells, run behind walls: one by one as a grader sends them, in IPython.
+"""Runs a notebook's cells in a sandbox, one by one, in IPython.
 
     grader                             room
     (number, source)  ── CELL ──────►  run it in the notebook's namespace

@@ -1,4 +1,4 @@
-"""A launch whose ranks nobody trusts, as the grader sees it.
+"""Launches ranks in a sandbox, as the grader uses them.
 
 Whatever they send, the conversation ends at its limit, and takes no more memory than it may.
 """

@@ -1,4 +1,4 @@
-"""The system calls that code behind walls does without, refused by the kernel (seccomp).
+"""The seccomp filter: system calls that sandboxed code may not make.
 
     which machine? ── another one ──► the process is killed
     which call?    ── newer than this list ──► "no such call", so that libraries fall back

@@ -1,4 +1,4 @@
-"""Time limits for code that is graded, in which waiting for a CPU does not count.
+"""Time limits for graded code that do not count waiting for a CPU.
 
 On a busy machine a process waits for a CPU most of the time, and a right answer must not lose its
 points for that. Linux notes for each thread how long it ran and how long it waited

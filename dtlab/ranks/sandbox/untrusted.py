@@ -1,4 +1,4 @@
-"""What code that nobody trusts has sent, before anybody works with it.
+"""Checks of messages from untrusted processes: size, depth and content.
 
 Plain data run nothing, but can still be nested, long or strange enough to use up a reader's memory
 and time; and names of files in them can lead a reader to files that the writer may not see. Here

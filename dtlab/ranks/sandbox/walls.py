@@ -1,4 +1,4 @@
-"""Walls around code that nobody trusts: what it can see, take and reach.
+"""The walls of a sandbox: namespaces, limits and users that isolate untrusted code.
 
 Code behind them sees no files but those that it needs (sight.py), no process but its user's, and
 no network but a loopback of its own; it does without many system calls (filter.py), and runs as

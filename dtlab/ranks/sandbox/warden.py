@@ -1,4 +1,4 @@
-"""A server behind walls: forks the ranks and the notebook of one submission, and ends with them.
+"""The server of a sandbox: forks the ranks and the notebook of one submission, and ends them.
 
     server ── fork ──► warden                keeps what must be taken away at the end
                           └── fork ──► serves behind the walls; the first process there, so that

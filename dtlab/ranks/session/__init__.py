@@ -1,4 +1,4 @@
-"""Ranks that stay: cells and functions run on them, one after the other, and their state persists.
+"""Sessions: ranks that run one cell or function after the other and keep their state.
 
     notebook (notebook.py)             supervisor.py                     rank.py
     ──────────────────────             ─────────────                     ───────

@@ -1,4 +1,4 @@
-"""All that connects the notebook with the ranks of a session: one conversation, of many turns."""
+"""The connection between the notebook and the ranks of a session."""
 
 from __future__ import annotations
 

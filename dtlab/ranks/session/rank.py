@@ -1,4 +1,4 @@
-"""A rank that stays: it joins the group, and runs what it is sent until it is told to leave."""
+"""A rank of a session: joins the group, then runs turn after turn until it is told to leave."""
 
 from __future__ import annotations
 

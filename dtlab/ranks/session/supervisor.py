@@ -1,4 +1,4 @@
-"""The supervisor of ranks that stay: turn after turn, and ranks brought back from trouble.
+"""The supervisor of a session: runs turns, and restores ranks after a failed one.
 
 Where a turn fails, ranks that are still in it are brought back one way after the other: a signal
 raises KeyboardInterrupt in whoever runs Python; cutting the connections between ranks raises an

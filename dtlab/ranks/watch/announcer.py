@@ -1,4 +1,4 @@
-"""A rank tells what it is about to do, so that somebody outside can see what it waits for.
+"""The announcer of a rank: publishes each operation before it blocks in it.
 
 What is told of an operation: its group, and a description of all that has to be the same on every
 rank ("all_reduce(float32[4], SUM)"), as a number that is the same for the same description

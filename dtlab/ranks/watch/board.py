@@ -1,4 +1,4 @@
-"""What ranks tell their supervisor about their communication, through memory that they share.
+"""Shared memory in which each rank publishes the state of its communication.
 
 Each rank has a ring of fixed-size records that it writes and the supervisor reads, and a table of
 texts for names. Writing one takes a microsecond and no system call. The memory is anonymous: there

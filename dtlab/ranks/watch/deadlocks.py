@@ -1,4 +1,4 @@
-"""From what the watcher found to a `DeadlockError`: who waits for whom, and what to do."""
+"""Makes a `DeadlockError` from what the watcher found."""
 
 from __future__ import annotations
 

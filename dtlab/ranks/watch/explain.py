@@ -1,4 +1,4 @@
-"""From how a launch ended to an error that says what happened, where, and what to do."""
+"""Makes an error from how a launch ended: what happened, where, and what to do."""
 
 from __future__ import annotations
 

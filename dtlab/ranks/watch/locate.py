@@ -1,4 +1,4 @@
-"""From the frames of a rank to the line that the learner wrote."""
+"""Finds the learner's line in the stack of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the operations of all ranks fit together, and can they ever be complete?
+"""Matches operations of all ranks: do they fit together, and can they complete?
 
 A small machine that follows what each rank did, in its order, under the rules that every backend
 keeps: a collective is complete when all members have called it; a message, when its send and its

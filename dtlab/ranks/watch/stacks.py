@@ -1,4 +1,4 @@
-"""Where a rank is, told from outside: it writes its stack when a signal asks it to.
+"""Stack traces of ranks on request: a signal makes a rank write its stack.
 
 Python's `faulthandler` writes the stack from inside the signal handler, so this works while the
 rank is blocked in C++, and also when it crashes. Each rank has a pipe that it writes to.

@@ -1,4 +1,4 @@
-"""Notices that ranks wait for each other in vain, and says who waits for what.
+"""The watcher: detects deadlocks and mismatched operations.
 
 The board tells what the ranks did; the machine of `matching.py` tells whether it fits and whether
 anybody can go on. What the board cannot tell is that a rank waits inside C++ (in DDP's backward,

@@ -1,4 +1,4 @@
-"""Finds free places for the words beside lines that stand upright in a chart. Arithmetic only.
+"""Placement of labels beside upright lines in a chart. Arithmetic only.
 
 All lengths are inches from the lower left corner of the chart.
 

@@ -1,4 +1,4 @@
-"""Lays a trace out for drawing: which event goes where in its rank's lane. Arithmetic only.
+"""Layout of a trace in lanes, one for each rank. Arithmetic only.
 
 lane of a rank   strip     what its program does: a compute span, or waiting for an operation
                  track 0   operations under way, from issue to completion;

@@ -1,4 +1,4 @@
-"""One look for every figure: what each colour means, and the sheet that figures are drawn on.
+"""The style of all figures: the meaning of colours, and the sheet on which figures are drawn.
 
 Colours mean the same in every figure of the course. Forward and backward are two blues (both are
 compute), communication is orange, the optimizer is wine, idle time is pale grey with a hatch.

@@ -1,4 +1,4 @@
-"""Draws what an optimizer step is made of: copies of the model, their GPUs, their microbatches.
+"""Figures of batches: an optimizer step, learning-rate schedules, sweeps, and a published sweep.
 
 copy 0  ■ ■   [ 4 ][ 4 ][ 4 ]  │        a copy works on its microbatches one after another,
 copy 1  ■ ■   [ 4 ][ 4 ][ 4 ]  │ step   on all of its GPUs; then all copies average

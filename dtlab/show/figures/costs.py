@@ -1,4 +1,4 @@
-"""Draws time against size: what was measured, emulated or predicted, and who is fastest where."""
+"""Figures of communication time against size: measured, emulated or predicted."""
 
 from __future__ import annotations
 

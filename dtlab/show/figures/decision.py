@@ -1,4 +1,4 @@
-"""Draws the decision tree of a training job, and one job's way through it.
+"""Figure of the decision tree, with the path of one job.
 
     Does a whole replica fit on a card?                642 GB > 80 GB
     ├─ yes  Is one GPU fast enough?

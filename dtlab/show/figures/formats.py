@@ -1,4 +1,4 @@
-"""Draws the numbers that formats hold around a value, and which of them it is rounded to.
+"""Figures of number formats: rounding, the range of gradients, and loss scales.
 
 fp16  │ │ │ │ │ ●◄┼ │ │ │ │ │     spacing 2^-10
 bf16  │       ●◄──┼       │       spacing 2^-7

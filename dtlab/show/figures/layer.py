@@ -1,4 +1,4 @@
-"""Draws a block of a transformer whose weights are shared by ranks: who has what, who sends what.
+"""Figures of a transformer layer: its tensor-parallel weights, and its activations.
 
     rank 0   norm ─ f ─ q, k, v ─ head 0 ─ proj. ─ g ─ + ─ norm ─ f ─ first ─ GELU ─ second ─ g ─ +
                     ¦                              ¦              ¦                         ¦

@@ -1,4 +1,4 @@
-"""Draws curves of numbers: losses over steps, errors against rates, whatever has two columns."""
+"""Figures of curves: losses, errors, and scaling with the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws what a rank has in memory, piece by piece, against the bytes of its card.
+"""Figures of memory: model states against a GPU's capacity, and bytes over a step.
 
 stage 0   [parameters|gradients|optimizer state      |activations]  112 GB   does not fit
 stage 3   [p|g|os|activations]           ┆                         22 GB   fits

@@ -1,4 +1,4 @@
-"""Draws one backward pass and its buckets, and what is left exposed for every size of bucket."""
+"""Figures of data-parallel steps: overlap with the backward pass, and a straggler."""
 
 from __future__ import annotations
 

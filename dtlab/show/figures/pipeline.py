@@ -1,4 +1,4 @@
-"""Draws pipelines, measured or simulated: a panel for each trace, all of them on one axis of time.
+"""Figures of pipelines, measured or simulated, on one time axis.
 
 simulated   rank 0  |0|1|////////| 0 |...    a box is an action, with its microbatch;
             rank 1  |/|0|1| 0 | 1 |...       what is hatched is idle time, from the first

@@ -1,4 +1,4 @@
-"""Draws the rounds of a ring all-reduce: ranks on a circle, their chunks, the messages.
+"""Figure of a ring all-reduce, round by round.
 
 Every rank is a box with one column per chunk. A column has one cell per rank, filled where the
 contribution of that rank is in this copy of the chunk; the more it holds, the darker it is.

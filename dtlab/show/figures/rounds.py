@@ -1,4 +1,4 @@
-"""What a collective has done after each of its rounds, as data that a figure draws.
+"""The rounds of a collective as data for figures.
 
 A ring of three, chunk by chunk, the ranks whose contribution is in it:
 

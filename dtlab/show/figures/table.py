@@ -1,4 +1,4 @@
-"""Draws what every rank holds before and after a collective, on data that says whose it is.
+"""Table of what each rank holds before and after a collective.
 
 Rank r brings the numbers 1, 2, 3, ... times 10**r. The digits of any element then tell where it
 comes from: the place of a digit names the rank, the digit says which of its elements it is.

@@ -1,4 +1,4 @@
-"""Draws a trace: a lane per rank, its program on top and the operations under way below it."""
+"""The timeline of a trace: a lane for each rank, with its operations below its program."""
 
 from __future__ import annotations
 

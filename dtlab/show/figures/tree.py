@@ -1,4 +1,4 @@
-"""Draws a binomial tree round by round: a column per rank, a row per round, time downwards.
+"""Figure of a binomial tree, round by round.
 
 A box is what a rank holds after a round: one cell per rank, filled where the contribution of that
 rank is in it. An arrow leads from what the sender held before to what the receiver holds after.

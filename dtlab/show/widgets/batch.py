@@ -1,4 +1,4 @@
-"""Figures of batch sizes and learning rates with controls: thin fronts, as in `widgets.py`.
+"""Widgets for batch sizes and learning rates.
 
     explore_effective_batch()     microbatch, microbatches, copies and GPUs against the batch
     explore_schedule()            warm-up, decay, and a scheduler that is called too often

@@ -1,4 +1,4 @@
-"""The decision tree with controls: a thin front, as in `widgets.py`.
+"""The widget of the decision tree.
 
     explore_decision()    what is known of a job against the way through the tree
 

@@ -1,4 +1,4 @@
-"""A dial: one number that a learner sets, in a field that takes any value or on a slider.
+"""Dials: a number that a learner sets in a field or on a slider.
 
     Size of the tensor [ 7 MB      ]  ──────o─────
 

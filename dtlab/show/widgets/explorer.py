@@ -1,4 +1,4 @@
-"""Figures with controls: thin fronts that draw a figure anew when one of their values changes.
+"""`Explorer`: a figure with controls; and steppers through rings and trees.
 
     step_ring(), step_tree()     round by round, with a dial and two buttons
     explore_crossover()          size, ranks, link and algorithms against the time of an all-reduce

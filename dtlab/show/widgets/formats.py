@@ -1,4 +1,4 @@
-"""Figures of formats and activations with controls: thin fronts, as in `widgets.py`.
+"""Widgets for number formats and activations.
 
     explore_number_line()           a value against the numbers of the formats
     explore_gradients(gradients)    the scale of the loss against what fp16 loses

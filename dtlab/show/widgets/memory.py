@@ -1,4 +1,4 @@
-"""Figures of memory with controls: thin fronts, as in `widgets.py`.
+"""Widgets for memory.
 
     explore_memory()    parameters, stage, ranks, policy and card against what a rank holds
 """

@@ -1,4 +1,4 @@
-"""A pipeline with controls: a thin front, as in `widgets.py`.
+"""Widgets for pipelines and tensor-parallel blocks.
 
 explore_pipeline()    stages, microbatches, schedule, backward and messages against the bubble
 """
@@ -50,7 +50,7 @@ def _plain(words: str) -> float:
     return number_from_words(words, {})
 
 
-# A block shared by ranks, with controls: a thin front, as in `widgets.py` ------------------------
+# Tensor-parallel blocks --------------------------------------------------------------------------
 
 
 def explore_block(num_heads: int = 4) -> Explorer:

@@ -1,4 +1,4 @@
-"""Figures of data-parallel training with controls: thin fronts, as in `widgets.py`.
+"""Widgets for data-parallel training.
 
     explore_overlap()      size of buckets, ranks and link against exposed communication
     explore_straggler()    the delay of a worker against throughput, for each consistency
