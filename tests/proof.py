@@ -224,11 +224,11 @@ class UnitProof:
         for name, proof in self.proofs.items():
             yield f"\n{name}"
             wrong = proof.answers.wrong if proof.answers else {}
-            losses = {answer.__name__: ", ".join(lost) for answer, lost in wrong.items()}
+            losses = {one: ", ".join(wrong.get(answer, ())) for one, answer in proof.known.items()}
             yield from _table(
                 ("answer", "loses", "as it should"),
                 [
-                    (answer, losses.get(answer, "nothing"), "NO" if objections else "yes")
+                    (answer, losses[answer] or "nothing", "NO" if objections else "yes")
                     for answer, objections in proof.objections.items()
                 ],
             )

@@ -220,7 +220,7 @@ def result_of(proof: Proof, place: Place) -> list[str]:
     assert proof.answers is not None
     assert proof.solution is not None
     if place.kind == "answer":
-        answer = next(one for one in proof.known if one.__name__ == place.which)
+        answer = proof.known[str(place.which)]
         return proof.answers.objections(answer, proof.answers.check(answer))
     source = proof.solution if place.kind == "solution" else proof.mutants[int(place.which)].source
     criteria = proof.part.check.run("total", Solution(source, "").answer(source, "total"))

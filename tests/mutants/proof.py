@@ -78,9 +78,7 @@ class Proof:
         name, source = self.part.name, self.solution
         solution = {} if source is None else {Place("solution"): partial(losses_of, name, source)}
         mutants = enumerate(partial(losses_of, name, mutant.source) for mutant in self.mutants)
-        answers = (
-            (one.__name__, partial(objections_to, name, one.__name__)) for one in self.known
-        )
+        answers = ((one, partial(objections_to, name, one)) for one in self.known)
         return (
             {Place("answer", answer): call for answer, call in answers}
             | solution
@@ -103,9 +101,9 @@ class Proof:
         return not found
 
     @property
-    def known(self) -> list[Answer]:
-        """Wrong answers, then right ones."""
-        return [*self.answers.wrong, *self.answers.right] if self.answers is not None else []
+    def known(self) -> dict[str, Answer]:
+        """Wrong answers, then right ones, by their names."""
+        return self.answers.named if self.answers is not None else {}
 
     @property
     def equivalent(self) -> Mapping[str, str]:
@@ -123,7 +121,7 @@ class Proof:
     @property
     def objections(self) -> dict[str, list[str]]:
         """By the name of each known answer judged so far, what its report should not say."""
-        places = (Place("answer", one.__name__) for one in self.known)
+        places = (Place("answer", one) for one in self.known)
         return {str(one.which): self.results[one] for one in places if one in self.results}
 
     @property
@@ -195,8 +193,7 @@ def objections_to(name: str, answer_name: str) -> list[str]:
     """
     answers = answers_of(find_part(name))
     assert answers is not None
-    known = {one.__name__: one for one in (*answers.wrong, *answers.right)}
-    answer = known[answer_name]
+    answer = answers.named[answer_name]
     seeds = (0,) if answer in answers.wrong else SEEDS
     reports = (answers.check(answer, seed) for seed in seeds)
     return [off for report in reports for off in answers.objections(answer, report)]

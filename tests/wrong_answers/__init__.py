@@ -51,6 +51,20 @@ class Answers:
         return report_on(self.part, handed_in, seed, learner, bench)
 
     @property
+    def named(self) -> dict[str, Answer]:
+        """Wrong answers, then right ones, each by a name of its own.
+
+        Answers that one function has made are all called alike, so they get numbers.
+        """
+        found: dict[str, Answer] = {}
+        for answer in (*self.wrong, *self.right):
+            name, number = answer.__name__, 2
+            while name in found:
+                name, number = f"{answer.__name__} {number}", number + 1
+            found[name] = answer
+        return found
+
+    @property
     def sample(self) -> Sequence[Answer]:
         """For each criterion the first wrong answer that loses it alone, and one right answer.
 
