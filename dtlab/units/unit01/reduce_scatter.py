@@ -83,10 +83,11 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         assert one.trace is not None
         pairs = Counter(message[:2] for message in messages(one.trace))
         rounds, goal = max(pairs.values(), default=0), halves * (RANKS - 1)
+        needed = "N-1" if halves == 1 else f"{halves}(N-1)"
         if rounds <= goal:
             return ""
         return (
-            f"{rounds} rounds on {RANKS} ranks; a ring needs {times}(N-1) = {goal}. "
+            f"{rounds} rounds on {RANKS} ranks; a ring needs {needed} = {goal}. "
             "Each message to the same neighbour costs a latency: send a whole chunk in one "
             "message."
         )
