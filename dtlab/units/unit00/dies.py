@@ -6,15 +6,17 @@ What is right is measured: two iterations of each model are run (`measured.peaks
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choice
 from dtlab.units.unit00.settings import KINDS, Setting, draw_setting, setting_words
+from dtlab.units.unit00.strategies import unless
 
 __all__ = ["PART", "QUESTIONS"]
 
@@ -100,35 +102,34 @@ _DIES_MISTAKES = {
 
 
 def _questions(name: str) -> tuple[Question, Question]:
-    def choice(
-        right: Callable[[Mapping[str, Any]], str], why: Mapping[str, str], hint: str
-    ) -> Choice:
-        mistakes = (
-            Mistake(lambda given, one=one: "" if right(given[name]) == one else one, words)
-            for one, words in why.items()
-        )
-        options = dict.fromkeys(why, "")
-        return Choice(options, lambda given: right(given[name]), tuple(mistakes), hint)
+    def peak(given: Values) -> str:
+        return _peak(given[name])
+
+    def dies(given: Values) -> str:
+        return _dies(given[name])
 
     return (
-        Question(
+        choice(
             f"{name}_peak",
-            0.5,
             f"the phase in which model {name} has the most bytes; the first of those alike",
-            choice(_peak, _PEAK_MISTAKES, "Measure a model like it."),
+            list(_PEAK_MISTAKES),
+            peak,
+            "Measure a model like it.",
+            unless(peak, _PEAK_MISTAKES),
+            points=0.5,
         ),
-        Question(
+        choice(
             f"{name}_dies",
-            1,
             f"the first phase in which model {name} is beyond its limit, or that it fits",
-            choice(_dies, _DIES_MISTAKES, "Go through the phases in order."),
+            list(_DIES_MISTAKES),
+            dies,
+            "Go through the phases in order.",
+            unless(dies, _DIES_MISTAKES),
         ),
     )
 
 
-QUESTIONS = Questions(
-    _draw, _rows, tuple(question for name in "abcdef" for question in _questions(name))
-)
+QUESTIONS = asked(_draw, _rows, *(one for name in "abcdef" for one in _questions(name)))
 
 PART = Part(
     name="00/dies",

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.units.unit00.strategies import unless
 
 __all__ = ["MOMENTS", "PART", "moments"]
 
@@ -55,10 +56,6 @@ def _draw(draw: Random) -> Values:
     gaps = [(a, b) for a, b in pairwise(sizes) if b > 1.1 * a]
     below, above = draw.choice(gaps)
     return given | {"card": round((below + above) / 2)}
-
-
-def _unless_right(name: str) -> Any:
-    return formula(f"'' if dies == {name!r} else {name!r}")
 
 
 _COMPARE = "compare that with the card; and what came before?"
@@ -147,15 +144,17 @@ PART = Part(
             [*MOMENTS, "never"],
             formula("dies"),
             "Go through your five numbers in order.",
-            {
-                _unless_right("building"): "are the weights alone too much?",
-                _unless_right("forward"): "add what is kept to the weights, and compare.",
-                _unless_right("backward"): "two sets of weights are in memory then. Is it too "
-                "much?",
-                _unless_right("step"): _COMPARE,
-                _unless_right("second"): _COMPARE,
-                _unless_right("never"): "one of your five numbers is larger than the card's.",
-            },
+            unless(
+                formula("dies"),
+                {
+                    "building": "are the weights alone too much?",
+                    "forward": "add what is kept to the weights, and compare.",
+                    "backward": "two sets of weights are in memory then. Is it too much?",
+                    "step": _COMPARE,
+                    "second": _COMPARE,
+                    "never": "one of your five numbers is larger than the card's.",
+                },
+            ),
         ),
         where={
             "moments": moments,

@@ -11,8 +11,8 @@ from dtlab.grading.questions.declared import choice
 from dtlab.predict.strategy import Choice as Chosen
 from dtlab.predict.strategy import choose
 
-__all__ = ["FACTS", "LEAVES", "STRATEGIES", "draw_job", "fact_of", "is_clear", "questions_on",
-           "strategy_of", "words"]  # fmt: skip
+__all__ = ["FACTS", "LEAVES", "draw_job", "fact_of", "is_clear", "questions_on",
+           "strategy_of", "unless", "words"]  # fmt: skip
 
 LEAVES: Final[Mapping[str, str]] = {  # in the tree: what to write
     "one_gpu": "one GPU",
@@ -34,9 +34,7 @@ FACTS: Final[Mapping[str, str]] = {  # the questions of the tree that drive thes
     "stage3": "stage 3",
     "context": "everything shared",
 }
-STRATEGIES: Final[Mapping[str, str]] = dict.fromkeys(LEAVES.values(), "")
 _CLEAR = 0.06  # by how much at least the numbers of a question differ
-
 
 _PARAMS = (0.2, 0.7, 1, 1.5, 3, 4, 7, 8, 13, 20, 30, 34, 70, 120, 175)  # billions
 _ACTIVATIONS = (1, 2, 4, 8, 12, 20, 40, 60, 120, 300, 500, 900)  # GB
@@ -137,6 +135,14 @@ _FACT_MISTAKES = {
 }
 
 
+def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
+    """What is said of each option, save for the one that is right."""
+    return {
+        lambda given, one=one: "" if right(given) == one else one: said
+        for one, said in why.items()
+    }
+
+
 def questions_on(name: str, about: str) -> tuple[Question, Question]:
     """The strategy of the job that is given as `name`, and the one fact that drove it."""
 
@@ -146,17 +152,11 @@ def questions_on(name: str, about: str) -> tuple[Question, Question]:
     def fact(given: Values) -> str:
         return fact_of(given[name])
 
-    def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
-        return {
-            lambda given, one=one: "" if right(given) == one else one: said
-            for one, said in why.items()
-        }
-
     return (
         choice(
             name,
             f"the strategy for {about}",
-            STRATEGIES,
+            dict.fromkeys(LEAVES.values(), ""),
             strategy,
             "Go through the tree from the top.",
             unless(strategy, _STRATEGY_MISTAKES),
