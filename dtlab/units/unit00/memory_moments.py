@@ -81,8 +81,7 @@ PART = Part(
             "weights",
             "Bytes per parameter times millions of parameters are MB.",
             {
-                "2 * weights": "there are no gradients yet: .grad is None until the first "
-                "backward pass.",
+                "2 * weights": "there are no gradients yet. What makes them?",
                 "parameters": "these are the parameters. How many bytes has each of them?",
             },
             unit="MB",
@@ -106,8 +105,7 @@ PART = Part(
             {
                 "answer + activations": "backward lets go of what was kept for it.",
                 "weights": "where are the gradients now?",
-                "held['step']": "the optimizer has not stepped yet: it has no state before its "
-                "first step.",
+                "held['step']": "the optimizer has no state before its first step.",
             },
             unit="MB",
         ),
@@ -117,8 +115,7 @@ PART = Part(
             "held['step']",
             "What does the optimizer make at its first step, and what is still there?",
             {
-                "2 * weights": "these are two numbers for each parameter. Count the weight, its "
-                "gradient, which nobody has cleared yet, and what the optimizer has made now.",
+                "2 * weights": "these are two numbers for each parameter. Are there no more now?",
                 "(3 if optimizer == 'Adam' else 4) * weights": "how many numbers does your "
                 "optimizer keep for each parameter, and are the gradients still there?",
             },
@@ -130,8 +127,7 @@ PART = Part(
             "held['second']",
             "As the first time, and what has stayed since. Are the gradients still there?",
             {
-                "held['forward']": "so it was in the first iteration. The optimizer's state "
-                "stays.",
+                "held['forward']": "so it was in the first iteration. What has stayed since?",
                 "answer - weights if late else answer + weights": "when are the gradients cleared "
                 "in your loop, and where are they now?",
             },
@@ -140,7 +136,7 @@ PART = Part(
         ),
         choice(
             "dies",
-            "the first of these moments at which it is more than the card has room for, or never",
+            "the first of these moments at which the card has no room for it, or never",
             [*MOMENTS, "never"],
             formula("dies"),
             "Go through your five numbers in order.",

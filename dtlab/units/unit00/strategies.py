@@ -108,25 +108,25 @@ def _may_be(job: Values, leaf: str) -> bool:
 
 # Questions --------------------------------------------------------------------------------------
 
+_SPLIT = (
+    "do the activations of one microbatch fit on a card? If not, does a replica fit beside its "
+    "part of them?"
+)
 _STRATEGY_MISTAKES = {
     "one GPU": "does a whole replica fit on one card, and is one in time?",
     "data parallelism": "each GPU holds a whole replica. Does one fit? And is one GPU too slow?",
     "ZeRO-1": "stage 1 shares out Adam's state. Is that needed here, and is it enough?",
     "ZeRO-2": "stage 2 shares out gradients too. Is that needed here, and is it enough?",
-    "ZeRO-3": "stage 3 shares out all model states, and no activations. Is that needed here, and "
-    "is it enough?",
+    "ZeRO-3": "stage 3 shares out all model states. Is that needed here, and is it enough?",
     "tensor parallelism": "this is for what stage 3 leaves too large. What does a rank hold then?",
-    "split samples": "do the activations of one microbatch fit on a card? If not, does a replica "
-    "fit beside its part of them?",
-    "split samples and ZeRO-3": "do the activations of one microbatch fit on a card? If not, does "
-    "a replica fit beside its part of them?",
+    "split samples": _SPLIT,
+    "split samples and ZeRO-3": _SPLIT,
     "more GPUs": "are the GPUs too few, by their bytes with everything shared out, or by hours?",
 }
 _FACT_MISTAKES = {
-    "time": "whether one GPU is in time drives a job whose replica fits, and no other. Is it what "
+    "time": "this drives a job whose replica fits. Is it what the strategy hangs on here?",
+    "GPUs in time": "this drives a job whose replica fits, where one GPU is too slow. Is it what "
     "the strategy hangs on here?",
-    "GPUs in time": "how many GPUs it takes is asked where a replica fits and one GPU is too "
-    "slow. Is it what the strategy hangs on here?",
     "replica": "does a replica fit? Then it is a question of time. If not: is it the model states "
     "that are too large, or a sample?",
     "sample": "compare the activations of one microbatch with the card.",
