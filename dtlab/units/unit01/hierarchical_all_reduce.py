@@ -11,6 +11,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.calls import HierarchicalAllReduce, draw_groups
 from dtlab.units.unit01.judges import (
+    Message,
     chunks_pattern,
     judge_result,
     judge_sent,
@@ -40,67 +41,55 @@ def _trials(seed: int) -> list[Trial]:
     return [*trials, Trial(6, [HierarchicalAllReduce(seed, 11, groups, ranks_per_node=2)])]
 
 
-def _per_node(one: Observation) -> int:
-    (call,) = one.trial.cases
-    assert isinstance(call, HierarchicalAllReduce)
-    return call.ranks_per_node
+def _traffic_rule(*, crossing: bool) -> Rule:
+    """Limits what each rank sends to other nodes (`crossing`), or within its own node."""
+    name, where, formula = "inside", "within its node", "2(G-1)/G S"
+    if crossing:
+        name, where, formula = "between", "to other nodes", "2(n-1)/n S/G"
+
+    def wrong(one: Observation) -> str:
+        (call,) = one.trial.cases
+        assert isinstance(call, HierarchicalAllReduce)
+        assert one.trace is not None
+        per_node, all_sent = call.ranks_per_node, messages(one.trace)
+        sent = [0] * _RANKS
+        for source, target, size, _ in all_sent:
+            if (source // per_node != target // per_node) == crossing:
+                sent[source] += size
+        parts, share = (_RANKS // per_node, _BYTES / per_node) if crossing else (per_node, _BYTES)
+        most = 2 * (parts - 1) / parts * share
+        if max(sent) <= (1 + _SLACK) * most:
+            return ""
+        advice = "Reduce-scatter before and all-gather after: send parts, not all of S."
+        if crossing:
+            advice = _advice(all_sent, sent, per_node)
+        worst = sent.index(max(sent))
+        return (
+            f"{one.trial.words(0)}: rank {worst} sent {amount(sent[worst])} {where}; it should be "
+            f"at most {formula} = {amount(most)}. {other_dtype(all_sent) or advice}"
+        )
+
+    right = f"each rank sends at most {formula} {where}"
+    return Rule(name, 2, judge_sent(right, wrong, inf, measured=len(_PER_NODE)))
 
 
-def _sent(one: Observation, *, crossing: bool) -> list[int]:
-    """Bytes that each rank sent to other nodes, or inside its own."""
-    assert one.trace is not None
-    totals, per_node = [0] * _RANKS, _per_node(one)
-    for source, target, size, _ in messages(one.trace):
-        if (source // per_node != target // per_node) == crossing:
-            totals[source] += size
-    return totals
-
-
-def _too_much_between(one: Observation) -> str:
-    """To other nodes a rank sends its share of the sums, by a ring."""
-    sent, per_node = _sent(one, crossing=True), _per_node(one)
+def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
+    """Why so much goes between nodes, as far as the amounts tell."""
     nodes = _RANKS // per_node
     whole = 2 * (nodes - 1) / nodes * _BYTES
-    if max(sent) <= (1 + _SLACK) * whole / per_node:
-        return ""
-    assert one.trace is not None
-    all_sent = messages(one.trace)
-    if other_dtype(all_sent):
-        advice = other_dtype(all_sent)
-    elif all((each.target - each.source) % _RANKS in (1, _RANKS - 1) for each in all_sent):
-        advice = "One ring over all ranks knows nothing of nodes: sum within each node first."
-    elif min(sent) < max(sent) / 2:
-        advice = "The ranks of a node do not share the work: let each sum its part between nodes."
-    elif abs(max(sent) - whole) <= _SLACK * whole:
-        advice = (
+    if all((one.target - one.source) % _RANKS in (1, _RANKS - 1) for one in all_sent):
+        return "One ring over all ranks knows nothing of nodes: sum within each node first."
+    if min(sent) < max(sent) / 2:
+        return "The ranks of a node do not share the work: let each sum its part between nodes."
+    if abs(max(sent) - whole) <= _SLACK * whole:
+        return (
             "The whole tensor travels between nodes: reduce-scatter within the node first, so "
             "that each rank has S/G left to sum between nodes."
         )
-    else:
-        advice = (
-            f"Rank r belongs to node r // ranks_per_node, so node 0 is "
-            f"{ranks_in_words(range(per_node))}; between nodes, ranks of the same seat sum their "
-            "parts by a ring."
-        )
+    first = ranks_in_words(range(per_node))
     return (
-        f"{one.trial.words(0)}: rank {sent.index(max(sent))} sent {amount(max(sent))} to other "
-        f"nodes; it should be at most 2(n-1)/n S/G = {amount(whole / per_node)}. {advice}"
-    )
-
-
-def _too_much_inside(one: Observation) -> str:
-    """Inside its node a rank sends what a reduce-scatter and an all-gather take."""
-    sent, per_node = _sent(one, crossing=False), _per_node(one)
-    most = 2 * (per_node - 1) / per_node * _BYTES
-    if max(sent) <= (1 + _SLACK) * most:
-        return ""
-    assert one.trace is not None
-    advice = other_dtype(messages(one.trace)) or (
-        "Within the node, reduce-scatter before and all-gather after: send parts, not all of S."
-    )
-    return (
-        f"{one.trial.words(0)}: rank {sent.index(max(sent))} sent {amount(max(sent))} within its "
-        f"node; it should be at most 2(G-1)/G S = {amount(most)}. {advice}"
+        f"Rank r belongs to node r // ranks_per_node, so node 0 is {first}; between nodes, ranks "
+        "of the same seat sum their parts by a ring."
     )
 
 
@@ -123,26 +112,8 @@ PART = Part(
                 ),
             ),
             Rule("subgroups", 1, judge_subgroups),
-            Rule(
-                "between",
-                2,
-                judge_sent(
-                    "each rank sends at most 2(n-1)/n S/G to other nodes",
-                    _too_much_between,
-                    inf,
-                    measured=len(_PER_NODE),
-                ),
-            ),
-            Rule(
-                "inside",
-                2,
-                judge_sent(
-                    "each rank sends at most 2(G-1)/G S within its node",
-                    _too_much_inside,
-                    inf,
-                    measured=len(_PER_NODE),
-                ),
-            ),
+            _traffic_rule(crossing=True),
+            _traffic_rule(crossing=False),
         ),
     ),
     reference="dtlab.collectives.hierarchical_all_reduce",

@@ -126,7 +126,7 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
 
 
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
-    """Judges by what is `wrong`, once the result over all ranks is right and the rank's own."""
+    """Judges by what is `wrong`, once ranks have the right result by messages of their own."""
 
     def judge(seen: Seen) -> Verdict:
         if _not_your_own(seen):

@@ -32,7 +32,10 @@ _SLACK = 0.01  # of the bytes that a ring needs
 
 
 def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
-    """What is sent in a ring that goes round once (`halves` = 1) or twice: `points` for bytes."""
+    """Judges what is sent in a ring that goes round once (`halves` = 1) or twice (2).
+
+    `points` are those of the criterion on bytes.
+    """
     times = "" if halves == 1 else f"{halves}"
     need = halves * (RANKS - 1) / RANKS * BYTES
     formula = f"{times}(N-1)/N x {amount(BYTES)}"
