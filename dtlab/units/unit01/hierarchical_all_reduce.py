@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.calls import HierarchicalAllReduce, draw_groups
@@ -19,6 +20,9 @@ from dtlab.units.unit01.judges import (
     messages,
     other_dtype,
 )
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
 
 _RANKS = 6  # of the trials in which bytes are counted
 _PER_NODE = (2, 3)  # one such trial for each
@@ -47,11 +51,8 @@ def _traffic_rule(*, crossing: bool) -> Rule:
     if crossing:
         name, where, formula = "between", "to other nodes", "2(n-1)/n S/G"
 
-    def wrong(one: Observation) -> str:
-        (call,) = one.trial.cases
-        assert isinstance(call, HierarchicalAllReduce)
-        assert one.trace is not None
-        per_node, all_sent = call.ranks_per_node, messages(one.trace)
+    def wrong(call: HierarchicalAllReduce, trace: Trace) -> str:
+        per_node, all_sent = call.ranks_per_node, messages(trace)
         sent = [0] * _RANKS
         for source, target, size, _ in all_sent:
             if (source // per_node != target // per_node) == crossing:
@@ -65,7 +66,7 @@ def _traffic_rule(*, crossing: bool) -> Rule:
             advice = _advice(all_sent, sent, per_node)
         worst = sent.index(max(sent))
         return (
-            f"{one.trial.words(0)}: rank {worst} sent {amount(sent[worst])} {where}; it should be "
+            f"{call}: rank {worst} sent {amount(sent[worst])} {where}; it should be "
             f"at most {formula} = {amount(most)}. {other_dtype(all_sent) or advice}"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
 from dtlab.grading.checking.topics import Seen
@@ -166,25 +166,28 @@ judge_subgroups = after_result("right on groups of some of the ranks too", _wron
 
 def judge_sent(
     right: str,
-    wrong: Callable[[Observation], str],
+    wrong: Callable[[Any, Trace], str],
     least: float = 0,
     measured: int = 1,
 ) -> Judge:
-    """Judges what was sent in the first `measured` trials, by what is `wrong` with each of them.
+    """Judges what was sent in the first `measured` trials, each of one call.
 
-    A result that is wrong has to be mended first if a rank sent less than `least` bytes for it.
+    `wrong` says what is wrong with a call, by its trace; it is empty if nothing is. A wrong result
+    must be mended first if a rank sent less than `least` bytes for it.
     """
 
     def judge(seen: Seen) -> Verdict:
         if _not_your_own(seen):
             return blocked("judged once your own messages move the data")
+        sent = []
         for one in seen[:measured]:
             ranks = count_ranks(one.trial.world_size)
             if one.trace is None:
                 return blocked(f"judged once the call comes back on {ranks}")
             if one.mistakes and min(one.trace.bytes_sent()) < least:
                 return blocked(f"judged once the result is right on {ranks}")
-        words = next(filter(None, map(wrong, seen[:measured])), "")
+            sent.append(wrong(one.trial.cases[0], one.trace))
+        words = next(filter(None, sent), "")
         return lost(words) if words else ok(right)
 
     return judge

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.faults import Fault, Noted
 from dtlab.grading.checking.sums import labelled
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
 from dtlab.grading.words import ranks_in_words
@@ -26,6 +26,8 @@ from dtlab.units.unit01.mending import (
 
 if TYPE_CHECKING:
     import torch
+
+    from dtlab.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,11 @@ def _trials(seed: int) -> list[Trial]:
     return [*small, Trial(4, [Blocks(seed, ELEMENTS)])]
 
 
-def _strangers(one: Observation) -> str:
+def _strangers(trace: Trace) -> str:
     """Ranks exchange messages with their two neighbours in the ring only."""
-    assert one.trace is not None
-    ranks = one.trial.world_size
+    ranks = trace.world_size
     for rank in range(ranks):
-        others = one.trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
+        others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
         if others:
             words = ranks_in_words(sorted(others))
             return f"rank {rank} exchanges messages with {words}. In a ring only neighbours talk."

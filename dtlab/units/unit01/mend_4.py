@@ -29,6 +29,8 @@ from dtlab.units.unit01.mending import (
 if TYPE_CHECKING:
     import torch
 
+    from dtlab.trace import Trace
+
 
 @dataclass(frozen=True)
 class Rows(Returning):
@@ -125,15 +127,14 @@ def _trials(seed: int) -> list[Trial]:
     return [*small, Trial(4, [Rows(seed, ELEMENTS)])]
 
 
-def _not_one_row_each(one: Observation) -> str:
+def _not_one_row_each(trace: Trace) -> str:
     """Rank 0 sends another rank more or less than one message, or others send any."""
-    assert one.trace is not None
-    sent = messages(one.trace)
+    sent = messages(trace)
     for message in sent:
         if message.source > 0:
             pair = f"rank {message.source} sends rank {message.target}"
             return f"{pair} a message. Rank 0 shares out."
-    for rank in range(1, one.trial.world_size):
+    for rank in range(1, trace.world_size):
         count = sum(message.target == rank for message in sent)
         if count != 1:
             return f"rank 0 sends {count} messages to rank {rank}: send each its row, in one."

@@ -20,6 +20,8 @@ from dtlab.units.unit01.judges import by_luck
 if TYPE_CHECKING:
     import torch
 
+    from dtlab.trace import Trace
+
 __all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared", "mend",
            "name_of", "same", "traffic"]  # fmt: skip
 
@@ -140,7 +142,7 @@ def traffic(
     calls: int,
     payload: Callable[[int, int], float],
     advice: str,
-    *more: Callable[[Observation], str],
+    *more: Callable[[Trace], str],
 ) -> Callable[[Seen], str]:
     """What is wrong with what the ranks of the last trial send; empty if nothing.
 
@@ -148,10 +150,9 @@ def traffic(
     `payload(world_size, rank)` bytes. `more` are functions that say what else is wrong.
     """
 
-    def other_calls(one: Observation) -> str:
-        assert one.trace is not None
-        for rank in range(one.trial.world_size):
-            used = one.trace.ops(rank)
+    def other_calls(trace: Trace) -> str:
+        for rank in range(trace.world_size):
+            used = trace.ops(rank)
             other = sorted(set(used) - {*operations, "barrier"})
             if other:
                 return f"rank {rank} calls {other[0]}. {advice}"
@@ -159,19 +160,18 @@ def traffic(
                 return f"rank {rank} makes {used.total()} calls. {advice}"
         return ""
 
-    def too_much(one: Observation) -> str:
-        assert one.trace is not None
-        ranks = one.trial.world_size
+    def too_much(trace: Trace) -> str:
+        ranks = trace.world_size
         for rank in range(ranks):
             most = payload(ranks, rank)
-            sent = one.trace.bytes_sent(rank) + sum(
+            sent = trace.bytes_sent(rank) + sum(
                 all_reduced(len(event.peers) + 1, event.bytes)
-                for event in one.trace.events
+                for event in trace.events
                 if event.rank == rank and event.name == "all_reduce"
             )
             # The operating system counts what gloo sends beside the payload, too.
-            own = _CONNECTIONS + _PER_OPERATION * ranks * one.trace.ops(rank).total()
-            wire = one.trace.bytes_wire(rank) or 0
+            own = _CONNECTIONS + _PER_OPERATION * ranks * trace.ops(rank).total()
+            wire = trace.bytes_wire(rank) or 0
             for left, beside in ((sent, 0), (wire, own)):
                 if left > _SLACK * most + beside:
                     return f"{amount(left)} left rank {rank}; {amount(most)} are enough. {advice}"
@@ -179,7 +179,8 @@ def traffic(
 
     def wrong(seen: Seen) -> str:
         last = seen[-1]
-        found = (objection(last) for objection in (other_calls, *more, too_much))
+        assert last.trace is not None  # its result is right
+        found = (objection(last.trace) for objection in (other_calls, *more, too_much))
         words = next(filter(None, found), "")
         return f"{last.trial.words()}: {words}" if words else ""
 

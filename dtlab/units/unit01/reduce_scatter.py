@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.topics import Seen
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
@@ -21,6 +22,9 @@ from dtlab.units.unit01.judges import (
     other_dtype,
     over_the_world,
 )
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
 
 __all__ = ["BYTES", "PART", "RANKS", "ring_rules"]
 
@@ -40,27 +44,25 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
     need = halves * (RANKS - 1) / RANKS * BYTES
     formula = f"{times}(N-1)/N x {amount(BYTES)}"
 
-    def other_bytes(one: Observation) -> str:
-        assert one.trace is not None
-        sent = one.trace.bytes_sent()
+    def other_bytes(_: Any, trace: Trace) -> str:
+        sent = trace.bytes_sent()
         if all(abs(count - need) <= _SLACK * need for count in sent):
             return ""
         least, most = min(sent), max(sent)
         who = f"each rank sent {amount(most)}"
         if most - least > _SLACK * most:
             who = f"rank {sent.index(most)} sent {amount(most)} and others down to {amount(least)}"
-        return f"{who}; a ring needs {formula} = {amount(need)}. {advice(one)}"
+        return f"{who}; a ring needs {formula} = {amount(need)}. {advice(trace)}"
 
-    def advice(one: Observation) -> str:
+    def advice(trace: Trace) -> str:
         """What to look at, from how much was sent and how large a message was."""
-        assert one.trace is not None
-        sent = one.trace.bytes_sent()
+        sent = trace.bytes_sent()
         most = max(sent)
-        sends = one.trace.sends(sent.index(most))
+        sends = trace.sends(sent.index(most))
         if most - min(sent) > _SLACK * most:
             return "The ranks do not share the work: let each one pass one chunk on in each round."
-        if other_dtype(messages(one.trace)):
-            return other_dtype(messages(one.trace))
+        if other_dtype(messages(trace)):
+            return other_dtype(messages(trace))
         if sends and most / sends > (1 - _SLACK) * BYTES:
             return "You pass the whole tensor on in every round: pass one chunk."
         if halves == 1 and abs(most - 2 * need) <= _SLACK * need:
@@ -69,11 +71,10 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
             return "That is one half of the ring: N-1 rounds sum, and N-1 hand the sums round."
         return f"Some chunks {'never travel' if most < need else 'travel further than needed'}."
 
-    def strangers(one: Observation) -> str:
-        assert one.trace is not None
+    def strangers(_: Any, trace: Trace) -> str:
         for rank in range(RANKS):
             before, after = (rank - 1) % RANKS, (rank + 1) % RANKS
-            others = sorted(one.trace.peers(rank) - {before, after})
+            others = sorted(trace.peers(rank) - {before, after})
             if others:
                 return (
                     f"rank {rank} talks to {ranks_in_words(others)} too; in a ring of {RANKS} it "
@@ -81,10 +82,9 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
                 )
         return ""
 
-    def more_rounds(one: Observation) -> str:
+    def more_rounds(_: Any, trace: Trace) -> str:
         """Each message to the same neighbour is a round, and costs a latency."""
-        assert one.trace is not None
-        pairs = Counter(message[:2] for message in messages(one.trace))
+        pairs = Counter(message[:2] for message in messages(trace))
         rounds, goal = max(pairs.values(), default=0), halves * (RANKS - 1)
         needed = "N-1" if halves == 1 else f"{halves}(N-1)"
         if rounds <= goal:

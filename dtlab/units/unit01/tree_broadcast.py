@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 from math import inf
+from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.topics import Seen
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 from dtlab.units.unit01.calls import Broadcast, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
-    calls_of,
     judge_result,
     judge_sent,
     judge_subgroups,
@@ -21,6 +21,9 @@ from dtlab.units.unit01.judges import (
     other_dtype,
     world_sizes_right,
 )
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
 
 __all__ = ["PART", "rounds_of"]
 
@@ -42,11 +45,9 @@ def _trials(seed: int) -> list[Trial]:
     return [*trials, Trial(5, [Broadcast(seed, 7, groups, seat=-1)])]
 
 
-def _not_once(one: Observation) -> str:
+def _not_once(call: Broadcast, trace: Trace) -> str:
     """Every rank but the source receives the tensor, and no more than that."""
-    assert one.trace is not None
-    (call,), sent = calls_of(one), messages(one.trace)
-    (source,) = call.wanted(range(_RANKS))
+    source, sent = call.seat, messages(trace)
     came = [sum(each.bytes for each in sent if each.target == rank) for rank in range(_RANKS)]
     if came[source]:
         return (
@@ -62,10 +63,9 @@ def _not_once(one: Observation) -> str:
     return ""
 
 
-def _more_rounds(one: Observation) -> str:
+def _more_rounds(_: Broadcast, trace: Trace) -> str:
     """Ranks that have the tensor double in every round."""
-    assert one.trace is not None
-    rounds, goal = rounds_of(messages(one.trace)), (_RANKS - 1).bit_length()
+    rounds, goal = rounds_of(messages(trace)), (_RANKS - 1).bit_length()
     if rounds <= goal:
         return ""
     return (
