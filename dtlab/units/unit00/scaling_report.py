@@ -102,8 +102,8 @@ class Scaled(Faulty):
         lost, levers = result["lost"], result["levers"]
         found = {key: float(result[key]) for key in ("ranks", "speedup", "efficiency")}
         noted: dict[str, Any] = {"numbers": found, "cause": str(result["cause"])[:40]}
-        if isinstance(lost, dict) and set(lost) == set(CAUSES):
-            noted["lost"] = {cause: float(lost[cause]) for cause in CAUSES}
+        if isinstance(lost, list) and {pair[0] for pair in lost} == set(CAUSES):
+            noted["lost"] = {str(name): float(seconds) for name, seconds in lost}
         if isinstance(levers, list) and [len(one) for one in levers] == [2, 2]:
             noted["levers"] = [(str(name)[:40], float(reached)) for name, reached in levers]
         return Noted(noted)
@@ -186,9 +186,9 @@ class Scaled(Faulty):
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, text, and lists and dicts of these."""
+    """Numbers, text and lists of these; a dict as pairs."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return [[str(name), _plain(one)] for name, one in value.items()]
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return value[:40] if isinstance(value, str) else float(value)
