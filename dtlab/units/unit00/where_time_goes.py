@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
@@ -81,12 +82,11 @@ class Divided(Faulty):
 
         (found,) = results
         trace = Trace(trace_events(self.rows))
+        lengths = {rank: len(times) for rank, times in found["uses"].items()}
         form = ""
         if found["called"]:
             form = f"{found['called'][0]} does the work for you: write it yourself."
-        elif {rank: len(times) for rank, times in found["uses"].items()} != dict.fromkeys(
-            range(trace.world_size), len(_USES)
-        ):
+        elif lengths != dict.fromkeys(range(trace.world_size), len(_USES)):
             form = (
                 f"where_time_goes returns {found['kind']}: return a dict, for each rank the "
                 "triple (busy, exposed, idle)."
@@ -119,12 +119,9 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
-def _times(draw: random.Random, count: int, start: float = 0.0) -> list[float]:
-    """So many times in order, milliseconds apart."""
-    found = [start]
-    for _ in range(count - 1):
-        found.append(found[-1] + draw.uniform(1e-3, 9e-3))
-    return found
+def _times(draw: random.Random, count: int) -> list[float]:
+    """So many times in order, milliseconds apart, from 0 on."""
+    return [*accumulate((draw.uniform(1e-3, 9e-3) for _ in range(count - 1)), initial=0.0)]
 
 
 def _nested(draw: random.Random, ranks: int) -> list[Row]:
