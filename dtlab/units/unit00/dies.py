@@ -72,25 +72,15 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-def _peak(model: Mapping[str, Any]) -> str:
-    sizes = _peaks(model["setting"])
-    return next(name for name in _PHASES if sizes[name] > 0.999 * max(sizes.values()))
-
-
-def _dies(model: Mapping[str, Any]) -> str:
-    sizes = _peaks(model["setting"])
-    return next((name for name in _PHASES if sizes[name] > model["limit"]), "fits")
-
-
 _PEAK_MISTAKES = {
-    "forward": "forward peaks where what it passes through is large and not kept. What comes on "
-    "top in backward?",
-    "backward": "backward has all that was kept, and gradients. What is there in the second "
-    "iteration that was not in the first?",
+    "forward": "this is so where the inputs of a layer are large and not kept. What comes on top "
+    "in backward?",
+    "backward": "backward has all that was kept, and gradients. What does the second iteration "
+    "have on top?",
     "step": "the optimizer has weights, gradients, its state, and scratch for one parameter. Is "
     "that more than what a forward pass keeps?",
-    "second": "the second iteration has what the first one had, the optimizer's state, and "
-    "gradients that nobody cleared. Does your model have either, and is the step smaller?",
+    "second": "the second iteration has the optimizer's state and gradients not yet cleared on "
+    "top. Does your model have either, and is the step smaller?",
 }
 _DIES_MISTAKES = {
     "forward": "add up weights, both batches, and what forward keeps of each layer.",
@@ -103,10 +93,13 @@ _DIES_MISTAKES = {
 
 def _questions(name: str) -> tuple[Question, Question]:
     def peak(given: Values) -> str:
-        return _peak(given[name])
+        sizes = _peaks(given[name]["setting"])
+        return next(phase for phase in _PHASES if sizes[phase] > 0.999 * max(sizes.values()))
 
     def dies(given: Values) -> str:
-        return _dies(given[name])
+        sizes = _peaks(given[name]["setting"])
+        beyond = (phase for phase in _PHASES if sizes[phase] > given[name]["limit"])
+        return next(beyond, "fits")
 
     return (
         choice(
