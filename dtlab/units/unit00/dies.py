@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
-from typing import Any
 
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
