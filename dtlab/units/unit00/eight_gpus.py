@@ -20,15 +20,6 @@ def _draw(draw: Random) -> Values:
     }
 
 
-def _rows(given: Values) -> list[tuple[str, str]]:
-    return [
-        ("on one GPU", f"a batch of {given['batch']}, a learning rate of {given['rate']:g}"),
-        ("on eight GPUs", f"a batch of {given['batch']} on each of them"),
-        ("an epoch", f"{given['samples']:,} samples".replace(",", " ")),
-        ("warm-up", f"{given['warmup']} epochs"),
-    ]
-
-
 _NOT_ADAM = "Adam divides by the length of the gradients; the rule is about steps along them."
 
 PART = Part(
@@ -39,7 +30,12 @@ PART = Part(
     1,
     asked(
         _draw,
-        _rows,
+        [
+            ("on one GPU", "a batch of {batch}, a learning rate of {rate:g}"),
+            ("on eight GPUs", "a batch of {batch} on each of them"),
+            ("an epoch", "{samples} samples"),
+            ("warm-up", "{warmup} epochs"),
+        ],
         number(
             "effective",
             "the effective batch on eight GPUs",
