@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
+from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
@@ -38,10 +39,15 @@ class Grown(Faulty):
     def __str__(self) -> str:
         return f"{self.job.scaling} scaling on {', '.join(map(str, self.sizes))} ranks"
 
+    @property
+    def guilty(self) -> str:
+        """Its topic; from other numbers of ranks on, each scaling is judged by itself."""
+        return f"base, {self.job.scaling}" if self.topic == "base" else self.topic
+
     def shows(self, criterion: str) -> bool:
         """A crash blocks the criteria that come after its own."""
         order = list(_ADVICE)
-        return order.index(criterion) > order.index(self.topic)
+        return order.index(criterion.partition(",")[0]) > order.index(self.topic)
 
     def given(self, rank: int, world_size: int) -> Any:
         return [[n, rows_of(self.job, n)] for n in self.sizes], self.job.scaling
@@ -76,14 +82,14 @@ class Grown(Faulty):
         form, advice = results[0].get("form"), _ADVICE[self.topic]
         if form:
             words = "Return a dict: for each number of ranks the pair (speed-up, efficiency)."
-            yield self.topic, f"efficiency_of returns {form}. {words}\n{advice}"
+            yield self.guilty, f"efficiency_of returns {form}. {words}\n{advice}"
             if self.topic == "strong":
                 yield "form", form
             return
         found = results[0]["pairs"]
         if set(found) != set(self.sizes):
             words = f"it has entries for {sorted(found)}, and traces are there of the others too."
-            yield self.topic, f"{words}\n{advice}"
+            yield self.guilty, f"{words}\n{advice}"
             return
         for ranks, (speedup, efficiency) in self.right.items():
             said, name = found[ranks], f"{ranks} rank{'s' * (ranks > 1)}"
@@ -95,7 +101,7 @@ class Grown(Faulty):
             elif not _near(said[1], efficiency):
                 words = f"the efficiency is {efficiency:.3f}, and you have {said[1]:.3f}."
             if words:
-                yield self.topic, f"{name}: {words}\n{advice}"
+                yield self.guilty, f"{name}: {words}\n{advice}"
 
 
 def _near(got: float, wanted: float) -> bool:
@@ -117,6 +123,18 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases) for cases in (strong, weak, base)]
 
 
+def _judge_base(seen: Seen) -> Verdict:
+    """A scaling counts here if it is right from one rank on."""
+    right = "right from other numbers of ranks on, in any order"
+    verdicts = {name: judge(f"base, {name}", right, "form")(seen) for name in ("strong", "weak")}
+    for name, verdict in verdicts.items():
+        if verdict.status == "lost" and judge(name, "")(seen).status == "ok":
+            return verdict
+    if any(verdict.status == "lost" for verdict in verdicts.values()):
+        return blocked("judged once strong and weak scaling are right from one rank on")
+    return verdicts["strong"]
+
+
 PART = Part(
     name="00/efficiency_of",
     level=2,
@@ -128,9 +146,7 @@ PART = Part(
         rules=(
             rule("strong", 3, "right for strong scaling"),
             rule("weak", 2, "right for weak scaling", "form"),
-            rule(
-                "base", 2, "right from other numbers of ranks on, in any order", "strong", "weak"
-            ),
+            Rule("base", 2, _judge_base),
         ),
     ),
 )
