@@ -19,7 +19,6 @@ from dtlab.units.unit02.training import (
     Arguments,
     Training,
     begin,
-    gradients_rule,
     rule,
     train,
 )
@@ -116,7 +115,7 @@ def _trials(seed: int) -> list[Trial]:
 def _advise_on_order(trials: Seen, words: str) -> str:
     """Where only the model whose layers are defined in another order goes wrong."""
     wrong: list[Any] = [case for one in trials if one.mistakes for case in one.trial.cases]
-    if any(case.net.kind != "head first" for case in wrong):
+    if not wrong or any(case.net.kind != "head first" for case in wrong):
         return ""
     return (
         "Right where layers are defined in the order in which they are used. No hook can tell "
@@ -133,8 +132,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            gradients_rule(
-                "after backward every gradient is the mean, in every step", _advise_on_order
+            rule(
+                "gradients",
+                2,
+                "after backward every gradient is the mean, in every step",
+                advice=_advise_on_order,
             ),
             rule("start", 2, "all ranks begin the same", shown_by=["gradients", "start"]),
             rule(

@@ -18,7 +18,6 @@ from dtlab.units.unit02.training import (
     Step,
     Training,
     amounts,
-    gradients_rule,
     rule,
     train,
 )
@@ -90,9 +89,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            gradients_rule(
+            rule(
+                "gradients",
+                2,
                 "every gradient is the mean, on 1 to 4 ranks, in every step",
-                lambda trials, _: right_on_some(trials),
+                advice=lambda trials, _: right_on_some(trials),
             ),
             rule("frozen", 1, "parameters without a gradient are left alone", "gradients"),
             ONE_EACH,

@@ -19,7 +19,6 @@ from dtlab.units.unit02.training import (
     Step,
     Training,
     amounts,
-    gradients_rule,
     rule,
     train,
     wrong,
@@ -218,7 +217,7 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            gradients_rule("every gradient is the mean, on 1 to 4 ranks, in every step"),
+            rule("gradients", 2, "every gradient is the mean, on 1 to 4 ranks, in every step"),
             rule("all_reduces", 2, "one all-reduce for each bucket", shown_by=["gradients"]),
             rule("order", 1, "the last parameters come first", "bytes", shown_by=["gradients"]),
             rule("bytes", 1, "as many bytes as the gradients have", shown_by=["gradients"]),

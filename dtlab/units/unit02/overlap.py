@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.faults import Fault
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
@@ -28,7 +28,6 @@ from dtlab.units.unit02.training import (
     Arguments,
     Step,
     Training,
-    gradients_rule,
     rule,
     steps_of,
     train,
@@ -174,6 +173,10 @@ def _where_to_look(trials: Seen, words: str) -> str:
     )
 
 
+def _watched(name: str, points: float, right: str, *before: str) -> Rule:
+    return rule(name, points, right, "whole", *before, shown_by=["watched"])
+
+
 PART = Part(
     name="02/overlap",
     level=2,
@@ -183,33 +186,18 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            gradients_rule(
-                "after finish() every gradient is the mean, in every step", _where_to_look
+            rule(
+                "gradients",
+                2,
+                "after finish() every gradient is the mean, in every step",
+                advice=_where_to_look,
             ),
             rule("all_reduces", 1, "one all-reduce for each bucket", shown_by=["gradients"]),
-            rule(
-                "overlap",
-                2,
-                "the first bucket leaves while backward goes on",
-                "whole",
-                shown_by=["watched"],
+            _watched("overlap", 2, "the first bucket leaves while backward goes on"),
+            _watched(
+                "at_once", 1, "each bucket leaves with the gradient that fills it", "overlap"
             ),
-            rule(
-                "at_once",
-                1,
-                "each bucket leaves with the gradient that fills it",
-                "whole",
-                "overlap",
-                shown_by=["watched"],
-            ),
-            rule(
-                "waits",
-                2,
-                "no rank waits for a bucket before backward is through",
-                "whole",
-                "overlap",
-                shown_by=["watched"],
-            ),
+            _watched("waits", 2, "no rank waits for a bucket during backward", "overlap"),
             rule("order", 1, "all ranks send their buckets in the same order", "gradients"),
             rule("subgroups", 1, "right on groups of some of the ranks too", "gradients"),
         ),

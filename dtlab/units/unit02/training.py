@@ -41,7 +41,6 @@ __all__ = [
     "Training",
     "amounts",
     "begin",
-    "gradients_rule",
     "rule",
     "steps_of",
     "train",
@@ -232,7 +231,10 @@ def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
 
 # Says what is wrong with gradients, as far as the numbers themselves tell ------------------------
 
-_OWN_GRADIENT = "this is the rank's own gradient"
+_OWN_GRADIENT = (
+    "this is the rank's own gradient: if there were all-reduces, none left its result in this "
+    "`.grad`. Of a copy, or of pieces put together, the result has to be written back."
+)
 
 
 def _wrong_step(
@@ -278,7 +280,7 @@ def wrong_gradient(
         return ""
     everyone = [one for one in own.values() if one is not None]
     for value, what in (
-        (own[rank], f"{_OWN_GRADIENT}: it holds no other rank's."),
+        (own[rank], _OWN_GRADIENT),
         (total, "this is the sum over the ranks, not the mean."),
         (total / count**2, "this is divided twice by the number of ranks."),
         (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),
@@ -373,14 +375,16 @@ def rule(
     also: Callable[[Seen], str] = lambda _: "",
     advice: Callable[[Seen, str], str] = lambda _, __: "",
 ) -> Rule:
-    """As `faults.rule`, by objections too. It is blocked where gradients moved unseen.
+    """As `faults.rule`, by objections too.
 
     `shown_by` are the topics of the trials that it is judged on, if not those of its own name.
-    `advice` says what to look at, of what was seen and what is wrong.
+    `advice` says what to look at, of these trials and of what is wrong. Where gradients moved
+    unseen, `gradients` is lost and all others are blocked.
     """
 
     def judged(seen: Seen) -> Verdict:
-        if name != "gradients" and _unseen(seen):
+        unseen = next(filter(None, map(_unseen, seen)), "")
+        if unseen and name != "gradients":
             return blocked("judged once your own calls average the gradients")
         if any(wrong(seen, other) for other in before):
             return blocked("judged once what is lost here is right")
@@ -388,23 +392,10 @@ def rule(
             trials = of_topic(seen, topic)
             if not trials or (topic != name and any(one.error for one in trials)):
                 return blocked("judged once the ranks come back from what is tried")
-        words = wrong(seen, name) or also(seen)
-        return lost(f"{words}\n{advice(seen, words)}".rstrip()) if words else ok(right)
+        words = wrong(seen, name) or unseen or also(seen)
+        return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
 
     return Rule(name, points, judged)
-
-
-def gradients_rule(right: str, advice: Callable[[Seen, str], str] = lambda _, __: "") -> Rule:
-    """The first criterion of every part: each gradient is the mean, of data that was sent.
-
-    `advice` is for trials of gradients, some of which are wrong.
-    """
-
-    def where_to_look(seen: Seen, words: str) -> str:
-        trials = of_topic(seen, "gradients")
-        return _elsewhere(trials, words) or advice(trials, words)
-
-    return rule("gradients", 2, right, also=_unseen, advice=where_to_look)
 
 
 def wrong(seen: Seen, name: str) -> str:
@@ -436,25 +427,8 @@ def _not_waited_for(step: Step) -> Iterator[Fault]:
         )
 
 
-def _elsewhere(trials: Seen, words: str) -> str:
-    """What to look at where something is summed, and no gradient is ever right."""
-    summed = any(step.all_reduces for one in trials for step in steps_of(one))
-    ever_right = any(one.trial.world_size > 1 and not one.mistakes for one in trials)
-    if _OWN_GRADIENT not in words or not summed or ever_right:
-        return ""
-    return (
-        "There were all-reduces, and none left its result in this `.grad`. dist.all_reduce "
-        "changes the tensor that it is handed: is that this gradient? Of a copy, or of pieces put "
-        "together, the result has to be written back."
-    )
-
-
-def _unseen(seen: Seen) -> str:
+def _unseen(one: Observation) -> str:
     """How gradients moved where the check cannot see it; empty where it can."""
-    return next(filter(None, map(_unseen_in, seen)), "")
-
-
-def _unseen_in(one: Observation) -> str:
     hidden = unseen_collectives(one)
     if hidden or one.mistakes:
         return hidden
