@@ -15,13 +15,7 @@ from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards
-from dtlab.units.unit02.training import (
-    Arguments,
-    Training,
-    begin,
-    rule,
-    train,
-)
+from dtlab.units.unit02.training import Arguments, Training, begin, rule, train
 
 _FROZEN = "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
 

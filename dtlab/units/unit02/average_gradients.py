@@ -13,14 +13,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.training import (
-    Arguments,
-    Step,
-    Training,
-    amounts,
-    rule,
-    train,
-)
+from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train
 
 __all__ = ["ONE_EACH", "PART", "Afterwards"]
 

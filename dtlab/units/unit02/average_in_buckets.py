@@ -14,15 +14,7 @@ from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.training import (
-    Arguments,
-    Step,
-    Training,
-    amounts,
-    rule,
-    train,
-    wrong,
-)
+from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train, wrong
 
 __all__ = ["COUNTED_ON", "PART", "closed_before", "draw_plan", "packed", "wrong_number"]
 

@@ -24,14 +24,7 @@ from dtlab.grading.checking.topics import Seen, right_on_some
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_in_buckets import COUNTED_ON, draw_plan, packed, wrong_number
-from dtlab.units.unit02.training import (
-    Arguments,
-    Step,
-    Training,
-    rule,
-    steps_of,
-    train,
-)
+from dtlab.units.unit02.training import Arguments, Step, Training, rule, steps_of, train
 
 _LAYERS = 6  # of the model whose backward pass is watched
 _PER_LAYER = 2  # gradients

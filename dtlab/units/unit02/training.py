@@ -202,6 +202,8 @@ def _marked_waits() -> Iterator[None]:
 
     The recorder notes no wait for what had ended before it.
     """
+    from unittest.mock import patch
+
     import torch
     import torch.distributed as dist
 
@@ -214,15 +216,11 @@ def _marked_waits() -> Iterator[None]:
 
         return wait
 
-    classes: tuple[Any, ...] = (dist.Work, torch._C.Future)
-    before = [each.wait for each in classes]
-    for each, plain in zip(classes, before, strict=True):
-        each.wait = marked(plain)
-    try:
+    with (
+        patch.object(dist.Work, "wait", marked(dist.Work.wait)),
+        patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
+    ):
         yield
-    finally:
-        for each, plain in zip(classes, before, strict=True):
-            each.wait = plain
 
 
 def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
