@@ -363,6 +363,8 @@ def amounts(one: int, other: int) -> tuple[str, str]:
 
 # Rules -------------------------------------------------------------------------------------------
 
+_LUCK = "waited for"  # a fault that `gradients` is lost by, also where all numbers are right
+
 
 def rule(
     name: str,
@@ -390,16 +392,17 @@ def rule(
             trials = of_topic(seen, topic)
             if not trials or (topic != name and any(one.error for one in trials)):
                 return blocked("judged once the ranks come back from what is tried")
-        words = wrong(seen, name) or unseen or also(seen)
+        luck = wrong(seen, _LUCK) if name == "gradients" else ""
+        words = luck or wrong(seen, name) or unseen or also(seen)
         return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
 
     return Rule(name, points, judged)
 
 
 def wrong(seen: Seen, name: str) -> str:
-    """The first thing that is wrong with a criterion, by the trace or the numbers; else empty."""
+    """The first thing that is wrong with a criterion, by the numbers or the trace; else empty."""
     found = (words for one in seen for topic, words in _objections(one) if topic == name)
-    return next(found, "") or judge(name, "")(seen).message
+    return judge(name, "")(seen).message or next(found, "")
 
 
 def _objections(one: Observation) -> list[Fault]:
@@ -418,7 +421,7 @@ def _not_waited_for(step: Step) -> Iterator[Fault]:
     """An all-reduce whose result may be there or not, whatever has come of it."""
     if step.case.topic == "gradients" and len(step.marks("wait")) < len(step.all_reduces):
         yield (
-            "gradients",
+            _LUCK,
             "nobody waits for a dist.all_reduce with async_op=True, so its result may be there "
             "or not. Keep what it returns, and call wait() on it, also where is_completed() has "
             "said True.",
