@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import dtlab
 from dtlab.grading import find_part
+from dtlab.grading.checking.faults import Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import close, sgd_step
 from dtlab.grading.checking.groups import groups_in_words, members_of
@@ -26,17 +27,13 @@ from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.graphs import Graphs
 from dtlab.units.unit03.measure_noise_scale import Measured, Measuring, Norms
-from dtlab.units.unit03.optimizer import Still
 from dtlab.units.unit03.shares import Shares, plain_value, wrong_gradients, wrong_loss
 from dtlab.units.unit03.training import Accumulating
 from dtlab.units.unit03.warmup_then_decay import (
     Curve,
-    Rates,
-    Resuming,
     Scheduled,
-    wrong_decay,
-    wrong_end,
-    wrong_warmup,
+    still_optimizer,
+    wrong_stretches,
 )
 
 RANKS = {
@@ -96,10 +93,10 @@ def test_curves_are_long_enough_to_tell_mistakes_apart() -> None:
             for case in trial.cases:
                 assert isinstance(case, Scheduled)
                 curve = case.curve
-                if case.topic == "curve":
+                if case.topic == "warmup":
                     assert curve.warmup >= 4
                     assert case.steps > curve.total > curve.warmup + 8
-                if isinstance(case, Resuming):
+                if case.topic == "resume":
                     assert case.steps >= 2
                     assert 2 * case.steps <= curve.total
                 if case.topic == "groups":
@@ -356,10 +353,8 @@ def factors(curve: Curve, count: int) -> list[float]:
 
 @pytest.mark.parametrize("curve", [Curve(5, 16, 0.2), Curve(0, 9, 0.5), Curve(4, 4, 0.1)])
 def test_the_curve_is_the_librarys(curve: Curve) -> None:
-    optimizer = Still([{"params": [torch.zeros(1)], "lr": 1.0}], 1.0)
-    scheduler = WarmupThenDecay(
-        optimizer, curve.warmup, curve.total, start_factor=curve.start
-    )
+    optimizer = still_optimizer([1.0])
+    scheduler = WarmupThenDecay(optimizer, curve.warmup, curve.total, start_factor=curve.start)
     seen = [scheduler.factor(step) for step in range(curve.total + 4)]
     # At a warm-up of all steps the library has the decay's first value at the end.
     until = curve.total + (4 if curve.warmup < curve.total else 0)
@@ -371,29 +366,29 @@ CURVE = Curve(4, 12, 0.2)
 
 
 @pytest.mark.parametrize(
-    ("of", "wrong", "words"),
+    ("stretch", "wrong", "words"),
     [
-        (wrong_warmup, lambda k: CURVE.factor(k), ""),
-        (wrong_warmup, lambda k: CURVE.factor(k + 1), "one step too early"),
-        (wrong_warmup, lambda k: CURVE.factor(2 * k), "two steps at a time"),
-        (wrong_warmup, lambda k: max(CURVE.factor(k), 0.3), "Already the first step"),
-        (wrong_warmup, lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
-        (wrong_decay, lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
-        (wrong_decay, lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),
-        (wrong_decay, lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "as long as total"),
-        (wrong_decay, lambda k: (1 + math.cos(math.pi * (k - 4) / 7)) / 2, "Zero comes one step"),
-        (wrong_decay, lambda k: CURVE.factor(k + 1), "still has the full rate"),
-        (wrong_decay, lambda k: (12 - k) / 8, "half a cosine"),
-        (wrong_end, lambda k: CURVE.factor(k), ""),
-        (wrong_end, lambda k: 1.0 if k < 12 else 0.0, ""),
-        (wrong_end, lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "goes up again"),
-        (wrong_end, lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
+        ("warmup", lambda k: CURVE.factor(k), ""),
+        ("warmup", lambda k: CURVE.factor(k + 1), "one step too early"),
+        ("warmup", lambda k: CURVE.factor(2 * k), "two steps at a time"),
+        ("warmup", lambda k: max(CURVE.factor(k), 0.3), "Already the first step"),
+        ("warmup", lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
+        ("decay", lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
+        ("decay", lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),
+        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "as long as total"),
+        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 7)) / 2, "Zero comes one step"),
+        ("decay", lambda k: CURVE.factor(k + 1), "still has the full rate"),
+        ("decay", lambda k: (12 - k) / 8, "half a cosine"),
+        ("end", lambda k: CURVE.factor(k), ""),
+        ("end", lambda k: 1.0 if k < 12 else 0.0, ""),
+        ("end", lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "goes up again"),
+        ("end", lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
     ],
 )
 def test_a_wrong_curve_is_told_by_its_shape(
-    of: Callable[[Curve, Sequence[float]], str], wrong: Callable[[int], float], words: str
+    stretch: str, wrong: Callable[[int], float], words: str
 ) -> None:
-    said = of(CURVE, [wrong(step) for step in range(18)])
+    said = wrong_stretches(CURVE, [wrong(step) for step in range(18)])[stretch]
     assert words in said
     assert bool(said) == bool(words)
 
@@ -401,14 +396,12 @@ def test_a_wrong_curve_is_told_by_its_shape(
 def test_a_wrong_rate_of_a_group_is_named() -> None:
     case = Scheduled(CURVE, (0.5, 0.1), 6, "groups")
 
-    def seen(kind: str = "", unwritable: str = "", second: float = 0.1) -> list[Rates]:
+    def said(second: float) -> str:
         rates = [[0.5 * factor, second * factor] for factor in factors(CURVE, 6)]
-        return [Rates(rates, rates, kind, unwritable, frozenset())]
+        return case.mistake([Noted({"rates": [(one, one) for one in rates]})])
 
-    assert not case.mistake(seen())
-    assert "step 0, group 1: the rate is 0.1, where 0.02" in case.mistake(seen(second=0.5))
-    assert "is a Mine, not an LRScheduler" in case.mistake(seen("a Mine"))
-    assert "state_dict() has 'f', a function" in case.mistake(seen(unwritable="'f', a function"))
+    assert not said(0.1)
+    assert said(0.5).startswith("step 0, group 1: the rate is 1 times the base rate, where 0.2")
 
 
 def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
@@ -416,8 +409,8 @@ def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
     case = Scheduled(CURVE, (1.0,), 18)
 
     def judged(wrong: Callable[[int], float]) -> list[str]:
-        rates = [[wrong(step)] for step in range(18)]
-        seen = [Observation(Trial(1, [case]), [[Rates(rates, rates, "", "", frozenset())]])]
+        rates = [([wrong(step)], [wrong(step)]) for step in range(18)]
+        seen = [Observation(Trial(1, [case]), [[Noted({"rates": rates})]])]
         return [rule.settle(seen).status for rule in check.rules[:3]]
 
     assert judged(CURVE.factor) == ["ok", "ok", "ok"]
@@ -428,8 +421,7 @@ def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
 
 def test_the_optimizer_of_schedules_keeps_its_rates() -> None:
     def ranks() -> list[float]:
-        groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (0.5, 0.1)]
-        optimizer = Still(groups, 0.5)
+        optimizer = still_optimizer([0.5, 0.1])
         scheduler = WarmupThenDecay(optimizer, 2, 5, start_factor=0.5)
         optimizer.step()
         scheduler.step()
@@ -510,7 +502,7 @@ def test_a_step_is_taken_with_the_mean() -> None:
 
 
 def test_allowed_names_of_finished_code_do_not_count() -> None:
-    optimizer = Still([{"params": [torch.zeros(1)], "lr": 1.0}], 1.0)
+    optimizer = still_optimizer([1.0])
     home = "torch.optim.lr_scheduler"
     with finished_calls(home, allowed={"LRScheduler", "LambdaLR"}) as called:
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
