@@ -83,13 +83,15 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
         "warmup": wrong(
             range(warmup),
             {
-                "This comes one step too early: step 0 has start_factor, and step warmup_steps is "
-                "the first at the full rate.": lambda k: curve.factor(k + 1),
+                "This comes one step too early: step 0 has start_factor.": (
+                    lambda k: curve.factor(k + 1)
+                ),
                 "It goes on two steps at a time: only scheduler.step() should move it.": (
                     lambda k: curve.factor(2 * k)
                 ),
-                "This is the factor times the rate before. Multiply the base rate, which "
-                "self.base_lrs has.": lambda k: math.prod(map(curve.factor, range(k + 1))),
+                "This is the factor times the rate before. Multiply self.base_lrs.": (
+                    lambda k: math.prod(map(curve.factor, range(k + 1)))
+                ),
             },
             "It goes up in a straight line from start_factor to 1, where warmup_steps ends.",
             at_first="Already the first step has the rate times start_factor.",
@@ -100,8 +102,9 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
                 "This cosine begins at step 0. Begin it where the warm-up ends.": (
                     lambda k: _cosine(k / total)
                 ),
-                "This cosine is as long as total_steps: after the warm-up only total_steps - "
-                "warmup_steps are left.": lambda k: _cosine((k - warmup) / total),
+                "This cosine is as long as total_steps. Less is left after the warm-up.": (
+                    lambda k: _cosine((k - warmup) / total)
+                ),
                 "Zero comes one step too early: step total_steps is the first that has it.": (
                     lambda k: _cosine((k - warmup) / (total - warmup - 1))
                 ),
