@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dtlab
+from dtlab.errors import RankTimeoutError
 from dtlab.grading import find_part
 from dtlab.grading.checking.faults import Noted
 from dtlab.grading.checking.finished import finished_calls
@@ -26,7 +27,7 @@ from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.graphs import Graphs
-from dtlab.units.unit03.measure_noise_scale import Measured, Measuring, Norms
+from dtlab.units.unit03.measure_noise_scale import Measuring, Norms
 from dtlab.units.unit03.shares import Shares, plain_value, wrong_gradients, wrong_loss
 from dtlab.units.unit03.training import Accumulating
 from dtlab.units.unit03.warmup_then_decay import (
@@ -244,6 +245,28 @@ def test_what_a_function_returned_is_sent_plainly(value: Any, sent: float | str)
     assert plain_value(value) == sent
 
 
+def accumulates(model: nn.Module, loss_sum: Callable[..., Tensor], micro_batches: Any) -> float:
+    samples, total = sum(len(inputs) for inputs, _ in micro_batches), 0.0
+    for inputs, targets in micro_batches:
+        loss = loss_sum(model(inputs), targets) / samples
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    return total
+
+
+def test_what_was_not_run_after_a_hang_is_not_right() -> None:
+    check: Any = find_part("03/accumulate").check
+    equal, uneven, _ = trials_of("accumulate", 0)
+    results = [
+        [case.opened(type(case).on_rank(accumulates, case.given(0, 1)))] for case in equal.cases
+    ]
+    hung = Observation(uneven, error=RankTimeoutError("", running=[]))
+    statuses = {one.name: one.status for one in check.settle([Observation(equal, results), hung])}
+    assert statuses == {
+        "equal": "ok", "uneven": "lost", "added": "blocked", "graphs": "ok", "loss": "blocked",
+    }  # fmt: skip
+
+
 # Graphs ----------------------------------------------------------------------------------------
 
 
@@ -452,8 +475,8 @@ def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
 
     def said(*values: float | str) -> str:
         every = values if len(values) == 3 else values * 3
-        gradient = torch.zeros(2000)
-        return case.mistake([Measured(one, gradient, frozenset()) for one in every])
+        pairs = zip(every, case.gradients(3), strict=True)
+        return case.mistake([Noted({"value": one, "gradient": two}) for one, two in pairs])
 
     assert not said(right)
     assert not said(right * 1.0001)
@@ -474,10 +497,13 @@ def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
 
 
 def test_no_signal_is_infinite_noise() -> None:
+    def noted(value: float) -> Noted:
+        return Noted({"value": value})
+
     case = Measuring(3, 2000, 8, "none", "signal")
-    results = [Measured(value, torch.zeros(2000), frozenset()) for value in (math.inf, math.inf)]
+    results = [noted(math.inf), noted(math.inf)]
     assert not case.mistake(results)
-    results[0] = Measured(-3.0, torch.zeros(2000), frozenset())
+    results[0] = noted(-3.0)
     assert "the noise scale is infinite" in case.mistake(results)
 
 
@@ -517,8 +543,9 @@ def test_right_on_some_numbers_of_ranks() -> None:
 
     def seen(ranks: int, is_right: bool) -> Observation:
         value = case.norms(ranks, range(ranks)).scale if is_right else 5.0
-        result = Measured(value, torch.zeros(2000), frozenset())
-        return Observation(Trial(ranks, [case]), [[result] * ranks])
+        gradients = case.gradients(ranks)
+        results = [Noted({"value": value, "gradient": one}) for one in gradients]
+        return Observation(Trial(ranks, [case]), [results])
 
     assert right_on_some([seen(2, True), seen(3, False)]).startswith("Right on 2 ranks only")
     assert not right_on_some([seen(2, True), seen(3, True)])
@@ -544,6 +571,6 @@ def test_ddp_and_ours_travel_as_the_judge_expects() -> None:
     run = dtlab.launch(ranks, case.net.sizes, world_size=2)
     steps = list(inside_marks(run.trace, 0, "step"))
     assert len(steps) == 4
-    assert not [travels_once(step, case.size_of_gradients, "they") for step in steps if not step]
+    assert not [travels_once(step, case.reduced[0], "they") for step in steps if not step]
     for step in steps:
-        assert not travels_once(step, case.size_of_gradients, "they")
+        assert not travels_once(step, case.reduced[0], "they")
