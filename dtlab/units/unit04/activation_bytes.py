@@ -48,8 +48,7 @@ PART = Part(
                 "34 * sbh": "this leaves out the attention matrices, s x s for each head.",
                 "(34 + matrices) * sbh": "this counts the elements of one attention matrix in "
                 "each head. How many bytes are there for each of them?",
-                "2 * layer": "the formula counts bytes: 2 for an element of 16 bits are in it "
-                "already.",
+                "2 * layer": "the formula counts bytes: 2 for each element are in it already.",
             },
             unit="MB",
         ),
@@ -75,8 +74,7 @@ PART = Part(
             "Which lines of the table are left, with both switches set?",
             {
                 "34 * sbh": "so it is with dropout on. There are masks outside of attention.",
-                "(32 + 2 * matrices) * sbh": "what softmax puts out is an attention matrix as "
-                "well.",
+                "(32 + 2 * matrices) * sbh": "softmax's output is an attention matrix as well.",
                 "5 * matrices * sbh": "this is what fused attention takes away. What is left?",
             },
             unit="MB",
@@ -89,10 +87,8 @@ PART = Part(
             "Which lines of the table are gone? What part of `layer` were they?",
             {
                 "100 - answer": "this is the part that is left.",
-                "3 / 5 * answer": "this leaves the output of softmax in memory. It is computed "
-                "again, too.",
-                "100 * 5 * matrices / 34": "this is what is saved beside what is left. Asked for "
-                "is the part of all.",
+                "3 / 5 * answer": "this leaves the output of softmax in memory.",
+                "100 * 5 * matrices / 34": "this is what is saved beside what is left.",
             },
             unit="%",
         ),
@@ -105,10 +101,8 @@ PART = Part(
             {
                 "2 * sbh": "this is one layer. Each one's input is kept.",
                 "answer / 2": "this counts elements. One of them has 2 bytes.",
-                "answer * 17": "this is selective recomputation. With full recomputation only "
-                "inputs are kept.",
-                "answer + layer": "this adds the layer that is being computed again: it was not "
-                "kept.",
+                "answer * 17": "this is selective recomputation. Full keeps only inputs.",
+                "answer + layer": "this adds the layer that is recomputed: it was not kept.",
             },
             unit="MB",
         ),
@@ -123,8 +117,7 @@ PART = Part(
             formula("'fused' if fused_more else 'halved'"),
             "Write what each of them takes away as a multiple of s b h.",
             {
-                "no_dropout": "this saves masks, and what dropout puts out in attention. Is there "
-                "nothing larger?",
+                "no_dropout": "this saves masks and dropout's output. Is there nothing larger?",
                 formula("'halved' if fused_more else 'fused'"): "work out a s / h, and then both: "
                 "half of everything, and all of 5 a s / h.",
             },

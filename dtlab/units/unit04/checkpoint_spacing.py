@@ -54,12 +54,9 @@ PART = Part(
             "segments * input + spacing * kept",
             "How many inputs are kept, and how many layers are in the segment that runs backward?",
             {
-                "spacing * input + segments * kept": "this takes the number of segments for the "
-                "number of layers in one of them.",
-                "segments * input": "these are the checkpoints. What does a segment need when it "
-                "runs backward?",
-                "segments * input + kept": "a segment is computed again as a whole: how many "
-                "layers does it have?",
+                "spacing * input + segments * kept": "this takes the number of segments for k.",
+                "segments * input": "these are the checkpoints. What does a segment need?",
+                "segments * input + kept": "a segment is computed again as a whole.",
                 "layers * kept": "so it is without checkpoints.",
             },
             unit="MB",
@@ -70,10 +67,8 @@ PART = Part(
             "best",
             "Write the peak with k for the spacing. Where are its two terms equal?",
             {
-                "sqrt(layers)": "so it is where a layer keeps no more than its input. Here it "
-                "keeps more: long segments cost more than checkpoints do.",
-                "layers / best": "this is the number of segments at the lowest peak. How many "
-                "layers has each?",
+                "sqrt(layers)": "so it is if a layer keeps no more than its input.",
+                "layers / best": "this is the number of segments at the lowest peak.",
                 "1": "this keeps every input. Fewer checkpoints with longer segments take less.",
                 "layers * input / kept": "and the root of it?",
             },
@@ -86,8 +81,7 @@ PART = Part(
             "Which layers have nothing left from the forward pass but, at most, their input?",
             {
                 "layers / best": "so many segments there are. How many layers of each run again?",
-                "layers - best": "this spares the last segment. It is a checkpoint here like the "
-                "others.",
+                "layers - best": "this spares the last segment. It is a checkpoint too.",
                 "layers - layers / best": "this spares the first layer of each segment. Its input "
                 "is kept, and nothing of what it computed.",
                 "layers * best": "each segment runs again once, not once for each of its layers.",
@@ -113,8 +107,7 @@ PART = Part(
             "100 * (1 - before / after)",
             "The same samples take longer. How many are done in a second, before and after?",
             {
-                "100 * (after / before - 1)": "so much longer a step takes. Samples per second "
-                "fall by less.",
+                "100 * (after / before - 1)": "so much longer a step takes. What is done in 1 s?",
                 "25": "this is worked out from FLOPs. What do the measured times say?",
                 "100 * before / after": "this is what is left.",
             },

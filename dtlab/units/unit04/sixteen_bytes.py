@@ -61,14 +61,11 @@ PART = Part(
             {
                 "[2, gradients, 4, 4]": "Adam keeps two moments for each parameter.",
                 "[2, gradients, 0, 8]": "from what are the 16-bit weights made after each step?",
-                "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say of "
-                "gradients?",
-                "[2, 10 - gradients, 4, 8]": "how many sets of gradients does your policy hold, "
-                "and of which type is each?",
+                "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say?",
+                "[2, 10 - gradients, 4, 8]": "how many sets of gradients are held? Which types?",
                 "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
                 "16 bits.",
-                "[2, gradients, 2, 8]": "a master weight of 16 bits could do no more than the "
-                "weight itself.",
+                "[2, gradients, 2, 8]": "this could do no more than the weight itself.",
             },
             exact=True,
         ),
@@ -79,12 +76,10 @@ PART = Part(
             "state",
             "Add up the bytes of one parameter. A billion of them is as many GB.",
             {
-                "16 * parameters": "this takes 16 bytes per parameter: add up those of your "
-                "policy.",
+                "16 * parameters": "this takes 16 bytes per parameter. Is that your policy?",
                 "2 * parameters": "these are the 16-bit weights alone.",
                 "8 * parameters": "this is so where nothing at all is kept in fp32.",
-                "state - 8 * parameters": "this leaves 8 bytes per parameter out, as many as "
-                "Adam's moments have.",
+                "state - 8 * parameters": "8 bytes are missing, as many as Adam's moments.",
             },
             unit="GB",
         ),
@@ -97,8 +92,7 @@ PART = Part(
             {
                 "8 * parameters": "this is what the text has. What does it leave out?",
                 "state": "this is all of it. The text has a part.",
-                "state - 4 * parameters": "this takes four bytes per parameter for the text. It "
-                "says four times two.",
+                "state - 4 * parameters": "this takes four bytes. It says four times two.",
             },
             unit="GB",
         ),
@@ -108,12 +102,9 @@ PART = Part(
             "policies['mixed'] / policies['fp32']",
             "Write down the four pieces of both, and add them up.",
             {
-                "0.5": "texts often say so. Weights and gradients are halved: and what comes on "
-                "top?",
-                "0.75": "weights and gradients are halved, and the moments stay. One piece is "
-                "missing.",
-                "1.25": "this adds master weights to full weights or gradients. Those have 16 "
-                "bits.",
+                "0.5": "texts often say so. Weights and gradients are halved. What is added?",
+                "0.75": "weights and gradients are halved. One piece is missing.",
+                "1.25": "this adds masters to full weights or gradients. Those have 16 bits.",
             },
         ),
         choices(
@@ -123,10 +114,8 @@ PART = Part(
             formula("fitting(1e9)"),
             "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
             {
-                formula("fitting(2**30)"): "this compares GB with GiB. The budget is a number of "
-                "bytes: write both in bytes.",
-                formula("policies.keys() - fitting(1e9)"): "this is upside down: these do not "
-                "fit.",
+                formula("fitting(2**30)"): "this compares GB with GiB: write both in bytes.",
+                formula("policies.keys() - fitting(1e9)"): "this is upside down.",
                 "half_only": "look at `half_only` again: how many bytes per parameter is it?",
                 "fp32": "look at `fp32` again: add up all that it keeps.",
             },
@@ -145,8 +134,7 @@ PART = Part(
             {"inputs"},
             "Which tensors does autocast cast, and which are as the model was made?",
             {
-                "weights": "look at the weights again: autocast casts a copy of them on the way "
-                "into each operation. Does it touch the parameters?",
+                "weights": "look at the weights again: autocast casts a copy of them.",
                 "gradients": "look at .grad again: it has the dtype of its parameter.",
                 "traffic": "look at DDP again: it sends what is in .grad.",
                 "moments": "look at the moments again: they have the dtype of their parameter.",
