@@ -43,10 +43,8 @@ class Drawing(Separate):
         return words.get(self.topic, "dropout")
 
     def advice(self, trouble: str) -> str:
-        if self.topic == "often":
-            return _ONCE
         about_calls = self.topic == "same" and ("again" in trouble or "call" in trouble)
-        return _A_FUNCTION if about_calls else ""
+        return _A_FUNCTION if about_calls else _ADVICE.get(self.topic, "")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return asdict(self) | {"seed": drawn_seed(self.seed)}
@@ -63,50 +61,38 @@ class Drawing(Separate):
         first, again, after = seen["first"], seen["again"], seen["after"]
         if self.topic == "same":
             if again[0] != first:
-                shown, of_first = (
-                    "[" + ", ".join(f"{one:.3f}" for one in run[0]) + "]"
-                    for run in (again[0], first)
-                )
-                next_ones = again[0][0][:2] == wanted["after"][0][0]
-                why = _NEXT if next_ones else _KEPT
-                yield "same", f"the second run and the first draw {shown} and {of_first}. {why}"
+                shown = (", ".join(f"{one:.3f}" for one in run[0]) for run in (again[0], first))
+                why = _NEXT if again[0][0][:2] == wanted["after"][0][0] else _KEPT
+                runs = " and ".join(f"[{one}]" for one in shown)
+                yield "same", f"the second run and the first draw {runs}. {why}"
             if first != wanted["first"]:
-                yield (
-                    "after",
-                    "the first run draws other numbers than it would without you. To keep a "
-                    "state is to look at it, not to set it.",
-                )
+                wrong = "the first run draws other numbers than it would without you."
+                yield "after", f"{wrong} {_LOOK}"
             elif after != wanted["after"]:
                 why = _REPEATED if after[0] == seen["more"] else _PUT_BACK
                 yield "after", f"after the second run the program draws other numbers. {why}"
-        elif self.topic == "generators":
-            names = "PyTorch's own generator", "generator 1", "generator 2", "generator 3"
-            for name, got, right in zip(names, again[0], first, strict=False):
-                if got != right:
-                    yield self.topic, f"in the second run {name} draws other numbers."
-            for name, got, right in zip(names, after[0], wanted["after"][0], strict=False):
-                if got != right:
-                    yield self.topic, f"after the second run {name} goes on with other numbers."
-        elif self.topic == "often":
-            for number, (got, then) in enumerate(zip(again, after, strict=True)):
-                if got != first:
-                    yield self.topic, f"run {number + 2} draws other numbers than run 1. {_ONCE}"
-                if then != wanted["after"][number]:
-                    yield self.topic, f"after run {number + 2} the program draws other numbers."
-        elif not seen["through"]:
+            return
+        if not seen["through"]:
             yield self.topic, "the error does not come through: do not suppress it."
-        elif after != wanted["after"]:
-            yield (
-                self.topic,
-                "afterwards the program draws other numbers. What is put back in `finally` is "
-                "put back after an error, too.",
-            )
+        advice = _ADVICE.get(self.topic, "")
+        for number in range(self.runs):
+            rows = zip(again[number], first, after[number], wanted["after"][number], strict=True)
+            for place, (got, right, then, right_then) in enumerate(rows):
+                name = f"generator {place}" if place else "PyTorch's own generator"
+                if got != right:
+                    yield self.topic, f"in run {number + 2} {name} draws other numbers. {advice}"
+                if then != right_then:
+                    yield self.topic, f"after it {name} goes on with other numbers. {advice}"
 
 
 _A_FUNCTION = "Return a function: each call of it gives something for `with`."
-_ONCE = "What is kept has to be there for the next time too."
+_ADVICE = {
+    "often": "What is kept has to be there for the next time too.",
+    "error": "What is put back in `finally` is put back after an error, too.",
+}
 _KEPT = "Is the state kept before the first run, and put back before the second one draws?"
 _NEXT = "The program would draw these next: put back the state that was kept at the call."
+_LOOK = "To keep a state is to look at it, not to set it."
 _REPEATED = "They are those that came after the first run, once more."
 _PUT_BACK = "Put back, after the second run, the state from just before it."
 

@@ -114,9 +114,8 @@ class Scaling(Separate):
         """The steps with the library's scaler."""
         from dtlab.training.loss_scaling import DynamicLossScaler
 
-        return self.trained(
-            DynamicLossScaler(self.init_scale, growth_interval=self.growth_interval)
-        )
+        scaler = DynamicLossScaler(self.init_scale, growth_interval=self.growth_interval)
+        return self.trained(scaler)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         for rank, seen in enumerate(results):
@@ -127,7 +126,13 @@ class Scaling(Separate):
             scales = zip(seen["scales"], self.right["scales"], strict=True)
             other = next((step for step, (got, want) in enumerate(scales) if got != want), None)
             if self.topic == "scale" and other is not None:
-                yield "scale", f"step {other}: {self._why_scale(seen['scales'][other], other)}"
+                before = ["good" if one == (_GOOD,) else "overflow" for one in self.kinds[0]]
+                yield (
+                    "scale",
+                    f"step {other}: the scale is {seen['scales'][other]:g}, and should be "
+                    f"{self.right['scales'][other]:g}. The steps before it: "
+                    f"{', '.join(before[:other]) or 'none'}. {_ADVICE['scale']}",
+                )
             step = None if self.topic == "scale" else self._first_wrong(seen["parameters"])
             if step is not None:
                 how = self._how_wrong(seen, step)
@@ -137,33 +142,12 @@ class Scaling(Separate):
                 wrong = "the scale is not halved once where one of them overflows."
                 yield "optimizers", f"{wrong}\n{_ADVICE['optimizers']}"
 
-    def _why_scale(self, got: float, step: int) -> str:
-        """What is wrong with the scale of a step, what the steps before it were, and the rule."""
-        wrong = f"the scale is {got:g}, and should be {self.right['scales'][step]:g}."
-        if not step:
-            return f"{wrong} That is the first step: it has init_scale."
-        told = ", ".join("good" if one == (_GOOD,) else "overflow" for one in self.kinds[0][:step])
-        before, now = self.right["scales"][step - 1 : step + 1]
-        interval = f"growth_interval={self.growth_interval}"
-        if now < before:
-            why = "The last of them overflowed, and that halves the scale, to any number."
-        elif now > before:
-            why = f"{interval} good steps in a row are complete: they double the scale."
-        else:
-            why = (
-                f"The scale stays until {interval} good steps in a row are complete, counted anew "
-                "after each overflow and each growth."
-            )
-        return f"{wrong} The steps before it: {told}. {why}"
-
     def _first_wrong(self, parameters: Sequence[Tensor]) -> int | None:
         """The first step after which parameters are not where they should be."""
-        way = float((self.right["parameters"][-1] - START).norm())
-        pairs = zip(parameters, self.right["parameters"], strict=True)
-        for step, (got, want) in enumerate(pairs):
-            if not float((got - want).norm()) <= _NEAR * way:  # nor if it is NaN
-                return step
-        return None
+        right = self.right["parameters"]
+        most = _NEAR * float((right[-1] - START).norm())
+        off = (float((got - want).norm()) for got, want in zip(parameters, right, strict=True))
+        return next((step for step, one in enumerate(off) if not one <= most), None)  # or NaN
 
     def _how_wrong(self, seen: Noted, step: int) -> str:
         """What a step did to parameters that were right before it."""
@@ -185,21 +169,22 @@ class Scaling(Separate):
         if not math.isfinite(factor):
             return "parameters are inf or NaN."
         if abs(factor) < 1e-3:
-            return (
-                "parameters hardly move. Is the loss multiplied, and each gradient divided once?"
-            )
+            return f"parameters hardly move. Is the loss multiplied? {_DIVIDED}"
         if float((way - factor * right).norm()) > 0.01 * abs(factor) * float(right.norm()):
-            return (
-                "the parameters do not go where they should. Is every gradient divided once, by "
-                "the scale that this step's loss was multiplied with?"
-            )
-        why = "That is the scale: whoever has not called unscale_ leaves that to step."
-        why = why if abs(factor / self.right["scales"][step] - 1) < 0.1 else ""
-        return f"the parameters go {factor:.3g} times as far as they should. {why}".rstrip()
+            return f"the parameters do not go where they should. {_DIVIDED}"
+        is_scale = abs(factor / self.right["scales"][step] - 1) < 0.1
+        why = _NOT_UNSCALED if is_scale else _DIVIDED
+        return f"the parameters go {factor:.3g} times as far as they should. {why}"
 
 
+_DIVIDED = "Is every gradient divided once, by the scale of this step's loss?"
+_NOT_UNSCALED = "That is the scale: whoever has not called unscale_ leaves that to step."
 _BETWEEN = "The steps before it are right. What does one step leave behind for the next?"
 _ADVICE = {
+    "scale": (
+        "An overflow: that halves the scale, to any number. growth_interval good steps in a row: "
+        "they double the scale, counted anew after each overflow and each growth."
+    ),
     "skips": (
         "Whether to step is asked anew in each step: is every element of every gradient finite? "
         "inf and NaN stay what they are when they are divided."
@@ -225,9 +210,11 @@ def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
     The numbers are of one rank, or of several that are played here.
     """
     import torch
+    from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
     from dtlab.units.unit04.stepping import Stepping
 
+    clip: Any = clip_grad_value_ if given["by_value"] else clip_grad_norm_
     numbers = given["numbers"]
     models = [_model(given["ranks"]) for _ in numbers[0][0]]
     optimizers = [Stepping([[one] for one in model.parameters()], RATE) for model in models]
@@ -241,7 +228,7 @@ def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
             scaler.scale(sum(losses) / len(losses)).backward()
         for model, optimizer in pairs if clips else []:
             scaler.unscale_(optimizer)
-            _clip(model, given["by_value"])
+            clip(model.parameters(), MAX_NORM * _FACTOR)
         for _, optimizer in reversed(pairs) if given["backwards"] else pairs:
             scaler.step(optimizer)
         scaler.update()
@@ -249,14 +236,6 @@ def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
         parameters.append(torch.cat(every).double())
         steps.append([optimizer.steps for optimizer in optimizers])
     return {"scales": scales, "parameters": parameters, "steps": steps}
-
-
-def _clip(model: Any, by_value: bool) -> None:
-    """By value also where it is inf: only a look before that can tell whether it was."""
-    from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-
-    clip = clip_grad_value_ if by_value else clip_grad_norm_
-    clip(model.parameters(), MAX_NORM * _FACTOR)
 
 
 def _model(ranks: int) -> Any:

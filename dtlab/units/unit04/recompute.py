@@ -99,16 +99,14 @@ class Recomputing(Separate):
         wrong = self._wrong_gradient(seen["gradients"], wanted["gradients"])
         if wrong:
             yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
-        if self.topic == "chain":
-            return
-        (forward,), (backward,) = seen["runs"]
-        if forward != 1 or backward > 1:
+        forward, backward = seen["runs"]
+        if self.topic == "gradients" and (forward != 1 or backward > 1):
             yield (
                 "runs",
                 f"the layer runs {forward} times in forward and {backward} times in backward. "
                 "Once in each is enough, whatever the number of inputs.",
             )
-        elif not backward:
+        elif self.topic == "gradients" and not backward:
             yield "runs", "the layer does not run in backward: what is kept instead?"
 
     def _wrong_gradient(

@@ -113,129 +113,123 @@ _EXPONENTS = (
     "how many bits after the leading 1 does each of these take?"
 )
 
-PART = Part(
-    "04/representable",
-    1,
-    "What a format holds",
-    10,
-    2,
-    asked(
-        _draw,
-        _rows,
-        _which(
-            "fp16",
-            "bf16",
-            large="look at the largest of them: which exponents are there?",
-            small="look at the powers of two again: below 2^-14 fp16 goes on at the spacing that "
-            "it has there. Down to where?",
-            odd="look at the odd number: how far apart are numbers above 2048?",
-        ),
-        _which(
-            "bf16",
-            "fp16",
-            large=_EXPONENTS,
-            small=_EXPONENTS,
-            odd="look at the odd number: how many bits does it take?",
-        ),
-        number(
-            "spacing",
-            "how far apart numbers of the small format are from one another around x",
-            "spacing",
-            "Which power of two is just below x? Into how many steps is the way to the next cut?",
-            {
-                "2.0**-mantissa_bits": "this is the spacing between 1 and 2. Each power of two "
-                "doubles it.",
-                "answer / 2": "this counts the leading 1 in the mantissa. It is not stored.",
-                "answer * 2**mantissa_bits": "so far it is to the next power of two.",
-            },
-            exact=True,
-        ),
-        number(
-            "rounded",
-            "what x becomes in the small format",
-            "small.rounded(x)",
-            "Between which two numbers does x lie, and which of them is nearer?",
-            {
-                "below_x": "this cuts off what finds no room. Which neighbour of x is nearer?",
-                "x": "this is x itself: it needs more bits than there are.",
-                "2 * below_x - answer": "x does not lie next to this one. Between which two?",
-            },
-            exact=True,
-        ),
-        choice(
-            "one_plus",
-            "why 1 + 2^-{power} becomes 1 in bf16",
-            {
-                "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
-                "tie": "it lies half-way to the next number above 1, and ties go to the last bit "
-                "0",
-                "small": "bf16 has no number as small as the one that is added",
-                "cut": "bits that find no room are cut off",
-            },
-            formula("'tie' if power == 8 else 'nearer'"),
-            "What is the next number above 1, and where between the two does the sum lie?",
-            {
-                formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
-                "the spacing above 1.",
-                "small": "by itself bf16 holds it: it has as many exponents as fp32.",
-                "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
-            },
-        ),
-        number(
-            "survives",
-            "the smallest whole number k for which g x 2^k is not 0 in fp16",
-            "gradient - 24",
-            "What is the smallest number of fp16 above 0? Only the last of its bits is 1.",
-            {
-                "gradient - 14": "then it is a normal number. fp16 goes on below those.",
-                "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
-                "bit 0.",
-                "gradient": "then it is 1. It need not be as large as that.",
-            },
-            exact=True,
-        ),
-        choices(
-            "lost",
-            "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
-            "pqrs",
-            formula("below(0.5)"),
-            "For each weight: the power of two below it, the spacing there, and half of that.",
-            {
-                formula("smallest"): "these have the smallest updates. How large is each update "
-                "beside the spacing at its own weight?",
-                formula("below(1)"): "the updates of these are smaller than the spacing. Where "
-                "does rounding to the nearest take those that are more than half of it?",
-                formula("set('pqrs') - below(0.5)"): "this is upside down: these weights change.",
-            },
-        ),
-        number(
-            "master",
-            "weight {short} gets a master weight in fp32, and step after step the same update: "
-            "after how many steps is its bf16 copy another number for the first time?",
-            "int(updates_in_spacing / 2) + 1",
-            "How far does the master weight have to get, for another number to be nearer?",
-            {
-                "int(updates_in_spacing) + 1": "by then the master weight is past the next "
-                "number. Its copy is rounded to the nearest.",
-                "answer - 1": "after so many steps the master weight is not yet half-way.",
-                "1": "one update moves the master weight, but not its copy.",
-            },
-            exact=True,
-        ),
-        where={
-            "fp16": FP16,
-            "bf16": BF16,
-            "letter": "dict(zip(kinds, 'abcdef'))",
-            "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
-            "format_of": BinaryFormat,
-            "x": "number",
-            "small": "format_of(exponent_bits, mantissa_bits)",
-            "spacing": "small.spacing(x)",
-            "below_x": "x // spacing * spacing",
-            "smallest": "{name for _, name in sorted(zip(updates, 'pqrs'))[:2]}",
-            "shares": "{n: u / bf16.spacing(w) for n, w, u in zip('pqrs', weights, updates)}",
-            "below": "lambda share: {name for name in 'pqrs' if shares[name] < share}",
-            "updates_in_spacing": "1 / shares[short]",
+_QUESTIONS = asked(
+    _draw,
+    _rows,
+    _which(
+        "fp16",
+        "bf16",
+        large="look at the largest of them: which exponents are there?",
+        small="look at the powers of two again: below 2^-14 fp16 goes on at the spacing that "
+        "it has there. Down to where?",
+        odd="look at the odd number: how far apart are numbers above 2048?",
+    ),
+    _which(
+        "bf16",
+        "fp16",
+        large=_EXPONENTS,
+        small=_EXPONENTS,
+        odd="look at the odd number: how many bits does it take?",
+    ),
+    number(
+        "spacing",
+        "how far apart numbers of the small format are from one another around x",
+        "spacing",
+        "Which power of two is just below x? Into how many steps is the way to the next cut?",
+        {
+            "2.0**-mantissa_bits": "this is the spacing between 1 and 2. Each power of two "
+            "doubles it.",
+            "answer / 2": "this counts the leading 1 in the mantissa. It is not stored.",
+            "answer * 2**mantissa_bits": "so far it is to the next power of two.",
+        },
+        exact=True,
+    ),
+    number(
+        "rounded",
+        "what x becomes in the small format",
+        "small.rounded(x)",
+        "Between which two numbers does x lie, and which of them is nearer?",
+        {
+            "below_x": "this cuts off what finds no room. Which neighbour of x is nearer?",
+            "x": "this is x itself: it needs more bits than there are.",
+            "2 * below_x - answer": "x does not lie next to this one. Between which two?",
+        },
+        exact=True,
+    ),
+    choice(
+        "one_plus",
+        "why 1 + 2^-{power} becomes 1 in bf16",
+        {
+            "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
+            "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
+            "small": "bf16 has no number as small as the one that is added",
+            "cut": "bits that find no room are cut off",
+        },
+        formula("'tie' if power == 8 else 'nearer'"),
+        "What is the next number above 1, and where between the two does the sum lie?",
+        {
+            formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
+            "the spacing above 1.",
+            "small": "by itself bf16 holds it: it has as many exponents as fp32.",
+            "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
         },
     ),
+    number(
+        "survives",
+        "the smallest whole number k for which g x 2^k is not 0 in fp16",
+        "gradient - 24",
+        "What is the smallest number of fp16 above 0? Only the last of its bits is 1.",
+        {
+            "gradient - 14": "then it is a normal number. fp16 goes on below those.",
+            "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
+            "bit 0.",
+            "gradient": "then it is 1. It need not be as large as that.",
+        },
+        exact=True,
+    ),
+    choices(
+        "lost",
+        "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
+        "pqrs",
+        formula("below(0.5)"),
+        "For each weight: the power of two below it, the spacing there, and half of that.",
+        {
+            formula("smallest"): "these have the smallest updates. How large is each update "
+            "beside the spacing at its own weight?",
+            formula("below(1)"): "the updates of these are smaller than the spacing. Where "
+            "does rounding to the nearest take those that are more than half of it?",
+            formula("set('pqrs') - below(0.5)"): "this is upside down: these weights change.",
+        },
+    ),
+    number(
+        "master",
+        "weight {short} gets a master weight in fp32, and step after step the same update: "
+        "after how many steps is its bf16 copy another number for the first time?",
+        "int(updates_in_spacing / 2) + 1",
+        "How far does the master weight have to get, for another number to be nearer?",
+        {
+            "int(updates_in_spacing) + 1": "by then the master weight is past the next "
+            "number. Its copy is rounded to the nearest.",
+            "answer - 1": "after so many steps the master weight is not yet half-way.",
+            "1": "one update moves the master weight, but not its copy.",
+        },
+        exact=True,
+    ),
+    where={
+        "fp16": FP16,
+        "bf16": BF16,
+        "letter": "dict(zip(kinds, 'abcdef'))",
+        "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
+        "format_of": BinaryFormat,
+        "x": "number",
+        "small": "format_of(exponent_bits, mantissa_bits)",
+        "spacing": "small.spacing(x)",
+        "below_x": "x // spacing * spacing",
+        "smallest": "{name for _, name in sorted(zip(updates, 'pqrs'))[:2]}",
+        "shares": "{n: u / bf16.spacing(w) for n, w, u in zip('pqrs', weights, updates)}",
+        "below": "lambda share: {name for name in 'pqrs' if shares[name] < share}",
+        "updates_in_spacing": "1 / shares[short]",
+    },
 )
+
+PART = Part("04/representable", 1, "What a format holds", 10, 2, _QUESTIONS)

@@ -122,22 +122,13 @@ class Backwards(Separate):
         (seen,) = results
         returned = seen["returned"]
         if isinstance(returned, str):
-            for name in ("overflow", "form"):
-                yield name, f"it returns {returned}, and not True or False."
+            yield "overflow", f"it returns {returned}, and not True or False."
+            yield "form", "no truth value"
         elif self.topic == "overflow" and not returned:
             number = "NaN" if math.isnan(self.bad) else f"{self.bad:g}"
-            yield (
-                "overflow",
-                f"it returns False. {number} counts too, so the step has to be skipped: look at "
-                "every element of every gradient, in every group.",
-            )
+            yield "overflow", f"it returns False. {number} counts too, in {_ANYWHERE}"
         elif self.topic != "overflow" and returned:
-            yield (
-                "finite",
-                "it returns True, and every gradient is finite. Large numbers are no overflow in "
-                "fp32, and the sum of their squares may be inf where they are not: look at the "
-                "elements.",
-            )
+            yield "finite", f"it returns True, and every gradient is finite. {_LARGE}"
         if self.bad:
             return
         gradients = [None if one is None else one.double() for one in seen["gradients"]]
@@ -147,10 +138,7 @@ class Backwards(Separate):
         elif wrong := self._why_scaled(factors):
             yield "unscaled" if self.topic == "survives" else self.topic, wrong
         elif any(one is not None for one in gradients[4:]):
-            yield (
-                self.topic,
-                "a parameter without a gradient has one now: leave `.grad` at None there.",
-            )
+            yield self.topic, "a missing gradient is there now: leave `.grad` at None there."
         if seen["steps"]:
             yield "unscaled", f"the optimizer stepped {seen['steps']} times. The caller does that."
         before = _tensors(drawn_seed(self.seed))[1:5]
@@ -163,18 +151,19 @@ class Backwards(Separate):
         if not wrong:
             return ""
         if len(wrong) < len(factors):
-            return (
-                f"{len(wrong)} of {len(factors)} gradients are not divided by the scale. "
-                "Go through all parameters of all groups."
-            )
+            some = f"{len(wrong)} of {len(factors)} gradients"
+            return f"{some} are not divided by the scale. Go through all groups."
         known = {
             self.scale: "That is the scale: after backward, divide the gradients by it.",
             1 / self.scale: "The loss was not multiplied, or the gradients were divided twice.",
             self.scale**2: "That is the scale squared: divide the gradients by the scale.",
-            -1.0: "The sign is wrong.",
         }
         why = next((why for k, why in known.items() if abs(wrong[0] / k - 1) < _CLOSE), "")
         return f"gradients are {wrong[0]:.3g} times those of the loss. {why}".rstrip()
+
+
+_ANYWHERE = "every element of every gradient: the step has to be skipped."
+_LARGE = "Large numbers are no overflow in fp32, and the sum of their squares may be inf."
 
 
 def _why_lost(gradients: Sequence[Tensor | None]) -> str:
@@ -182,16 +171,10 @@ def _why_lost(gradients: Sequence[Tensor | None]) -> str:
     if len(there) < 4:
         return f"{4 - len(there)} of 4 parameters have no gradient. Call backward once."
     if not any(bool(one.any()) for one in there):
-        return (
-            "all gradients are 0. In fp16 they were too small to be told from 0, and dividing "
-            "afterwards does not bring them back: what must be large when backward begins?"
-        )
+        return "all gradients are 0. In fp16 they are too small: what must backward begin with?"
     if not all(bool(one.isfinite().all()) for one in there):
         return "gradients have inf or NaN, where nothing overflows. How large is the scaled loss?"
-    return (
-        "a gradient is not that of the loss, not even up to a factor. Has it lost digits in "
-        "fp16, or was something else added to it?"
-    )
+    return "a gradient does not point where that of the loss does. Has it lost digits in fp16?"
 
 
 def _tensors(seed: int) -> list[Tensor]:
