@@ -74,7 +74,7 @@ def test_the_masters_of_the_judge_are_those_of_torchs_sgd(seed: int) -> None:
         assert isinstance(case, Mastered)
         masters = [torch.nn.Parameter(one) for one in case.start()]
         optimizer = torch.optim.SGD(masters, lr=2.0**-6, momentum=0.9)
-        steps = zip(case.kinds, case.gradients, case.right, strict=True)
+        steps = zip(case.kinds, case.gradients(), case.right, strict=True)
         for kind, gradients, right in steps:
             for master, gradient in zip(masters, gradients, strict=True):
                 master.grad = None if gradient is None else gradient.float() / case.scale

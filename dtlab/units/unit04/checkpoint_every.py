@@ -92,59 +92,45 @@ class Spanning(Separate):
             if self.topic == "edges":
                 continue
             if step["saved"] > right["saved"]:
-                yield (
-                    "groups",
-                    f"{amount(step['saved'])} are kept for backward, where it takes "
-                    f"{amount(right['saved'])}. Is what comes out of a checkpoint what goes on?",
-                )
+                kept, least = amount(step["saved"]), amount(right["saved"])
+                yield "groups", f"{kept} are kept for backward; {least} are enough. {_GOES_ON}"
             if last in spans:
-                yield (
-                    "last",
-                    f"the last group, {_in_words([last])}, is under a checkpoint too. Backward "
-                    "begins with it, so it would be whole again at once: no memory is saved, and "
-                    "it is run once more.",
-                )
+                yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"
             for layer, (got, enough) in enumerate(zip(step["runs"], right["runs"], strict=True)):
                 if got != enough:
-                    yield (
-                        "runs",
-                        f"layer {layer} runs {got} times in a step, and {enough} is enough: once "
-                        "in forward, and once more under a checkpoint.",
-                    )
+                    runs = f"layer {layer} runs {got} times in a step"
+                    yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 
+_CHANGED = "the list of layers is another one afterwards: leave it as it is."
 _ARGUMENT = (
     "The function runs again in backward. What it reads from a loop's variable then has its last "
     "value: hand it over as an argument."
 )
+_AT_ONCE = "Backward begins with it, so it is whole again at once: that saves no memory."
+_ENOUGH = "once in forward, and once more under a checkpoint."
+_GOES_ON = "Is what comes out of a checkpoint what goes on?"
 
 
 def _in_words(spans: Sequence[Sequence[int]]) -> str:
-    """Layers that are under a checkpoint together: "0 to 2, 3 to 5"."""
-    said = [
-        str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" if span else "none"
-        for span in spans
-    ]
-    return ", ".join(said) or "none"
+    """Layers that are under a checkpoint together: "[0, 1, 2], [3, 4]"."""
+    return ", ".join(map(str, spans)) or "none"
 
 
 def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
     """What is wrong with output or gradients of a step; empty if nothing is."""
-    got, wanted = step["output"], right["output"]
-    if got.shape != wanted.shape:
-        return f"the output has the shape {list(got.shape)}."
-    if not close(got, wanted):
+    if step["output"].shape != right["output"].shape:
+        return f"the output has the shape {list(step['output'].shape)}."
+    if not close(step["output"], right["output"]):
         return "the output is not that of the layers, one after another."
     pairs = zip(step["gradients"], right["gradients"], strict=True)
-    for number, (gradient, other) in enumerate(pairs):
+    for number, (got, wanted) in enumerate(pairs):
         of = f"layer {(number - 1) // 2}" if number else "x"
-        if gradient is None:
+        if got is None:
             return f"no gradient comes to {of}."
-        if not close(gradient, other):
+        if not close(got, wanted):
             return f"the gradient of {of} is not that of the layers."
-    if step["changed"]:
-        return "the list of layers is another one afterwards: leave it as it is."
-    return ""
+    return _CHANGED if step["changed"] else ""
 
 
 def _in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:

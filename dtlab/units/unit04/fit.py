@@ -228,17 +228,9 @@ class Fitting(Faulty):
                 yield name, f"fit {wrong}. Return a list of layers by their numbers: [0, 3]."
         elif self.kind == "fit" and plan is None:
             yield "fits", "returns None, and there is a plan that fits."
-        elif self.kind == "free" and plan != []:
-            yield (
-                "edges",
-                f"it fits to the byte without a checkpoint, and fit returns {plan}, not [].",
-            )
-        elif self.kind == "never" and plan is not None:
-            yield (
-                "edges",
-                "with all layers under checkpoints it is a byte too many, and fit returns "
-                f"{plan}, not None.",
-            )
+        elif self.kind != "fit" and plan != _EDGES[self.kind][1]:
+            why, right = _EDGES[self.kind]
+            yield "edges", f"{why}, and fit returns {plan}, not {right}."
 
 
 @dataclass(frozen=True)
@@ -273,23 +265,25 @@ class Step(Faulty):
                 f"with checkpoints over {list(self.plan)} a real step has {peak:,} bytes at its "
                 f"peak, {peak - self.model.limit:,} too many. Backward is at layer {layer} then: "
                 f"{amount(at_layer)} there, and {amount(peaks[layer] - at_layer)} kept of the "
-                "layers before it. A layer is whole while backward is at it, with a checkpoint or "
-                "without.",
+                f"layers before it. {_WHOLE}",
             )
         least = self.model.best[1]
         for name, most in (("near", _NEAR), ("least", MARGIN)):
             if work > most * least:
+                runs = f"{list(self.plan)} runs {work / 1e6:.2f} million operations again"
                 yield (
                     name,
-                    f"{list(self.plan)} runs {work / 1e6:.2f} million operations again, "
-                    f"{work / least:.2f} times the least that fits. {_ADVICE[name]}",
+                    f"{runs}, {work / least:.2f} times the least that fits. {_ADVICE[name]}",
                 )
 
 
+_EDGES: dict[str, tuple[str, list[int] | None]] = {
+    "free": ("it fits to the byte without a checkpoint", []),
+    "never": ("with all layers under checkpoints it is a byte too many", None),
+}
+_WHOLE = "A layer is whole while backward is at it, with a checkpoint or without."
 _ADVICE = {
-    "near": (
-        "Which layers are cheap to run again for what they keep, and which checkpoints are no use?"
-    ),
+    "near": "Which layers are cheap to run again for what they keep? Which are no use?",
     "least": "No order of the layers finds it. How many plans are there in all?",
 }
 
@@ -309,8 +303,8 @@ def _trials(seed: int) -> list[Trial]:
     never_fits = never.peak(tuple(range(len(never.layers)))) - 1
     cases = [
         *(Fitting(model) for model in models),
-        Fitting(Model(free.layers, free.rows, free.peak(())), "free"),
-        Fitting(Model(never.layers, never.rows, never_fits), "never"),
+        Fitting(replace(free, limit=free.peak(())), "free"),
+        Fitting(replace(never, limit=never_fits), "never"),
     ]
     return [Trial(1, cases, limit=_LIMIT)]
 

@@ -51,7 +51,6 @@ class Mastered(Separate):
     def __str__(self) -> str:
         return f"{len(self.kinds)} steps in {self.dtype}, a scale of {self.scale:g}"
 
-    @cached_property
     def gradients(self) -> list[list[Tensor | None]]:
         """Of each step and parameter, times the scale, in the parameters' format."""
         import torch
@@ -79,14 +78,8 @@ class Mastered(Separate):
         return [size * (1 + torch.rand(shape, generator=draw)) for shape in _SHAPES]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        return {
-            "dtype": self.dtype,
-            "masters": self.start(),
-            "gradients": [
-                [None if one is None else one.clone() for one in step] for step in self.gradients
-            ],
-            "scale": self.scale,
-        }
+        given = {"dtype": self.dtype, "scale": self.scale}
+        return given | {"masters": self.start(), "gradients": self.gradients()}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -105,13 +98,11 @@ class Mastered(Separate):
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient
                 returned = fn(optimizer, parameters, masters, given["scale"])
-                held = {"masters": masters, "parameters": parameters}
-                steps.append({
-                    "masters": [one.detach().clone() for one in masters],
-                    "parameters": [one.detach().clone() for one in parameters],
-                    "hold": [n for n, own in held.items() if any(p.grad is not None for p in own)],
-                    "returned": truth_of(returned),
-                })  # fmt: skip
+                step: dict[str, Any] = {"returned": truth_of(returned), "hold": []}
+                for name, tensors in (("masters", masters), ("parameters", parameters)):
+                    step[name] = [one.detach().double() for one in tensors]
+                    step["hold"] += [name for one in tensors if one.grad is not None]
+                steps.append(step)
         return {"steps": steps, "finished": sorted(finished)}
 
     @cached_property
@@ -122,7 +113,7 @@ class Mastered(Separate):
         masters = [one.double() for one in self.start()]
         velocity = [torch.zeros_like(one) for one in masters]
         after = []
-        for kind, gradients in zip(self.kinds, self.gradients, strict=True):
+        for kind, gradients in zip(self.kinds, self.gradients(), strict=True):
             for k, gradient in enumerate(gradients):
                 if gradient is not None and kind != "x":
                     velocity[k] = 0.9 * velocity[k] + gradient.double() / self.scale
@@ -140,29 +131,22 @@ class Mastered(Separate):
         steps = zip(self.kinds, results[0]["steps"], strict=True)
         for number, (kind, step) in enumerate(steps):
             pairs = zip(step["masters"], step["parameters"], strict=True)
-            if self.topic == "masters" and not all(m.to(dtype).equal(p) for m, p in pairs):
-                yield (
-                    "copies",
-                    f"step {number}: a parameter is not its master, rounded to {self.dtype}. It "
-                    "is written back after every step, into the parameter that the model has.",
-                )
+            if self.topic == "masters" and any((m.to(dtype) != p).any() for m, p in pairs):
+                wrong = f"step {number}: a parameter is not its master, rounded to {self.dtype}."
+                yield "copies", f"{wrong} It is written back after every step."
             if step["returned"] != int(kind != "x"):
                 did = "was skipped" if kind == "x" else "was made"
                 returns = {0: "False", 1: "True"}.get(step["returned"], step["returned"])
                 yield "skips", f"step {number} {did}, and it returns {returns}."
             if step["hold"]:
-                yield (
-                    "gradients",
-                    f"after step {number}, {step['hold'][0]} still have gradients. "
-                    f"{_ADVICE['gradients']}",
-                )
+                wrong = f"after step {number}, {step['hold'][0]} still have gradients."
+                yield "gradients", f"{wrong} {_ADVICE['gradients']}"
 
     def _wrong_masters(self, steps: Sequence[Any]) -> str:
         """The first step after which a master is wrong, and how; empty if all are right."""
         before = [one.double() for one in self.start()]
         for number, (step, right) in enumerate(zip(steps, self.right, strict=True)):
-            masters = [one.double() for one in step["masters"]]
-            for old, got, want in zip(before, masters, right, strict=True):
+            for old, got, want in zip(before, step["masters"], right, strict=True):
                 way, size = float((want - old).norm()), float(want.norm())
                 if not float((got - want).norm()) <= _NEAR * way + _ROUNDING * size:
                     how = self._how_wrong(step, got - old, want - old, self.kinds[number])
@@ -179,14 +163,12 @@ class Mastered(Separate):
         if not float(way.norm()):
             return "the masters stay where they are. Does the optimizer step, and with gradients?"
         pairs = zip(step["masters"], step["parameters"], strict=True)
-        if all(master.equal(parameter.float()) for master, parameter in pairs):
+        if all(master.equal(parameter) for master, parameter in pairs):
             return f"the masters have no more digits than {self.dtype}: they should be fp32."
         factor = float((way * wanted).sum() / wanted.square().sum())
         if self.scale != 1 and abs(factor / self.scale - 1) < 0.1:
             return "the masters go as many times too far as the scale is large: divide by it."
-        return (
-            f"the masters go {factor:.3g} times as far as SGD in fp32 does with these gradients."
-        )
+        return f"the masters go {factor:.3g} times as far as SGD in fp32 does with these."
 
 
 _ADVICE = {

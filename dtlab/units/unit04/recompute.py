@@ -68,11 +68,7 @@ class Recomputing(Separate):
         (seen,) = results
         if self.topic == "changed":
             if not seen["raised"]:
-                yield (
-                    "changed",
-                    "nobody notices a change between forward and backward: the layer runs again "
-                    "on other numbers. ctx.save_for_backward keeps a tensor and checks that.",
-                )
+                yield "changed", f"nobody notices that between forward and backward. {_NOTICES}"
             return
         wanted = go_through(self.given(0, 1), lambda layer, *inputs: layer(*inputs))
         if self.topic == "result":
@@ -83,29 +79,19 @@ class Recomputing(Separate):
                 off = float((got - output).abs().max())
                 yield "result", f"the output is off that of the layer by up to {off:.2g}."
             if seen["alive"]:
-                yield (
-                    "kept",
-                    f"after forward {seen['alive']} of the tensors that the layer made are still "
-                    "there. Within forward autograd does not record by itself; what is put on "
-                    "ctx, or into save_for_backward, stays.",
-                )
+                some = f"{seen['alive']} of the tensors that the layer made"
+                yield "kept", f"after forward {some} are still there. {_STAYS}"
             elif seen["saved"] > 0:
-                yield (
-                    "kept",
-                    f"{amount(seen['saved'])} are saved for backward beside the inputs. The "
-                    "inputs are enough: all else can be computed from them.",
-                )
+                saved = f"{amount(seen['saved'])} are saved for backward beside the inputs"
+                yield "kept", f"{saved}. The inputs are enough: all else is computed from them."
             return
         wrong = self._wrong_gradient(seen["gradients"], wanted["gradients"])
         if wrong:
             yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
         forward, backward = seen["runs"]
         if self.topic == "gradients" and (forward != 1 or backward > 1):
-            yield (
-                "runs",
-                f"the layer runs {forward} times in forward and {backward} times in backward. "
-                "Once in each is enough, whatever the number of inputs.",
-            )
+            runs = f"the layer runs {forward} times in forward and {backward} times in backward"
+            yield "runs", f"{runs}. Once in each is enough, for any number of inputs."
         elif self.topic == "gradients" and not backward:
             yield "runs", "the layer does not run in backward: what is kept instead?"
 
@@ -152,6 +138,11 @@ def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> 
     return next((words for other, words in known if close(got, other)), off)
 
 
+_STAYS = (
+    "Within forward autograd does not record by itself; what is put on ctx, or into "
+    "save_for_backward, stays."
+)
+_NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
 _ADVICE = {
     "does not require grad": (
         "In backward autograd does not record, unless it is told to: torch.enable_grad()."
