@@ -237,8 +237,8 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("equal", 2, "outputs and gradients are those of the layers, in both steps"),
-            rule("groups", 2, "one over each group of k layers, nothing else kept", *_BEFORE[:1]),
-            rule("last", 1, "none over the last group, even if k divides", *_BEFORE[:2]),
+            rule("groups", 2, "one over each group of k layers, nothing else kept", "equal"),
+            rule("last", 1, "none over the last group, even if k divides", "equal", "groups"),
             rule("runs", 1, "layers under a checkpoint run twice, all others once", *_BEFORE),
             separate_rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
         ),

@@ -309,9 +309,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("training", 2, "trains as without a scaler where nothing overflows"),
-            separate_rule("skips", 2, "skips the steps that overflow, no others", *_BEFORE[:1]),
-            separate_rule("scale", 2, "the scale of PyTorch's GradScaler", *_BEFORE[:1]),
-            separate_rule("clipping", 2, "gradients can be clipped", *_BEFORE[:2]),
+            separate_rule("skips", 2, "skips the steps that overflow, no others", "training"),
+            separate_rule("scale", 2, "the scale of PyTorch's GradScaler", "training"),
+            separate_rule("clipping", 2, "gradients can be clipped", "training", "skips"),
             separate_rule("gradients", 1, "ranks skip together, by the gradients", *_BEFORE[:3]),
             separate_rule("optimizers", 1, "only the one that overflows skips", *_BEFORE),
         ),
