@@ -135,7 +135,8 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
     loss = (output * weights_of(output)).sum() if output.requires_grad else None
     del output
     if topic == "result":
-        gc.collect()  # a cycle may keep tensors for a while: that is no fault
+        if any(layer.alive for layer in layers):
+            gc.collect()  # a cycle may keep tensors for a while: that is no fault
         alive = sum(layer.alive for layer in layers)
         return seen | {"alive": alive, "saved": saved.bytes - x.nbytes}
     ran = layers[0].runs

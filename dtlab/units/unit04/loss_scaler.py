@@ -1,8 +1,8 @@
 """04/loss_scaler: scale, unscale, skip and update in a class that trains like PyTorch's.
 
-The model is a sum of parameters times numbers, in fp16, so these numbers are its gradients. They
-say what happens: inf or NaN overflows at every scale, `LARGE` from a scale of 2^13 on, and with
-a finite loss. The judge goes through the same steps with the library's scaler.
+The model is a sum of parameters times numbers, in fp16, so these numbers are its gradients. One
+of them says what happens: inf or NaN overflows at every scale, `LARGE` from a scale of 2^13 on,
+and with a finite loss. The judge goes through the same steps with the library's scaler.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ SHAPES = (3, 2), (4,)  # of an optimizer's parameters, each in a group of its ow
 START, RATE, MAX_NORM = 0.25, 0.25, 0.5
 _FACTOR = 2.0**-11  # of the loss: so a scale of 2^24 fits fp16 where gradients are ordinary
 _NEAR = 1e-3  # of the way that parameters go: rounding in fp16 is the same in both
-_GOOD, _INF, _NAN = 1.0, math.inf, math.nan
-
-Kinds = tuple[float, ...]  # in a step, for each optimizer: 1.0, or what its gradient has instead
 
 
 @dataclass(frozen=True)
 class Scaling(Separate):
-    """`fn(init_scale, growth_interval)`, and steps with it; `kinds` has those of each rank.
+    """`fn(init_scale, growth_interval)`, and steps with it.
 
+    `kinds` has the steps of each rank, in each step a letter for each optimizer: its gradients
+    are ordinary (o), have inf or NaN (x), -inf (i) or a large number (L).
     `clips`: whether each step calls `unscale_` and clips before the optimizer steps; `by_value`:
     each number, so that none is inf any more. `backwards`: the second optimizer steps first.
     """
@@ -48,7 +47,7 @@ class Scaling(Separate):
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
     seed: int
-    kinds: tuple[tuple[Kinds, ...], ...]  # of each rank, the steps
+    kinds: tuple[Sequence[str], ...]
     init_scale: float = 2.0**16
     growth_interval: int = 2000
     clips: tuple[bool, ...] = ()
@@ -77,13 +76,14 @@ class Scaling(Separate):
 
         draw = torch.Generator().manual_seed(self.seed * 101 + rank)
 
-        def drawn(kind: float) -> list[Tensor]:
+        def drawn(kind: str, step: int) -> list[Tensor]:
             each = [(1 + torch.rand(shape, generator=draw)) * 0.5 for shape in SHAPES]
-            if kind != _GOOD:
-                each[-1][1] = kind
+            bad = {"x": (math.nan, math.inf, -math.inf)[step % 3], "i": -math.inf, "L": LARGE}
+            each[-1][1] = bad.get(kind, each[-1][1])
             return each
 
-        return [[drawn(kind) for kind in kinds] for kinds in self.kinds[rank]]
+        steps = enumerate(self.kinds[rank])
+        return [[drawn(kind, step) for kind in kinds] for step, kinds in steps]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return {
@@ -126,7 +126,7 @@ class Scaling(Separate):
             scales = zip(seen["scales"], self.right["scales"], strict=True)
             other = next((step for step, (got, want) in enumerate(scales) if got != want), None)
             if self.topic == "scale" and other is not None:
-                before = ["good" if one == (_GOOD,) else "overflow" for one in self.kinds[0]]
+                before = ["good" if one == "o" else "overflow" for one in self.kinds[0]]
                 yield (
                     "scale",
                     f"step {other}: the scale is {seen['scales'][other]:g}, and should be "
@@ -265,36 +265,36 @@ def _trials(seed: int) -> list[Trial]:
     """Each topic is what one criterion is about."""
     draw = random.Random(seed)
 
-    def case(topic: str, *kinds: tuple[Kinds, ...], **more: Any) -> Scaling:
+    def case(topic: str, *kinds: Sequence[str], **more: Any) -> Scaling:
         return Scaling(draw.randrange(10**6), kinds, topic=topic, **more)
-
-    def row(text: str) -> tuple[Kinds, ...]:
-        """Steps of one optimizer: good ones, and some (x) that overflow."""
-        return tuple((draw.choice((_INF, -_INF, _NAN)) if one == "x" else _GOOD,) for one in text)
 
     # Overflows before a growth, just after it, and two in a row; then two growths.
     mixed = draw.choice(("ooxoooxoxxooooooo", "oxooxooooxxooooooo"))
-    clips = draw.choice(((True, False, True, False), (False, True, False, True)))
-    good, large, both = (_GOOD,), (LARGE,), (_GOOD, _GOOD)
-    two = (*draw.sample([both, (_INF, _GOOD), (_GOOD, _NAN), (_INF, _NAN)], 4), *[both] * 4)
-    alone = (good, (draw.choice((_INF, _NAN)),), good, good)
-    infinite = tuple((draw.choice((_INF, -_INF)) if one == "x" else _GOOD,) for one in "oxoo")
-    finite = (large, good, large, large, good, large)  # losses, whatever gradients are
-    return [
-        Trial(1, [case("training", row("oooo")),
-                  case("training", row("ooooo"), growth_interval=2)]),
-        Trial(1, [case("skips", row("oxoxxo")), case("skips", row("xooxo"))]),
-        Trial(1, [case("scale", row(mixed), growth_interval=3),
-                  case("scale", row("ooooxooooxo"), growth_interval=draw.choice((2, 4))),
-                  case("scale", row("xxxxo"), init_scale=4.0)]),
-        Trial(1, [case("clipping", row("oooo"), clips=clips),
-                  case("clipping", row("oxoo"), clips=(True,) * 4),
-                  case("clipping", infinite, clips=(True,) * 4, by_value=True)]),
-        Trial(1, [case("gradients", finite, init_scale=2.0**15)]),
-        Trial(2, [case("gradients", alone, (good,) * 4), case("gradients", (good,) * 4, alone)]),
-        Trial(1, [case("optimizers", two, backwards=back, clips=2 * clips, growth_interval=3)
-                  for back in (False, True)]),
-    ]  # fmt: skip
+    interval = draw.choice((2, 4))
+    some = draw.choice(((True, False, True, False), (False, True, False, True)))
+    every = (True,) * 4
+    two = (*draw.sample(["oo", "xo", "ox", "xx"], 4), *["oo"] * 4)
+    topics = [
+        [case("training", "oooo"), case("training", "ooooo", growth_interval=2)],
+        [case("skips", "oxoxxo"), case("skips", "xooxo")],
+        [
+            case("scale", mixed, growth_interval=3),
+            case("scale", "ooooxooooxo", growth_interval=interval),
+            case("scale", "xxxxo", init_scale=4.0),
+        ],
+        [
+            case("clipping", "oooo", clips=some),
+            case("clipping", "oxoo", clips=every),
+            case("clipping", "oioo", clips=every, by_value=True),
+        ],
+        [case("gradients", "LoLLoL", init_scale=2.0**15)],
+        [case("gradients", "oxoo", "oooo"), case("gradients", "oooo", "oxoo")],
+        [
+            case("optimizers", two, backwards=back, clips=2 * some, growth_interval=3)
+            for back in (False, True)
+        ],
+    ]
+    return [Trial(len(cases[0].kinds), cases) for cases in topics]
 
 
 _BEFORE = "training", "skips", "scale", "clipping", "gradients"
