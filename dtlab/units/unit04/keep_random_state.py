@@ -74,19 +74,21 @@ class Drawing(Separate):
             return
         if not seen["through"]:
             yield self.topic, "the error does not come through: do not suppress it."
-        advice = _ADVICE.get(self.topic, "")
+        advice = _ADVICE[self.topic]
         for number in range(self.runs):
+            run = f"run {number + 2}"
             rows = zip(again[number], first, after[number], wanted["after"][number], strict=True)
             for place, (got, right, then, right_then) in enumerate(rows):
                 name = f"generator {place}" if place else "PyTorch's own generator"
                 if got != right:
-                    yield self.topic, f"in run {number + 2} {name} draws other numbers. {advice}"
+                    yield self.topic, f"in {run} {name} draws other numbers. {advice}"
                 if then != right_then:
-                    yield self.topic, f"after it {name} goes on with other numbers. {advice}"
+                    yield self.topic, f"after {run} {name} goes on with other numbers. {advice}"
 
 
 _A_FUNCTION = "Return a function: each call of it gives something for `with`."
 _ADVICE = {
+    "generators": "Keep and put back the states of all generators.",
     "often": "What is kept has to be there for the next time too.",
     "error": "What is put back in `finally` is put back after an error, too.",
 }
