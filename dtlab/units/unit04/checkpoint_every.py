@@ -66,12 +66,14 @@ class Spanning(Separate):
             steps = _train(fn, **given)
         return {"steps": steps, "finished": sorted(finished)}
 
-    def _right(self, layers: list[Any], k: int, x: Tensor, checkpoint: Any) -> Tensor:
-        """What is asked for."""
-        *first, last = ([layers[number] for number in group] for group in self.groups)
+    def _right(self, layers: list[Any], k: int, x: Tensor, checkpoint: Any) -> Any:
+        """The function that is asked for."""
+        from torch import nn
+
+        *first, last = (nn.Sequential(*(layers[n] for n in group)) for group in self.groups)
         for group in first:
-            x = checkpoint(_in_turn, group, x)
-        return _in_turn(last, x)
+            x = checkpoint(group, x)
+        return last(x)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         wanted = _train(self._right, **self.given(0, 1))
@@ -133,12 +135,6 @@ def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
     return _CHANGED if step["changed"] else ""
 
 
-def _in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
 def _train(
     fn: Callable[..., Any], seed: int, sizes: Sequence[int], rows: int, k: int
 ) -> list[dict[str, Any]]:
@@ -158,7 +154,9 @@ def _train(
     runs = [0] * (len(sizes) - 1)
 
     class Layer(torch.nn.Linear):
-        number = 0
+        def __init__(self, number: int) -> None:
+            super().__init__(sizes[number], sizes[number + 1])
+            self.number = number
 
         def forward(self, x: Tensor) -> Tensor:
             runs[self.number] += 1
@@ -173,9 +171,7 @@ def _train(
         finally:
             spans.append(open_spans.pop())
 
-    layers = [seeded(Layer(sizes[n], sizes[n + 1]), seed + n) for n in range(len(runs))]
-    for number, layer in enumerate(layers):
-        layer.number = number
+    layers = [seeded(Layer(number), seed + number) for number in range(len(runs))]
     kept = [one for layer in layers for one in layer.parameters()]
     steps = []
     with torch.random.fork_rng(devices=[]):

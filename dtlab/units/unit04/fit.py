@@ -224,8 +224,8 @@ class Fitting(Faulty):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         plan, wrong = results[0]["plan"], results[0]["wrong"]
         if wrong:
-            for name in ("fits", "form"):
-                yield name, f"fit {wrong}. Return a list of layers by their numbers: [0, 3]."
+            yield "fits", f"fit {wrong}. Return a list of layers by their numbers: [0, 3]."
+            yield "form", wrong
         elif self.kind == "fit" and plan is None:
             yield "fits", "returns None, and there is a plan that fits."
         elif self.kind != "fit" and plan != _EDGES[self.kind][1]:

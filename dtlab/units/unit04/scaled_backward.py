@@ -123,7 +123,7 @@ class Backwards(Separate):
         returned = seen["returned"]
         if isinstance(returned, str):
             yield "overflow", f"it returns {returned}, and not True or False."
-            yield "form", "no truth value"
+            yield "form", returned
         elif self.topic == "overflow" and not returned:
             number = "NaN" if math.isnan(self.bad) else f"{self.bad:g}"
             yield "overflow", f"it returns False. {number} counts too, in {_ANYWHERE}"

@@ -54,19 +54,14 @@ class Updating(Faulty):
             scale, good, overflow, interval = row
             call = f"update_scale({scale:g}, {good}, {overflow}, {interval})"
             if isinstance(result, str):
-                for name in ("backoff", "form"):
-                    yield (
-                        name,
-                        f"{call} returns {result}, and not a pair: the scale and the good steps.",
-                    )
+                wrong = f"{call} returns {result}, and not a pair: the scale and the good steps."
+                yield "backoff", wrong
+                yield "form", wrong
                 return
             (new_scale, new_good), (right_scale, right_good) = result, next_scale(*row)
             if new_scale != right_scale:
-                yield (
-                    "backoff" if overflow else "growth",
-                    f"{call} gives a scale of {new_scale:g}, and not {right_scale:g}. "
-                    f"{_why_scale(row, new_scale)}",
-                )
+                wrong = f"{call} gives a scale of {new_scale:g}, and not {right_scale:g}."
+                yield "backoff" if overflow else "growth", f"{wrong} {_why_scale(row, new_scale)}"
             if new_good != right_good:
                 if overflow:
                     why = "Good steps count in a row: an overflow ends the row."
@@ -74,10 +69,8 @@ class Updating(Faulty):
                     why = "The scale has just grown: the next growth takes as many good steps."
                 else:
                     why = "This step was a good one too."
-                yield (
-                    "reset" if overflow else "count",
-                    f"{call} gives good steps: {new_good:g}, and not {right_good}. {why}",
-                )
+                wrong = f"{call} gives good steps: {new_good:g}, and not {right_good}."
+                yield "reset" if overflow else "count", f"{wrong} {why}"
 
 
 def _why_scale(row: Row, new: float) -> str:
