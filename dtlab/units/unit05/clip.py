@@ -145,8 +145,8 @@ PART = Part(
     minutes=10,
     difficulty=2,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("norm", 2, "the norm of all ranks' gradients"),
             rule("scaled", 1, "all are cut by one factor", "norm"),
             rule("kept", 1, "shorter ones are left alone", "norm"),

@@ -150,8 +150,8 @@ PART = Part(
     minutes=8,
     difficulty=1,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("storage", 2, "storage is given back after forward", also=grown_by("storage")),
             _after_storage("own", "and so is the block's own memory at first"),
             _after_storage("shapes", "parameters keep objects and shapes"),

@@ -104,8 +104,8 @@ PART = Part(
     minutes=10,
     difficulty=2,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("values", 2, "the block has all numbers, on 1 to 4 ranks"),
             rule("views", 2, "they are views of flat", "values"),
             rule("backward", 2, "backward finds them again", "values"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import product, starmap
 from math import ceil, inf
 from random import Random
 from typing import Any, Final, NamedTuple, get_args
@@ -172,7 +172,11 @@ def model_of(given: Mapping[str, Any]) -> Model:
 # Who leaves a kind of bytes out takes one that does not fit, in one of the three at least.
 
 NAMES: Final = ("a", "b", "c")
-LEFT_OUT: Final = ("blocks", "activations", "reserve")
+LEFT_OUT: Final = {  # kinds of bytes that a search may forget
+    "reserve": "the reserve",
+    "blocks": "the blocks that are whole for a while",
+    "activations": "activations",
+}
 _STEP, _LEAST, _MOST = 10**8, 10, 100  # bytes of a reserve: a tenth of a GB, 1 to 10 GB
 _SIZES: Final[dict[str, tuple[Sequence[Any], ...]]] = {  # of a small, a middle, a large model
     "hidden": ((2048, 2304, 2560), (5632, 6144, 6656, 7168), (8192, 9216, 10240, 12288)),
@@ -253,16 +257,11 @@ def _teaches(stage: int, fitting: Sequence[Row]) -> bool:
 # How a plan is judged ---------------------------------------------------------------------------
 
 _FORM = '{"stage": ..., "ranks": ..., "policy": ..., "recompute": ...}'
-_LEFT_OUT = (
-    Mistake("reserve", "the reserve"),
-    Mistake("blocks", "the blocks that are whole for a while"),
-    Mistake("activations", "activations"),
-)
-_SENDS_MORE = (
-    Mistake("stage", "Is there another stage that fits and sends less?"),
-    Mistake("ranks", "The stage is the right one. With which ranks does it send least, and why?"),
-    Mistake("policy", "Stage and ranks are right. Of what does a policy send how many bytes?"),
-)
+_SENDS_MORE = {
+    "stage": "Is there another stage that fits and sends less?",
+    "ranks": "The stage is the right one. With which ranks does it send least, and why?",
+    "policy": "Stage and ranks are right. Of what does a policy send how many bytes?",
+}
 _LARGEST = {
     "states": "the model states: of weights, gradients and optimizer state, which does this stage "
     "leave whole on every rank?",
@@ -310,7 +309,7 @@ def _read(answer: Any) -> Plan | str:
 def _over(model: Model, row: Row) -> str:
     over = row.total - model.card
     count = "1 byte" if over == 1 else f"{over:,} bytes"
-    missed = [one.why for one in _LEFT_OUT if over <= row.needs[one.value]]
+    missed = [words for name, words in LEFT_OUT.items() if over <= row.needs[name]]
     why = f"It would fit without {' or '.join(missed)}: is all of it counted?"
     if not missed:
         why = f"Most of it are {_LARGEST[max(_LARGEST, key=lambda name: row.needs[name])]}"
@@ -320,11 +319,10 @@ def _over(model: Model, row: Row) -> str:
 def _more(model: Model, row: Row, best: Row) -> str:
     same = {one.plan for one in model.rows() if one.sent == best.sent}
     agrees = sum(any(row.plan[:n] == one[:n] for one in same) for n in (1, 2))
-    more = row.sent - best.sent
+    sent, more = f"{row.sent / 1e9:,.2f} GB", f"{(row.sent - best.sent) / 1e9:,.2f} GB"
     return (
-        f"each rank sends {row.sent / 1e9:,.2f} GB in a step, {more / 1e9:,.2f} GB more than with "
-        f"the best plan that fits, {row.sent / best.sent:.2f} times as much. "
-        f"{_SENDS_MORE[agrees].why}"
+        f"each rank sends {sent} in a step, {more} more than with the best plan that fits. "
+        f"{_SENDS_MORE[Plan._fields[agrees]]}"
     )
 
 
@@ -333,7 +331,7 @@ class PlanOf:
     """A kind of answer: the plan for one of the models."""
 
     model: str
-    mistakes: tuple[Mistake, ...] = (*_LEFT_OUT, *_SENDS_MORE)
+    mistakes = tuple(starmap(Mistake, (LEFT_OUT | _SENDS_MORE).items()))
 
     def form(self) -> str:
         return _FORM

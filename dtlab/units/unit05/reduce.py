@@ -173,8 +173,8 @@ PART = Part(
     minutes=12,
     difficulty=2,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("mean", 3, "piece.grad is the piece's part of the mean"),
             rule("bytes", 2, "a rank sends (N-1)/N of the gradients", "mean", also=_SENT),
             rule("freed", 1, "no whole gradient is left", "mean", also=grown_by("freed")),

@@ -113,8 +113,8 @@ PART = Part(
     minutes=9,
     difficulty=1,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("flat", 2, "flat has every parameter once, in order"),
             rule("padding", 1, "as long as N pieces, with zeros", "flat"),
             rule("piece", 2, "each rank's piece is its own part", "flat", "padding"),

@@ -230,8 +230,8 @@ PART = Part(
     minutes=18,
     difficulty=2,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("result", 4, "all ranks are where Adam in one process is"),
             rule("bytes", 3, "gradients and parameters are sent once", "result", also=_SENT),
             rule("gradients", 2, "only a share is left", "result", also=grown_by("gradients")),

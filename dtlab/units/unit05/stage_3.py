@@ -45,81 +45,54 @@ def make_blocks(sizes: Sequence[int], seed: int, log: Log) -> list[nn.Module]:
         linear = nn.Linear(*pair)
         for parameter in linear.parameters():
             parameter.data.copy_(torch.randn(parameter.shape, generator=draw) * 0.6)
-        _note_passes(linear, number, log)
+
+        def note(module: nn.Module, inputs: Any, output: Any, number: int = number) -> None:
+            log.append(("forward", number))
+            output.register_hook(lambda _: log.append(("backward", number)))
+
+        linear.register_forward_hook(note)
         blocks.append(nn.Sequential(linear, nn.Tanh()))
     return blocks
 
 
-def _note_passes(layer: nn.Module, number: int, log: Log) -> None:
-    def forward(module: nn.Module, inputs: Any, output: Any) -> None:
-        log.append(("forward", number))
-        output.register_hook(lambda _: log.append(("backward", number)))
-
-    layer.register_forward_hook(forward)
-
-
-class Four:
-    """The four functions, each of which notes its call and does its work in a plain way.
+def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[..., Any], ...]:
+    """shard, gather, free and reduce, each of which notes its call and works in a plain way.
 
     What is freed is NaN, and keeps its memory: an answer that forgets to gather does not crash.
     """
+    import torch
+    import torch.distributed as dist
 
-    def __init__(self, blocks: Sequence[nn.Module], log: Log) -> None:
-        import torch.distributed as dist
+    rank, ranks = dist.get_rank(), dist.get_world_size()
 
-        self.blocks, self.log = list(blocks), log
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+    def note(what: str, block: nn.Module) -> None:
+        log.append((what, list(blocks).index(block)))
 
-    def note(self, what: str, block: nn.Module) -> None:
-        self.log.append((what, self.blocks.index(block)))
-
-    def shard(self, block: nn.Module) -> tuple[Tensor, Tensor]:
-        from torch.nn import Parameter
-
-        self.note("shard", block)  # it has all its parameters until it is freed
-        flat = flat_of(block.parameters(), self.ranks)
+    def shard(block: nn.Module) -> tuple[Tensor, Tensor]:
+        note("shard", block)  # it has all its parameters until it is freed
+        flat = flat_of(block.parameters(), ranks)
         lay(block, flat)
-        return flat, Parameter(flat.chunk(self.ranks)[self.rank].clone())
+        return flat, torch.nn.Parameter(flat.chunk(ranks)[rank].clone())
 
-    def gather(self, block: nn.Module, flat: Tensor, piece: Tensor) -> None:
-        import torch.distributed as dist
-
-        self.note("gather", block)
+    def gather(block: nn.Module, flat: Tensor, piece: Tensor) -> None:
+        note("gather", block)
         dist.all_gather_single(flat.data, piece.detach().clone())
         lay(block, flat)
 
-    def free(self, block: nn.Module, flat: Tensor) -> None:
-        self.note("free", block)
-        flat.data.fill_(float("nan"))
+    def free(block: nn.Module, flat: Tensor) -> None:
+        note("free", block)
+        flat.data.fill_(torch.nan)
 
-    def reduce(self, block: nn.Module, piece: Tensor) -> None:
-        import torch.distributed as dist
-
+    def reduce(block: nn.Module, piece: Tensor) -> None:
         missing = any(one.grad is None for one in block.parameters())
-        self.note("incomplete" if missing else "reduce", block)
-        flat = flat_gradients(block, self.ranks)
+        note("incomplete" if missing else "reduce", block)
+        flat = flat_gradients(block, ranks)
         dist.all_reduce(flat)
-        mean = flat.chunk(self.ranks)[self.rank] / self.ranks
+        mean = flat.chunk(ranks)[rank] / ranks
         piece.grad = mean if piece.grad is None else piece.grad + mean
         block.zero_grad()
 
-
-def in_one_process(
-    sizes: Sequence[int], seed: int, batches: Sequence[Sequence[Tensor]]
-) -> list[nn.Module]:
-    """The blocks after the steps, each with the mean gradient of the ranks' batches."""
-    from torch import nn
-
-    blocks = make_blocks(sizes, seed, [])
-    model = nn.Sequential(*blocks)
-    for batch in batches:
-        model.zero_grad()
-        for inputs in batch:
-            (model(inputs).square().mean() / len(batch)).backward()
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            parameter.data -= _RATE * parameter.grad
-    return blocks
+    return shard, gather, free, reduce
 
 
 # How it is judged -------------------------------------------------------------------------------
@@ -155,12 +128,11 @@ class Hooked(Faulty):
 
         log: Log = []
         blocks = make_blocks(given["sizes"], given["seed"], log)
-        model, four = nn.Sequential(*blocks), Four(blocks, log)
+        model, four = nn.Sequential(*blocks), four_functions(blocks, log)
         with finished_calls(*FINISHED, refuse=True) as finished:
-            pieces = fn(list(blocks), four.shard, four.gather, four.free, four.reduce)
-            if not isinstance(pieces, list | tuple) or not all(
-                isinstance(one, Tensor) for one in pieces
-            ):
+            pieces = fn(list(blocks), *four)
+            listed = isinstance(pieces, list | tuple)
+            if not listed or not all(isinstance(one, Tensor) for one in pieces):
                 return {"form": type(pieces).__name__}
             for inputs in given["batches"]:
                 loss = model(inputs).square().mean()
@@ -174,10 +146,23 @@ class Hooked(Faulty):
         after = [one.detach().clone() for one in pieces]
         return {"log": log, "pieces": after, "finished": sorted(finished)}
 
+    def in_one_process(self, ranks: int) -> list[nn.Module]:
+        """The blocks after the steps, each with the mean gradient of the ranks' batches."""
+        from torch import nn
+
+        blocks = make_blocks(self.sizes, drawn_seed(self.seed, "start"), [])
+        model = nn.Sequential(*blocks)
+        for step in range(_STEPS):
+            model.zero_grad()
+            for rank in range(ranks):
+                (model(self.batch(rank, step)).square().mean() / ranks).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data -= _RATE * parameter.grad
+        return blocks
+
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        ranks = range(len(results))
-        batches = [[self.batch(rank, step) for rank in ranks] for step in range(_STEPS)]
-        blocks = in_one_process(self.sizes, drawn_seed(self.seed, "start"), batches)
+        ranks, blocks = len(results), self.in_one_process(len(results))
         for rank, seen in enumerate(results):
             if form := seen.get("form"):
                 yield "result", f"stage_3 returns {form}: return the pieces, a list."
@@ -187,7 +172,7 @@ class Hooked(Faulty):
                 yield name, f"rank {rank}, {words}"
             for number, block in enumerate(blocks):
                 got = seen["pieces"][number] if len(seen["pieces"]) == len(blocks) else None
-                own = flat_of(block.parameters(), len(ranks)).chunk(len(ranks))[rank]
+                own = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
                 if not alike(got, own):
                     what = f"after {_STEPS} steps the piece of block {number} {off_from(got, own)}"
                     yield "result", f"rank {rank}: {what}. Return the pieces of shard, in order."
@@ -260,8 +245,8 @@ PART = Part(
     minutes=16,
     difficulty=3,
     check=Check(
-        _trials,
-        (
+        trials=_trials,
+        rules=(
             rule("result", 2, "it trains as one process does", "forward", "backward", "reduce"),
             rule("forward", 2, "gathered before each forward"),
             rule("backward", 2, "gathered before each backward"),
