@@ -1,10 +1,10 @@
-"""The case builder of the parts about one block: a module, its flat tensor, a piece for each rank.
+"""The cases of the parts about one block: a module, its flat tensor, a piece for each rank.
 
 parameters    a a a a | b b b | c           in the order of `block.parameters()`
 flat          a a a a b b b c .             padded to a multiple of the number of ranks
 pieces        rank 0    rank 1    rank 2
 
-A part says in `use` what a rank calls, and in `faults` what is wanted of it.
+A part defines `use`, what a rank calls, and `faults`, what is wrong with the results.
 """
 
 from __future__ import annotations
@@ -118,7 +118,10 @@ class OnBlock(Faulty):
 
 
 class OnLargeBlock(ResidentCase):
-    """`use` calls `mark()` at the beginning, and then at each of the `moments`."""
+    """A block that is large enough for the kernel to see what is kept of it.
+
+    `use` calls `mark()` at the beginning, and then at each of the `moments`.
+    """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
@@ -129,7 +132,7 @@ class OnLargeBlock(ResidentCase):
     @staticmethod
     @abstractmethod
     def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> Any:
-        """Runs on a rank, with the layers of `layers_of`; what it returns is kept until then."""
+        """Runs on a rank, with the layers of `layers_of`."""
 
 
 # What checks do themselves, on ranks and in their own process -----------------------------------

@@ -103,7 +103,7 @@ class Clipping(Faulty):
 
 
 def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: float) -> str:
-    """What it is instead, from the norms of each rank's pieces."""
+    """The known mistake that gives this norm; empty if there is none."""
     own, sums = [hypot(*each) for each in norms], [sum(each) for each in norms]
     pieces = "That adds up the norms of pieces. What adds up are their squares."
     known = [

@@ -103,7 +103,7 @@ class Freeing(OnBlock):
 
 
 def _is_nan(parameter: Any) -> bool:
-    """Whether all of it is, read without touching memory that is not there."""
+    """Whether every element is NaN; memory that was freed is not read."""
     sizes = zip(parameter.shape, parameter.stride(), strict=True)
     end = parameter.storage_offset() + 1 + sum((size - 1) * stride for size, stride in sizes)
     there = parameter.untyped_storage().nbytes() >= 4 * end
@@ -139,7 +139,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _after_storage(name: str, right: str, *before: str) -> Rule:
-    """Who frees nothing would earn all that comes after it."""
+    """A criterion that an answer would earn by freeing nothing, so "storage" comes first."""
     return Rule(name, 1, judge(name, right, *before), "storage")
 
 

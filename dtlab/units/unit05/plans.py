@@ -213,10 +213,7 @@ def _drawn(draw: Random, stage: int) -> Model:
     """A model of which this stage is best, with a reserve that a better plan just misses."""
     while True:
         bare = _bare({name: draw.choice(of[stage - 1]) for name, of in _SIZES.items()})
-        found = []
-        for reserve in dict.fromkeys(_reserves(bare)):
-            if _teaches(stage, [row for row in bare.rows() if row.total <= bare.card - reserve]):
-                found.append(reserve)
+        found = [one for one in dict.fromkeys(_reserves(bare)) if _teaches(stage, bare, one)]
         if found:
             return replace(bare, reserve=draw.choice(found))
 
@@ -242,8 +239,9 @@ def _reserves(bare: Model) -> Iterator[int]:
                 yield reserve * _STEP
 
 
-def _teaches(stage: int, fitting: Sequence[Row]) -> bool:
+def _teaches(stage: int, bare: Model, reserve: int) -> bool:
     """Whether, of the plans that fit, the best has this stage, and a rule of thumb misses it."""
+    fitting = [row for row in bare.rows() if row.total <= bare.card - reserve]
     if not fitting or fitting[0].plan.stage != stage:
         return False
     least = fitting[0].twice
@@ -374,14 +372,14 @@ def _models(seed: int) -> Values:
 
 
 def _rows(given: Values) -> Iterator[tuple[str, str]]:
-    def spaced(number: int) -> str:
-        return f"{number:,}".replace(",", " ")
-
-    for name, model in ((name, model_of(given[name])) for name in NAMES):
+    for name in NAMES:
+        model = model_of(given[name])
+        sizes = (model.parameters, model.card, model.reserve)
+        parameters, card, reserve = (f"{size:,}".replace(",", " ") for size in sizes)
         yield (
             f"{name}: the model",
             f"{model.layers} layers of hidden size {model.hidden}, {model.heads} heads: "
-            f"{spaced(model.parameters)} parameters. It demands {_DEMANDS[model.demand]}",
+            f"{parameters} parameters. It demands {_DEMANDS[model.demand]}",
         )
         yield (
             f"{name}: a step",
@@ -391,7 +389,7 @@ def _rows(given: Values) -> Iterator[tuple[str, str]]:
         yield (
             f"{name}: the cluster",
             f"{model.nodes} nodes of {model.gpus_per_node} cards, at least {model.least_ranks} "
-            f"ranks; {spaced(model.card)} bytes each, {spaced(model.reserve)} of them reserved",
+            f"ranks; {card} bytes each, {reserve} of them reserved",
         )
 
 

@@ -112,7 +112,7 @@ def _set_gradients(block: nn.Module, gradients: Sequence[Tensor | None]) -> None
 
 
 def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
-    """What piece.grad is instead, where it is something that people do; else empty."""
+    """The known mistake that gives this piece.grad; empty if there is none."""
     import torch
 
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
@@ -130,7 +130,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
 
 
 class LargeReduce(OnLargeBlock):
-    """Whole gradients before, a piece of them afterwards."""
+    """Memory after whole gradients are reduced to a piece."""
 
     moments = (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 

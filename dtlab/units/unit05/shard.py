@@ -82,7 +82,7 @@ class Sharding(OnBlock):
 
 
 class LargeShard(OnLargeBlock):
-    """A piece, once flat is gone."""
+    """Memory that piece keeps after flat is deleted."""
 
     moments = (Moment("memory", "with piece alone", lambda size, n: size / n, _VIEW),)
 

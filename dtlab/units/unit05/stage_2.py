@@ -81,8 +81,8 @@ class Adam:
 class Owned(OnBlock):
     """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`.
 
-    Bytes and memory are measured with the topic "large". With "missing" the last parameters come
-    first, so that those without a gradient do.
+    Bytes and memory are measured with the topic "large". With "missing" the parameters are given
+    in reverse order: the first ones have no gradient then.
     """
 
     @property
@@ -160,7 +160,7 @@ class Owned(OnBlock):
         return Optimizer(_RATE, adam=True, eps=eps).run(self.flat(1), gradients, _STEPS)
 
     def _how(self, got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
-        """In what the parameters are wrong, where it is something that people do."""
+        """How the parameters are wrong: by a known mistake, or by how much."""
         if got.shape != wanted.shape:
             return "parameters have other shapes afterwards."
         if got.equal(start):
@@ -177,7 +177,7 @@ class Owned(OnBlock):
 
 
 class LargeStage2(OnLargeBlock):
-    """All state is there once a step is made; then come the gradients of the next one."""
+    """Memory after one step, when all state exists, and after the next gradients are reduced."""
 
     moments = (
         Moment("optimizer", "after a step", lambda size, n: 3 * size / n, _STATE),
