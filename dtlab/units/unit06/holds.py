@@ -146,8 +146,7 @@ QUESTIONS = asked(
     ),
     number(
         "calls",
-        "the all-reduces of your layers in a step, in a list: in forward passes, in backward "
-        "passes",
+        "a rank's all-reduces for all layers of your step, in a list: forward, backward",
         "[2 * n, 2 * n]",
         "How many pairs of f and g has a layer? And how many layers and microbatches?",
         {
@@ -180,8 +179,7 @@ QUESTIONS = asked(
         "sqrt(sum(squares) + common)",
         "The dense model has each parameter once: add up its squares, then take the root.",
         {
-            "sqrt(sum(squares) + len(squares) * common)": "the whole ones count once for each "
-            "rank.",
+            "sqrt(sum(squares) + len(squares) * common)": "whole ones count once for each rank.",
             "sqrt(squares[0] + common)": "this is what rank 0 sees. What do the others see?",
             "sqrt(sum(squares))": "this leaves out the whole parameters.",
             "sum(squares) + common": "this is its square.",

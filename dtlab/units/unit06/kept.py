@@ -6,6 +6,7 @@ Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
@@ -46,6 +47,8 @@ def _kept(given: Values) -> dict[str, float]:
     return {plan: activation_bytes(*sizes, **how) / 1e6 for plan, how in _PLANS.items()}
 
 
+megabytes = partial(number, unit="MB")
+
 QUESTIONS = asked(
     _draw,
     [
@@ -57,7 +60,7 @@ QUESTIONS = asked(
         ("t, ranks", "{ranks}"),
         ("your room for them", "{room:g} GB"),
     ],
-    number(
+    megabytes(
         "tensor",
         "what a rank keeps of one layer: tensor parallelism alone",
         "kept['tensor']",
@@ -68,23 +71,19 @@ QUESTIONS = asked(
             "sbh * (10 + 24 / t)": "this leaves out the attention matrices, s x s for each head.",
             "sbh * (10 + 24 / t + 5 * matrices)": "how many heads' matrices has a rank?",
         },
-        unit="MB",
     ),
-    number(
+    megabytes(
         "sequence",
         "the same with sequence parallelism",
         "kept['sequence']",
         "Which lines of the table does it divide that were whole before?",
         {
             "kept['tensor']": "this is without it.",
-            "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. What else is "
-            "by tokens?",
-            "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, divided by "
-            "tokens.",
+            "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. And inputs?",
+            "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, by tokens.",
         },
-        unit="MB",
     ),
-    number(
+    megabytes(
         "floor",
         "what tensor parallelism alone leaves on each rank, however many share a layer",
         "10 * sbh",
@@ -95,9 +94,8 @@ QUESTIONS = asked(
             "8 * sbh": "there are masks outside of attention and MLP.",
             "answer / t": "these are the lines that no rank divides.",
         },
-        unit="MB",
     ),
-    number(
+    megabytes(
         "both",
         "with sequence parallelism and selective recomputation",
         "kept['both']",
@@ -108,9 +106,8 @@ QUESTIONS = asked(
             "kept['sequence']": "this still has attention matrices.",
             "sbh * (34 + 3 * matrices) / t": "what softmax puts out is computed again, too.",
         },
-        unit="MB",
     ),
-    number(
+    megabytes(
         "full",
         "tensor parallelism alone with full recomputation, which keeps the layer's input",
         "kept['full']",
@@ -120,7 +117,6 @@ QUESTIONS = asked(
             "answer / 2": "this counts elements. One of them has 2 bytes.",
             "answer * layers": "this is all layers. Asked for is one.",
         },
-        unit="MB",
     ),
     choices(
         "fits",

@@ -6,6 +6,7 @@ queries: Ainslie et al. 2023, "GQA".
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from random import Random
 from typing import Any, Final
@@ -38,6 +39,7 @@ def _dividing(*sizes: int) -> frozenset[str]:
     return frozenset(str(t) for t in _OPTIONS if all(size % t == 0 for size in sizes))
 
 
+exact = partial(number, exact=True)
 _OUT_IN = "`nn.Linear` stores [out, in]. How many features go into this layer?"
 _WHOLE = "this is the whole weight."
 _AS_QUERIES = "this has as many heads of keys and of values as of queries."
@@ -54,7 +56,7 @@ QUESTIONS = asked(
         ("tokens of the vocabulary", "{vocabulary}"),
         ("t, ranks", "{ranks}"),
     ],
-    number(
+    exact(
         "first",
         "the shape [out, in] of a rank's shard of the MLP's first weight, column parallel, h to f",
         "[f // t, h]",
@@ -64,9 +66,8 @@ QUESTIONS = asked(
             "[h, f / t]": _OUT_IN,
             "[f, h]": _WHOLE,
         },
-        exact=True,
     ),
-    number(
+    exact(
         "second",
         "the same of the MLP's second weight, row parallel, f to h",
         "[h, f // t]",
@@ -76,9 +77,8 @@ QUESTIONS = asked(
             "[f / t, h]": _OUT_IN,
             "[h, f]": _WHOLE,
         },
-        exact=True,
     ),
-    number(
+    exact(
         "queries_keys_values",
         "the same of the one weight that gives queries, keys and values, its rows [q; k; v]",
         "[rows // t, h]",
@@ -86,57 +86,49 @@ QUESTIONS = asked(
         {
             "[3 * a / t * size, h]": _AS_QUERIES,
             "[(a / t + 2 * k) * size, h]": "this has all heads of keys and values on every rank.",
-            "[(a + k) / t * size, h]": "what does a head of queries work with: keys, and what "
-            "else?",
+            "[(a + k) / t * size, h]": "a head of queries works with keys, and what else?",
             "[rows, h]": _WHOLE,
             "[rows, h / t]": "this cuts the inputs: no rank would have a whole head.",
         },
-        exact=True,
     ),
-    number(
+    exact(
         "biases",
-        "elements of a rank's biases, in a list: of q, k and v; of the projection; of the MLP's "
-        "two",
+        "how many elements of each bias a rank has, as a list of four: of queries, keys and "
+        "values; of attention's projection; of the MLP's first layer; of its second",
         "[rows // t, h, f // t, h]",
         "A bias belongs to the outputs. Which outputs has a rank, in each of the four?",
         {
-            "[rows / t, h / t, f / t, h / t]": "a row parallel sum has h outputs: where is its "
-            "bias added?",
+            "[rows / t, h / t, f / t, h / t]": "where is its bias added to a row parallel sum?",
             "[rows, h / t, f, h / t]": "this has column and row the other way round.",
             "[rows, h, f, h]": "nothing is divided here.",
         },
-        exact=True,
     ),
-    number(
+    exact(
         "parameters",
         "a rank's parameters of one layer, with two LayerNorms of h weights and h biases each",
         "cut / t + 6 * h",
         "Add up the four weights and your `biases`. And what does no rank divide?",
         {
-            "(cut + 6 * h) / t": "a t-th part of everything? Some parameters are whole on all "
-            "ranks.",
+            "(cut + 6 * h) / t": "a t-th part of everything? Some are whole on all ranks.",
             "answer - 4 * h": "this leaves out the norms.",
             "answer - 2 * h": "2h are missing: biases of row parallel layers, or of norms?",
             "(cut + 2 * h) / t + 4 * h": "this divides the biases of row parallel layers.",
             "cut + 6 * h": "this is the whole layer.",
             "answer + 2 * (a - k) * size * (h + 1) / t": _AS_QUERIES,
         },
-        exact=True,
         points=2,
     ),
-    number(
+    exact(
         "vocabulary",
         "rows of the embedding on each rank, padding included, as Megatron-LM pads it",
         "ceil(vocabulary / (multiple * t)) * multiple",
         "First the padded vocabulary: the next multiple of what? Then its t-th part.",
         {
             "ceil(vocabulary / t)": "this pads until the ranks divide it. Megatron-LM pads more.",
-            "ceil(vocabulary / multiple) * multiple / t": "a multiple of 128 in all? Each rank "
-            "has one.",
+            "ceil(vocabulary / multiple) * multiple / t": "a multiple of 128 in all? And each?",
             "answer * t": "this is the padded vocabulary. And a rank's part of it?",
             "vocabulary // t": "all ranks together have fewer rows than there are tokens.",
         },
-        exact=True,
     ),
     choices(
         "allowed",

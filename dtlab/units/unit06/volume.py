@@ -8,6 +8,7 @@ more: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.
 
 from __future__ import annotations
 
+from functools import partial
 from math import gcd
 from random import Random
 from typing import Final
@@ -42,7 +43,10 @@ def _draw(draw: Random) -> Values:
     }
 
 
+million_elements = partial(number, unit="million elements")
 _ON_A_RING = "on a ring of t ranks each sends (t-1)/t of it."
+_SHARED = "all ranks share the operations of a layer."
+_GROUPS = "every rank has whole heads then. And how many groups has a node?"
 _ELEMENTS = "these are elements. How many millions are that?"
 
 QUESTIONS = asked(
@@ -59,7 +63,7 @@ QUESTIONS = asked(
         ("your other model", "{kv_heads} heads of queries, of keys, and of values"),
         ("your other nodes", "{node} GPUs each"),
     ],
-    number(
+    million_elements(
         "layer",
         "what a rank sends for one layer and microbatch, forward and backward",
         "4 * sent",
@@ -71,9 +75,8 @@ QUESTIONS = asked(
             "4 * bsh": "what goes into the calls is not yet what a ring sends.",
             "1e6 * answer": _ELEMENTS,
         },
-        unit="million elements",
     ),
-    number(
+    million_elements(
         "sequence",
         "the same with sequence parallelism, in a list: where ranks keep the gathered inputs of "
         "column parallel layers for backward; where they keep their own tokens, and gather again",
@@ -86,9 +89,8 @@ QUESTIONS = asked(
             "[4 * sent, 6 * sent]": "how many inputs of column parallel layers has a layer?",
             "[1e6 * one for one in answer]": _ELEMENTS,
         },
-        unit="million elements",
     ),
-    number(
+    million_elements(
         "recomputed",
         "tensor parallelism alone, if backward runs the forward pass of every layer once more",
         "6 * sent",
@@ -100,7 +102,6 @@ QUESTIONS = asked(
             "12 * bsh": _ON_A_RING,
             "1e6 * answer": _ELEMENTS,
         },
-        unit="million elements",
     ),
     number(
         "milliseconds",
@@ -111,8 +112,7 @@ QUESTIONS = asked(
         {
             "[answer[0] / 2, answer[1]]": "a rank sends in one direction. GB/s are of two here.",
             "[answer[0], answer[1] / 8]": "adapters are sold in bits, and elements have bytes.",
-            "[answer[0] / 2, answer[1] / 8]": "read the units of both links again: directions, "
-            "bits.",
+            "[answer[0] / 2, answer[1] / 8]": "read the units of both links again.",
             "[one / 2 for one in answer]": "an element has 16 bits.",
             "[one / layers for one in answer]": "this is one layer.",
         },
@@ -125,8 +125,7 @@ QUESTIONS = asked(
         "Seconds that t ranks compute a layer, and seconds of its calls.",
         {
             "[100 * s / compute for s in seconds]": "this is beside the compute. And of both?",
-            "[100 * s / (s + ranks * compute) for s in seconds]": "t ranks share the "
-            "operations of a layer.",
+            "[100 * s / (s + ranks * compute) for s in seconds]": _SHARED,
             "[100 * s / (s + compute / 3) for s in seconds]": "this is of a forward pass only.",
             "[100 - one for one in answer]": "this is the part in which ranks compute.",
         },
@@ -135,8 +134,7 @@ QUESTIONS = asked(
     ),
     number(
         "twice",
-        "by what a rank's compute and its `layer` are multiplied if twice as many ranks share "
-        "it, in a list",
+        "the factors of a rank's compute and of its `layer`, in a list, with twice as many ranks",
         "[1 / 2, factor('all_reduce', 2 * ranks) / factor('all_reduce', ranks)]",
         "Put 2t in place of t: once in the operations over t, once in (t-1)/t.",
         {
@@ -154,8 +152,7 @@ QUESTIONS = asked(
         "Two things have to be divided by t.",
         {
             "node": "how many heads has each rank then?",
-            "max(n for n in range(1, node + 1) if kv_heads % n == 0)": "how many groups has a "
-            "node then?",
+            "max(n for n in range(1, node + 1) if kv_heads % n == 0)": _GROUPS,
             "kv_heads": "how many GPUs of a node are in each group then?",
             "1": "this always goes. Is there no larger one?",
         },
