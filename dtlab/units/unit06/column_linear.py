@@ -62,6 +62,12 @@ class LinearCase(Layer):
 
         return F.linear(tensors["x"], tensors["weight"], tensors.get("bias"))
 
+    def whole(self, first: int) -> Tensors:
+        found = super().whole(first)
+        if not self.needed:
+            del found["the gradient of x"]
+        return found
+
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         own = self.own(rank, world_size)
         tensors = {name: own.get(name) for name in ("x", "weight", "bias")}
