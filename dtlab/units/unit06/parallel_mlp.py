@@ -62,6 +62,7 @@ class ModuleCase(Layer):
 
     @property
     def names(self) -> list[str]:
+        """Of all weights and biases."""
         return [name for name in self.shapes if name != "x"]
 
     @property
@@ -122,10 +123,7 @@ class ModuleCase(Layer):
             if name not in seen["parameters"]:
                 yield "shards", f"{name} needs no gradient: make it an nn.Parameter."
             if got.dtype != own[name].dtype:
-                yield (
-                    "shards",
-                    f"{name} is of {got.dtype}, and the dense one of {own[name].dtype}.",
-                )
+                yield "shards", f"{name} is of {got.dtype}, not of {own[name].dtype}."
         held = sum(own[name].nbytes for name in self.names)
         if (seen["kept"] or seen["held"] > held + _SLACK) and self.topic not in self.apart:
             left = ", and the dense layers stay alive after that" if seen["kept"] else ""

@@ -11,7 +11,7 @@ calls; bytes sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from random import Random
@@ -140,26 +140,31 @@ def steps_of(model: Model, answer: Any, bench: Bench = HERE) -> list[Verdict]:
     if not found.off <= _NEAR:
         return [lost(f"it is {found.off:.1%} off the dense model.")]
     verdicts = [ok("it is the dense model")]
-    for name, wrong in _over(model, plan, found):
-        verdicts.append(lost(wrong) if wrong else ok(f"{name} within the budget"))
+    for name, wrong in _over(model, plan, found).items():
         if wrong:
-            break
+            return [*verdicts, lost(wrong)]
+        verdicts.append(ok(f"{name} within the budget"))
     return verdicts
 
 
-def _over(model: Model, plan: Plan, found: Measured) -> Iterator[tuple[str, str]]:
-    """Weights, calls and bytes: of each what is more than the budget, empty if nothing is."""
+def _over(model: Model, plan: Plan, found: Measured) -> dict[str, str]:
+    """Of weights, calls and bytes what is more than the budget; empty where nothing is."""
     cost, goal = found.cost, model.budget
     more = cost.weights - goal.weights
-    words = f"a rank has {cost.weights:,.0f} bytes of weights, {more:,.0f} more than the budget."
-    yield "weights", f"{words} {_heaviest(model, plan)}" if more > 0 else ""
-    forward = _too_many("forward", found.called["forward"], goal.forward)
-    yield "calls", forward or _too_many("backward", found.called["backward"], goal.backward)
-    words = (
+    heavy = f"a rank has {cost.weights:,.0f} bytes of weights, {more:,.0f} more than the budget."
+    many = [
+        _too_many(name, found.called[name], most)
+        for name, most in (("forward", goal.forward), ("backward", goal.backward))
+    ]
+    much = (
         f"a rank sends {cost.sent:,.0f} bytes in a step, and the budget is {goal.sent:,.0f}. "
         "Calls are few enough: which is the largest, and what else does the same for fewer bytes?"
     )
-    yield "bytes", words if cost.sent > goal.sent + _ROUNDING else ""
+    return {
+        "weights": f"{heavy} {_heaviest(model, plan)}" if more > 0 else "",
+        "calls": many[0] or many[1],
+        "bytes": much if cost.sent > goal.sent + _ROUNDING else "",
+    }
 
 
 def _heaviest(model: Model, plan: Plan) -> str:
@@ -256,30 +261,25 @@ def _models(seed: int) -> Values:
 
 
 def _rows(given: Values) -> list[tuple[str, str]]:
-    return [row for name in NAMES for row in _rows_of(name, model_of(given[name]))]
-
-
-def _rows_of(name: str, model: Model) -> list[tuple[str, str]]:
-    blocks = (
-        f"block {number}: {one.kv_heads} heads of keys and values, {one.inner} features inside"
-        for number, one in enumerate(model.blocks)
-    )
-    ends = "one weight, tied" if model.tied else "two weights"
-    goal = model.budget
-    return [
-        (
-            f"{name}: the model",
-            f"hidden size {model.hidden}, {model.heads} heads of queries, a vocabulary of "
-            f"{model.vocabulary}; table and head are {ends}",
-        ),
-        (f"{name}: its blocks", "; ".join(blocks)),
-        (f"{name}: a step", f"{model.tokens} tokens on {model.ranks} ranks"),
-        (
-            f"{name}: the budget",
-            f"{goal.weights:,} bytes of weights on a rank; {goal.forward} collectives forward, "
-            f"{goal.backward} backward; {goal.sent:,} bytes that a rank sends",
-        ),
-    ]
+    rows = []
+    for name in NAMES:
+        model = model_of(given[name])
+        goal = model.budget
+        blocks = [
+            f"block {number}: {one.kv_heads} heads of keys and values, {one.inner} features inside"
+            for number, one in enumerate(model.blocks)
+        ]
+        parts = {
+            "the model": f"hidden size {model.hidden}, {model.heads} heads of queries, a "
+            f"vocabulary of {model.vocabulary}; table and head are "
+            f"{'one weight, tied' if model.tied else 'two weights'}",
+            "its blocks": "; ".join(blocks),
+            "a step": f"{model.tokens} tokens on {model.ranks} ranks",
+            "the budget": f"{goal.weights:,} bytes of weights on a rank; {goal.forward} "
+            f"collectives forward, {goal.backward} backward; a rank sends {goal.sent:,} bytes",
+        }
+        rows += [(f"{name}: {label}", text) for label, text in parts.items()]
+    return rows
 
 
 _QUESTIONS = tuple(_Asked(name, 4, f"the plan for model {name}", PlanOf(name)) for name in NAMES)
