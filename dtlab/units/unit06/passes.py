@@ -221,23 +221,20 @@ def _wrong_calls(one: Observation) -> str:
             marks = inside_marks(one.trace, rank, name)
             for number, (case, inside) in enumerate(zip(one.trial.cases, marks, strict=False)):
                 assert isinstance(case, Pass)
-                due = [("all_reduce", case.sums[half], case.dtype)] if case.sums[half] else []
-                calls = [
-                    (event.name, event.extra.get("numel"), event.extra.get("dtype"))
+                elements = case.sums[half]
+                due = _call("all_reduce", elements, case.dtype) if elements else "nothing"
+                calls = " and ".join(
+                    _call(event.name, event.extra.get("numel"), event.extra.get("dtype"))
                     for event in inside
                     if event.kind == "comm"
-                ]
-                if calls != due:
+                )
+                if (calls or "nothing") != due:
                     return (
                         f"{one.trial.words(number)}: in {name.removeprefix('check: ')} rank "
-                        f"{rank} calls {_said(calls)}, and {_said(due)} is due. {case.hints[half]}"
+                        f"{rank} calls {calls or 'nothing'}, and {due} is due. {case.hints[half]}"
                     )
     return ""
 
 
-def _said(calls: Sequence[tuple[str, Any, Any]]) -> str:
-    """As in "all_reduce of 24 elements of float64 and broadcast"."""
-    words = [
-        f"{name} of {count} elements of {dtype}" if count else name for name, count, dtype in calls
-    ]
-    return " and ".join(words) or "nothing"
+def _call(name: str, elements: int | None, dtype: str | None) -> str:
+    return f"{name} of {elements} elements of {dtype}" if elements else name
