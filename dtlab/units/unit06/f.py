@@ -30,10 +30,11 @@ class Region(Pass):
 
     What comes out is added to something else, as on a residual stream: both get the same tensor
     as their gradient. One of leaf and gradient is `same` on all ranks, the other one differs.
+    With the topic "kept" it is exp, which keeps what comes out of it for backward.
     """
 
     allowed: ClassVar[tuple[str, ...]] = ()
-    exp: ClassVar[bool] = False  # exp keeps what comes out of it for backward
+    same_leaf: ClassVar[bool] = True
 
     shape: tuple[int, ...] = (2, 3)
 
@@ -51,13 +52,9 @@ class Region(Pass):
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         same = self.same(members_of(self.groups, rank, world_size)[0])
-        leaf, back = self.leaf_and_back(same, self.differing(rank))
-        exp = self.topic == "kept"
+        differing, exp = self.differing(rank), self.topic == "kept"
+        leaf, back = (same, differing) if self.same_leaf else (differing, same)
         return {"leaf": leaf, "back": back, "exp": exp, "groups": self.groups}
-
-    def leaf_and_back(self, same: Tensor, differing: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of them is the leaf, and which is the gradient of what comes out."""
-        return same, differing
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:

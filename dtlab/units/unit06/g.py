@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Noted, rule
@@ -12,17 +11,12 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit06.f import Region, trials_of
 from dtlab.units.unit06.passes import compare, wrong_calls
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 class Adding(Region):
-    """A part of a sum, which differs by rank; then all have the same gradient of y.
-
-    With the topic "kept", what made the part has kept it for backward.
-    """
+    """A part of a sum, which differs by rank; then all have the same gradient of y."""
 
     main = "sum"
+    same_leaf = False
     hints = (
         "One dist.all_reduce leaves the sum on every rank.",
         "Every rank has the gradient of y already.",
@@ -31,9 +25,6 @@ class Adding(Region):
     @property
     def sums(self) -> tuple[int, int]:
         return prod(self.shape), 0
-
-    def leaf_and_back(self, same: Tensor, differing: Tensor) -> tuple[Tensor, Tensor]:
-        return differing, same
 
     def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         exp, ranks = self.topic == "kept", len(members)
