@@ -9,14 +9,14 @@ from itertools import accumulate, combinations, pairwise
 from operator import ge, gt
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.predict import balance_stages
-from dtlab.units.unit07.judging import LIMIT, judge_of
+from dtlab.units.unit07.judging import LIMIT, rule_of
 
 _NEAR = 1e-6  # of the best: a search by halving comes that close
 _ALMOST = 0.05  # of the best: what a search that ends too early may be off by
@@ -230,8 +230,8 @@ PART = Part(
         rules=(
             rule("cut", 1, "every layer once, in order, and some on each stage"),
             rule("best", 3, "no cut has a faster slowest stage", "cut"),
-            Rule("edges", 1, judge_of("edges", "edges", "also one layer for each stage", "cut")),
-            Rule("large", 1, judge_of("large", "large", "many layers in a moment", "cut")),
+            rule_of("edges", "edges", 1, "also one layer for each stage", "cut"),
+            rule_of("large", "large", 1, "many layers in a moment", "cut"),
         ),
     ),
     reference="dtlab.predict.balance_stages",

@@ -29,9 +29,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
                 f"could its first backward begin?\n{grid(schedule)}",
             )
             break
-    delay = slow(schedule, stages, count)
-    if delay:
-        yield "time", delay
+    yield from slow(schedule, stages, count)
 
 
 def _trials(seed: int) -> list[Trial]:

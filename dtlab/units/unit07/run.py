@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.gradients import close
@@ -16,7 +16,7 @@ from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.schedules import Action, Schedule, gpipe, one_f_one_b
-from dtlab.units.unit07.judging import judge_of, one_process, stage_net
+from dtlab.units.unit07.judging import one_process, rule_of, stage_net
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -297,16 +297,12 @@ PART = Part(
         compiles=True,  # the first backward from a given gradient imports as much
         rules=(
             rule("result", 3, "GPipe: the gradients of one process"),
-            Rule("uneven", 1, judge_of("uneven", "uneven", "each sample counts alike", "result")),
-            Rule("turns", 2, judge_of("turns", "turns", "1F1B comes to its end", "result")),
-            Rule("order", 1, judge_of("turns", "order", "in the order of the list", "turns")),
-            Rule(
-                "waits",
-                1,
-                judge_of("turns", "waits", "returns when all is sent", "turns", also=_unwaited),
-            ),
-            Rule("memory", 2, judge_of("turns", "memory", "gone after its backward", "turns")),
-            Rule("any", 1, judge_of("any", "any", "any order of microbatches", "result")),
+            rule_of("uneven", "uneven", 1, "each sample counts alike", "result"),
+            rule_of("turns", "turns", 2, "1F1B comes to its end", "result"),
+            rule_of("turns", "order", 1, "in the order of the list", "turns"),
+            rule_of("turns", "waits", 1, "returns when all is sent", "turns", also=_unwaited),
+            rule_of("turns", "memory", 2, "gone after its backward", "turns"),
+            rule_of("any", "any", 1, "any order of microbatches", "result"),
         ),
     ),
     reference="dtlab.parallel.pipeline.run_schedule",
