@@ -33,9 +33,6 @@ from dtlab.schedules import (
 from dtlab.schedules.actions import Row
 from dtlab.units.unit07.judging import Carried, train
 
-__all__ = ["PART", "Planned", "Setting", "between", "costs_of", "draw_settings", "library",
-           "needs_of"]  # fmt: skip
-
 # The settings: what a step may take, and what plans of the library come to ----------------------
 #
 #     batch of 16 samples      m = 4                     m = 16
@@ -111,28 +108,22 @@ def _num_microbatches(schedule: Schedule) -> int:
 
 
 class Plan(NamedTuple):
-    """A schedule and what it comes to: samples that a rank holds at most, and seconds."""
+    """A schedule and what it comes to: seconds, and samples that a rank holds at most."""
 
     name: str
     schedule: Schedule
-    held: float
     seconds: float
-
-
-def _plan(setting: Setting, name: str, schedule: Schedule) -> Plan:
-    seconds, held = needs_of(setting.given, schedule)
-    return Plan(name, schedule, held, seconds)
+    held: float
 
 
 def library(setting: Setting) -> Iterator[Plan]:
     """Every schedule of `dtlab.schedules`, in every number of microbatches."""
     makes = {"naive": naive, "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
     for count in setting.counts:
-        for name, make in makes.items():
-            yield _plan(setting, name, make(setting.ranks, count))
-        for chunks in (2, 3, 4):
-            schedule = interleaved(setting.ranks, count, chunks)
-            yield _plan(setting, f"{chunks} chunks", schedule)
+        made = {name: make(setting.ranks, count) for name, make in makes.items()}
+        made |= {f"{v} chunks": interleaved(setting.ranks, count, v) for v in (2, 3, 4)}
+        for name, schedule in made.items():
+            yield Plan(name, schedule, *needs_of(setting.given, schedule))
 
 
 def between(num_stages: int, num_microbatches: int, in_flight: int) -> Schedule:
@@ -185,9 +176,10 @@ def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
         targets = plans
         if story == "between":
             targets = [
-                _plan(setting, story, between(ranks, count, in_flight))
+                Plan(story, schedule, *needs_of(setting.given, schedule))
                 for count in setting.counts
                 for in_flight in range(ranks + 1, 2 * ranks - 1)
+                for schedule in [between(ranks, count, in_flight)]
             ]
         found = [one for one in targets if one.name == story and _is_clear(one, plans, setting)]
         if found:

@@ -21,9 +21,6 @@ from dtlab.schedules.clock import clock
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["COMMON", "LIMIT", "Carried", "Planned", "carried_out", "loss_of", "one_process",
-           "rule_of", "slow", "stage_net", "train", "written"]  # fmt: skip
-
 LIMIT = 2.0  # seconds for what runs without ranks: a right answer takes a hundredth
 
 
@@ -200,6 +197,15 @@ def stage_net(width: int, hidden: int) -> Net:
     return Net("chain", (width, hidden, width), "two layers")
 
 
+def batch_of(seed: int, sizes: Sequence[int], width: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and targets, by microbatch."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randn(2, sum(sizes), width, generator=draw).unbind()
+    return list(torch.split(inputs, list(sizes))), list(torch.split(targets, list(sizes)))
+
+
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
     """The mean over the samples of squares, each with a weight that follows from its target."""
     return ((output - target).square() * (1 + target.square())).mean()
@@ -240,12 +246,8 @@ class Carried(Faulty):
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and targets, by microbatch."""
-        import torch
-
-        draw = torch.Generator().manual_seed(self.seed)
-        sizes = [2] * max(action.microbatch for action in self.schedule[0]) + [3]
-        inputs, targets = torch.randn(2, sum(sizes), _WIDTH, generator=draw).unbind()
-        return list(torch.split(inputs, sizes)), list(torch.split(targets, sizes))
+        others = max(action.microbatch for action in self.schedule[0])
+        return batch_of(self.seed, [2] * others + [3], _WIDTH)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         inputs, targets = self.batch
