@@ -1,4 +1,4 @@
-"""07/one_f_one_b: 1F1B as lists. What sets it apart from GPipe is what a rank has to hold.
+"""07/one_f_one_b: 1F1B as lists. It differs from GPipe in what a rank must hold.
 
 Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
 Megatron-LM", section 2.2.1 (PipeDream-Flush).

@@ -120,20 +120,17 @@ class Running(Faulty):
             last = got[-1] if got[-1] is not None else 0 * right[-1]
             factor = float((last * right[-1]).sum() / right[-1].square().sum())
             if abs(factor) > _NONE and _is_times(factor, got, right):
-                factors.append(round(factor, 2))
+                factors.append(f"{factor:.3g}")
         if len(factors) == len(found):
-            if set(factors) == {len(self.sizes)}:
+            if set(factors) == {str(len(self.sizes))}:
                 return "gradients are those of the sum over the microbatches, not of the mean."
-            said = ", ".join(f"{factor:g} on rank {rank}" for rank, factor in enumerate(factors))
+            said = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
             return f"gradients are the right ones times {said}. What is scaled already?"
-        if self.topic == "uneven":
-            return "gradients are not those of the mean over all samples. What does each count?"
-        if self.topic == "any":
-            return (
-                "gradients are not those of one process. Ranks take microbatches in different "
-                "orders here: which message is whose?"
-            )
-        return "gradients are not those of one process."
+        hints = {
+            "uneven": " What does a sample count in the mean over all samples?",
+            "any": " Ranks take microbatches in different orders: which message is whose?",
+        }
+        return "gradients are not those of one process." + hints.get(self.topic, "")
 
     def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """What was done in which order, and what was left of it."""
@@ -183,7 +180,7 @@ def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Ten
 
 
 def _unwaited(seen: Seen) -> str:
-    """A send for which nobody waits, under 1F1B; empty if there is none."""
+    """A send that a rank does not wait for, under 1F1B; empty if there is none."""
     for one in of_topic(seen, "turns"):
         for event in one.trace.events if one.trace is not None else ():
             if event.name == "send" and not event.extra.get("blocked", True):
