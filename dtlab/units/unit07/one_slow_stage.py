@@ -191,8 +191,8 @@ class Sight(Faulty):
         stage, ceiling, cut, count = values = [results[0].get(key) for key in _KEYS]
         if None in values:
             kind = results[0].get("type")
-            what = f"returns a {kind}" if kind else f"has no {_KEYS[values.index(None)]!r}"
-            words = f"one_slow_stage {what}. Return a dict with {_KEYS}."
+            what = str(kind)[:80] if kind else f"dict that has no {_KEYS[values.index(None)]!r}"
+            words = f"one_slow_stage returns a {what}. Return a dict with {_KEYS}."
             yield from (("stage", words), ("form", words))
             return
         yield from self._of_trace(stage, ceiling)
