@@ -96,7 +96,7 @@ def test_on_one_rank_nothing_is_wrong_with_a_program(part: Any, warm: None) -> N
 
     (case,) = part.check.scene.cases
     one = BENCH.observe(Trial(1, [case], limit=15), part.check.broken)
-    assert one.results[0][0]["losses"] == pytest.approx(case.one_process[0], rel=1e-5)
+    assert one.results[0][0]["losses"] == pytest.approx(case.one_process(1)[0][0], rel=1e-5)
 
 
 def test_the_level_leaves_time_for_the_plans() -> None:

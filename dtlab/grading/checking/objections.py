@@ -3,8 +3,8 @@
 An objection is a function of a case, of what its ranks returned, and of the whole observation. It
 says what is wrong and what to look at next, and is empty where nothing is.
 
-    Rule("bytes", 2, judge_by("two all-reduces a layer", not_shared, other_bytes)),
-    Rule("training", 1, judge_by("as one process", other_training), after="bytes"),
+    criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
+    criterion("training", 1, "as one process", other_training, after="bytes"),
 """
 
 from __future__ import annotations
@@ -12,12 +12,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judge, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import UNREADABLE, Observation
 
-__all__ = ["Objection", "judge_by"]
+__all__ = ["Objection", "criterion", "judge_by"]
 
 Objection = Callable[[Any, Any, Observation], str]
+
+
+def criterion(
+    name: str,
+    points: float,
+    right: str,
+    *objections: Objection,
+    after: str = "",
+    trouble: Callable[[Observation], str] = lambda one: one.trouble,
+    waits: bool = False,
+) -> Rule:
+    """The criterion of this name: see `judge_by`. It may come `after` another one."""
+    judge = judge_by(right, *objections, trouble=trouble, waits=waits)
+    return Rule(name, points, judge, after=after)
 
 
 def judge_by(

@@ -18,14 +18,15 @@ from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.warm import warm_up
-from dtlab.grading.questions.kinds import Number
+from dtlab.grading.questions.declared import formula
+from dtlab.grading.questions.kinds import Mistake, Number
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.symptoms import Scene, Symptom
 
-__all__ = ["MendScript", "Proof"]
+__all__ = ["MendScript", "Proof", "proof"]
 
 _DIAGNOSIS = "the diagnosis is {}. Write {{{}}}."
 _ENTRIES = {"symptom": '"symptom": "..."', "number": '"number": number', "line": '"line": number'}
@@ -51,6 +52,20 @@ class Proof:
     def judge(self, said: Any, scene: Scene) -> Verdict:
         """The verdict on a number that was given."""
         return self.number.judge(said, self.measure(scene))
+
+
+def proof(
+    measure: Callable[[Scene], Mapping[str, Any]],
+    right: str,
+    hint: str,
+    wrong: Mapping[str, str],
+    *,
+    unit: str = "",
+    tolerance: float = 0,
+) -> Proof:
+    """A number by formulas in what is measured: the right one, and known mistakes with why."""
+    mistakes = tuple(Mistake(formula(value), why) for value, why in wrong.items())
+    return Proof(measure, Number(formula(right), mistakes, hint, unit, tolerance))
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.cases import Seen
 from dtlab.grading.scripts.reference import Optimizer
+from dtlab.grading.scripts.run import named
 
-__all__ = ["Finding", "Scene", "Symptom", "distances", "drift", "gradients_sent", "too_many_bytes"]
+__all__ = [
+    "Finding", "Scene", "Symptom", "Symptoms", "distances", "drift", "gradients_sent",
+    "too_many_bytes", "unmoved",
+]  # fmt: skip
 
 _GROWS = 2.0  # times the distance after the first step
 _TWICE = 1.5  # times the bytes of one gradient in a step
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """Whether a symptom was seen in a run, and what was seen instead or in proof."""
 
     seen: bool
@@ -25,24 +29,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Scene:
-    """A run of a broken script: what its ranks did, where they came back.
-
-    `optimizer` is what the script steps with.
-    """
+    """A run of a broken script, which steps with `optimizer`."""
 
     one: Observation
     optimizer: Optimizer
 
     @property
-    def case(self) -> Training:
+    def case(self) -> Any:
         """What the script was given."""
-        (case,) = self.one.trial.cases
-        assert isinstance(case, Training)
-        return case
+        return self.one.trial.cases[0]
 
     @property
-    def results(self) -> list[Seen]:
-        """What each rank did."""
+    def results(self) -> list[Any]:
+        """What each rank did, where the ranks came back."""
         return self.one.results[0]
 
 
@@ -64,6 +63,30 @@ class Symptom:
         if self.comes_back and scene.one.error is not None:
             return Finding(False, "a rank stopped with an exception before it trained")
         return self.measure(scene)
+
+
+class Symptoms(dict[str, Symptom]):
+    """The symptoms of a unit by name, in the order of its notebook."""
+
+    def add(
+        self, name: str, words: str, comes_back: bool = True
+    ) -> Callable[[Callable[[Scene], Finding]], Callable[[Scene], Finding]]:
+        """Takes up a symptom, which the function below measures."""
+
+        def added(measure: Callable[[Scene], Finding]) -> Callable[[Scene], Finding]:
+            self[name] = Symptom(words, measure, comes_back)
+            return measure
+
+        return added
+
+
+def unmoved(scene: Scene, rank: int = 0) -> list[str]:
+    """The parameters of which a rank's part has only numbers that were there at the start."""
+    import torch
+
+    start, after = named(scene.case.model()), scene.results[rank]["after"]
+    parts = ((name, own) for name, own in after.items() if own.numel())
+    return [name for name, own in parts if bool(torch.isin(own, start[name]).all())]
 
 
 # Copies -----------------------------------------------------------------------------------------
@@ -99,7 +122,7 @@ def gradients_sent(scene: Scene) -> float:
     events = scene.one.trace.events
     reduced = sum(one.bytes for one in events if one.rank == 0 and one.name == "all_reduce")
     steps = len(scene.results[0].passes) / scene.case.passes
-    return reduced / (steps * 4 * len(scene.results[0].after))
+    return float(reduced / (steps * 4 * len(scene.results[0].after)))
 
 
 def too_many_bytes(scene: Scene) -> Finding:
