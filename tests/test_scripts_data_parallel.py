@@ -21,6 +21,7 @@ from dtlab.grading.checking.bench import HERE
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.data_parallel import SYMPTOMS
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
@@ -36,14 +37,8 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
-from dtlab.units.unit02.script_runs import (
-    SYMPTOMS,
-    OnCards,
-    OnShards,
-    no_card_of_its_own,
-    not_as_one_process_on_shards,
-    unused_samples,
-)
+from dtlab.units.unit02.script_4 import OnShards, not_as_one_process_on_shards, unused_samples
+from dtlab.units.unit02.script_8 import OnCards, no_card_of_its_own
 from tests.marks import first
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
@@ -356,7 +351,7 @@ def test_a_share_may_be_filled_up_by_less_than_a_sample_for_each_rank() -> None:
 
 
 def test_samples_of_a_shard_that_are_left_out_are_counted() -> None:
-    case = OnShards(0, sizes=(2, 3))
+    case = OnShards(0, shards=(2, 3))
     whole = seen([[0], [1], [1], [0]])
     assert not unused_samples(case, [whole, seen([[2, 3, 4], [4, 2, 3]])], NO_TRACE)
     said = unused_samples(case, [whole, seen([[2, 3, 4], [4, 2]])], NO_TRACE)
@@ -396,7 +391,7 @@ def test_copies_are_compared_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("divisor", ["ranks", "present", "samples", "nothing"])
 def test_three_means_over_shards_are_right_and_no_other(divisor: str) -> None:
-    case, optimizer = OnShards(5, epochs=1, sizes=(4, 10)), Optimizer(0.1)
+    case, optimizer = OnShards(5, epochs=1, shards=(4, 10)), Optimizer(0.1)
     passes = [[[0, 1, 2, 3]], [[4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]]
     weights: list[dict[int, float]] = [dict.fromkeys(range(8), 1 / 8)]
     weights.append(

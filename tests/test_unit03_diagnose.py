@@ -24,7 +24,7 @@ import dtlab
 from dtlab.grading import Part, find_part
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.warm import warm_up
-from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.cases import OnDigits, Seen, Training
 from dtlab.grading.scripts.lines import judge_line, numbered
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
@@ -45,16 +45,14 @@ from dtlab.units.unit03.reach import (
     judge_updates,
 )
 from dtlab.units.unit03.reach_training import train_by
+from dtlab.units.unit03.run_3 import of_gradients
+from dtlab.units.unit03.run_4 import one_recipe
 from dtlab.units.unit03.run_trials import (
-    PROOFS,
     SYMPTOMS,
-    OnDigits,
     accumulated,
     moved_within_an_update,
     moves,
-    of_gradients,
     of_rates,
-    one_recipe,
     other_rates,
     schedule,
 )
@@ -181,7 +179,7 @@ def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None)
     scene = Scene(seen, mend.optimizer)
     measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
     assert measured == [said["symptom"]]
-    assert mend.proof is PROOFS[said["symptom"]]
+    assert mend.proof is not None
     assert mend.proof.judge(said["number"], scene).status == "ok"
     words = " ".join(symptom.find(scene).words for symptom in SYMPTOMS.values())
     assert str(said["number"]) not in re.findall(r"[\d.]+", words), "the number is given away"
@@ -202,10 +200,11 @@ def test_no_two_runs_have_the_same_symptom() -> None:
     assert len(SYMPTOMS) > 2 * len(named)
 
 
-@pytest.mark.parametrize("symptom", PROOFS)
-def test_what_people_mistake_for_the_number_is_not_it(symptom: str) -> None:
-    part = next(one for one in RUNS if said_of(one)["symptom"] == symptom)
-    case, number = scene_of(part), PROOFS[symptom].number
+@each_run
+def test_what_people_mistake_for_the_number_is_not_it(part: Part) -> None:
+    case, proof, symptom = scene_of(part), mend_of(part).proof, said_of(part)["symptom"]
+    assert proof is not None
+    number = proof.number
     given = {
         "batch": 512, "times": 1 / 8 if symptom == "rate too high" else 16, "moving": 16,
         "updates": 64, "stretch": 8, "ranks": 2, "passes": case.passes, "micro": case.micro_batch,
@@ -430,7 +429,7 @@ def test_known_mistakes_differ_in_every_trial(trials: Any) -> None:
             ranks, batch = trial.world_size, trial.world_size * case.passes * case.micro_batch
             times = batch / 32
             assert case.samples % batch == 0
-            assert case.steps(ranks) * 3 // 8 >= 2, "a warm-up that shows"
+            assert case.updates(ranks) * 3 // 8 >= 2, "a warm-up that shows"
             factors = {ranks, case.passes, ranks * case.passes, math.sqrt(times), 1.0, 16.0}
             apart = min(abs(one / times - 1) for one in factors)
             assert apart > 0.02

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import UNREADABLE, Observation
 
-__all__ = ["Objection", "criterion", "judge_by"]
+__all__ = ["Objection", "criterion"]
 
 Objection = Callable[[Any, Any, Observation], str]
 
@@ -29,17 +29,6 @@ def criterion(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:
-    """The criterion of this name: see `judge_by`. It may come `after` another one."""
-    judge = judge_by(right, *objections, trouble=trouble, waits=waits)
-    return Rule(name, points, judge, after=after)
-
-
-def judge_by(
-    right: str,
-    *objections: Objection,
-    trouble: Callable[[Observation], str] = lambda one: one.trouble,
-    waits: bool = False,
-) -> Judge:
     """A criterion that is lost where ranks do not come back, or where there is an objection.
 
     Its message is `right` where there is none. `trouble` says why ranks did not come back. With
@@ -53,7 +42,7 @@ def judge_by(
         said = gone or next(_said(seen, objections), "")
         return lost(said) if said else ok(right)
 
-    return judge
+    return Rule(name, points, judge, after=after)
 
 
 def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:

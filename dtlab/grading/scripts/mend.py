@@ -14,10 +14,11 @@ from typing import Any
 
 from dtlab.errors import RankTimeoutError
 from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.mends import Mend
-from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.warm import warm_up
+from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import formula
 from dtlab.grading.questions.kinds import Mistake, Number
 from dtlab.grading.questions.quantities import short
@@ -26,7 +27,7 @@ from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.symptoms import Scene, Symptom
 
-__all__ = ["MendScript", "Proof", "proof"]
+__all__ = ["MendScript", "Proof", "proof", "script_part"]
 
 _DIAGNOSIS = "the diagnosis is {}. Write {{{}}}."
 _ENTRIES = {"symptom": '"symptom": "..."', "number": '"number": number', "line": '"line": number'}
@@ -159,3 +160,33 @@ class MendScript(Mend):
         if not isinstance(diagnosis, Mapping):
             return blocked("judged once the diagnosis has its form")
         return judge_line(self.broken, diagnosis.get("line"), self.lines, self.look)
+
+
+def script_part(
+    name: str,
+    title: str,
+    minutes: int,
+    difficulty: int,
+    program: str,
+    scene: Trial,
+    check: Check,
+    symptoms: Mapping[str, Symptom],
+    lines: Sequence[str],
+    look: str,
+    *,
+    optimizer: Optimizer = _SGD,
+    proof: Proof | None = None,
+) -> Part:
+    """The part of Level III for a broken script: each entry of the diagnosis has a point."""
+    mend = MendScript(
+        program,
+        scene,
+        check,
+        diagnosis_points=2 if proof is None else 3,
+        symptoms=symptoms,
+        lines=lines,
+        look=look,
+        optimizer=optimizer,
+        proof=proof,
+    )
+    return Part(name, 3, title, minutes, difficulty, mend)

@@ -7,8 +7,9 @@ are their formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from dtlab.grading.scripts.cases import CLASSES, INPUTS, Seen, Training
@@ -84,23 +85,13 @@ def steps_of(case: Training, results: Sequence[Seen]) -> list[Step]:
     A rank that has no more passes in an epoch has none in the steps that are left of it.
     """
     steps: list[Step] = []
-    for epoch in range(case.epochs):
+    for epoch in zip(*(one.by_epoch(case.epochs) for one in results), strict=True):
         own = [
-            list(_in_groups(_epoch(one.passes, epoch, case.epochs), case.passes))
-            for one in results
+            [passes[at : at + case.passes] for at in range(0, len(passes), case.passes)]
+            for passes in epoch
         ]
-        most = max(map(len, own), default=0)
-        steps += [[rank[k] if k < len(rank) else [] for rank in own] for k in range(most)]
+        steps += map(list, zip_longest(*own, fillvalue=[]))
     return steps
-
-
-def _epoch(passes: Sequence[Sequence[int]], epoch: int, epochs: int) -> Sequence[Sequence[int]]:
-    each = len(passes) // epochs
-    return passes[epoch * each : (epoch + 1) * each]
-
-
-def _in_groups(passes: Sequence[Sequence[int]], size: int) -> Iterator[Sequence[Sequence[int]]]:
-    return (passes[at : at + size] for at in range(0, len(passes), size))
 
 
 def mean(step: Step) -> Weights:

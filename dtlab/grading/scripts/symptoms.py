@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.cases import Seen
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.run import named
 
-__all__ = [
-    "Finding", "Scene", "Symptom", "Symptoms", "distances", "drift", "gradients_sent",
-    "too_many_bytes", "unmoved",
-]  # fmt: skip
-
-_GROWS = 2.0  # times the distance after the first step
-_TWICE = 1.5  # times the bytes of one gradient in a step
+__all__ = ["Finding", "Scene", "Symptom", "Symptoms", "unmoved"]
 
 
 class Finding(NamedTuple):
@@ -87,46 +80,3 @@ def unmoved(scene: Scene, rank: int = 0) -> list[str]:
     start, after = named(scene.case.model()), scene.results[rank]["after"]
     parts = ((name, own) for name, own in after.items() if own.numel())
     return [name for name, own in parts if bool(torch.isin(own, start[name]).all())]
-
-
-# Copies -----------------------------------------------------------------------------------------
-
-
-def distances(results: list[Seen]) -> list[float]:
-    """How far the copies are from rank 0's, at most, before each pass and in the end."""
-    import torch
-
-    first, *others = [torch.cat([one.before, one.after[None]]) for one in results]
-    if any(rows.shape != first.shape for rows in others) or not others:
-        return [0.0] * len(first)
-    return [float(far) for far in torch.stack([(o - first).norm(dim=1) for o in others]).amax(0)]
-
-
-def drift(scene: Scene) -> Finding:
-    """The copies differ, by more and more."""
-    far = distances(scene.results)
-    if not far[-1]:
-        return Finding(False, "after the last step the copies were equal")
-    first = next(filter(None, far))
-    how_far = f"the copies were {first:.2g} apart after one step, {far[-1]:.2g} after the last"
-    grows = far[-1] > _GROWS * first
-    return Finding(grows, f"{how_far}: the distance {'grows' if grows else 'does not grow'}")
-
-
-# What is sent -----------------------------------------------------------------------------------
-
-
-def gradients_sent(scene: Scene) -> float:
-    """How many gradients rank 0 all-reduces in a step, by their bytes."""
-    assert scene.one.trace is not None
-    events = scene.one.trace.events
-    reduced = sum(one.bytes for one in events if one.rank == 0 and one.name == "all_reduce")
-    steps = len(scene.results[0].passes) / scene.case.passes
-    return float(reduced / (steps * 4 * len(scene.results[0].after)))
-
-
-def too_many_bytes(scene: Scene) -> Finding:
-    """More is sent than a step needs."""
-    gradients = gradients_sent(scene)
-    words = f"a step of rank 0 all-reduced {gradients:.2g} times the bytes of a gradient"
-    return Finding(gradients > _TWICE, words)

@@ -23,7 +23,7 @@ from dtlab.grading.scripts.reference import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OptimizerOf", "not_as_one_process", "too_large_passes"]
+__all__ = ["OptimizerOf", "not_as_one_process"]
 
 OptimizerOf = Callable[[Training, int], Optimizer]  # of a case, on so many ranks
 
@@ -97,15 +97,4 @@ def _known(
     yield (
         "They step with the last microbatch of each step alone.",
         partial(in_one_process, case, last, optimizer),
-    )
-
-
-def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A forward pass takes more than a microbatch: accumulating is there to avoid that."""
-    largest = max((len(batch) for own in results for batch in own.passes), default=0)
-    if largest <= case.micro_batch:
-        return ""
-    return (
-        f"a forward pass takes {largest} samples at once. A microbatch has {case.micro_batch}: "
-        "memory for more is what accumulation does without."
     )

@@ -6,18 +6,19 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.runs import (
     EXACT,
     ROOM,
+    SYMPTOMS,
     ShardedRun,
     largest_gather,
     scene,
-    sharded_part,
     trial,
 )
 
@@ -61,23 +62,27 @@ def _measured(scene: Scene) -> Mapping[str, Any]:
     return {**largest, **{name: 4 * count for name, count in elements.items()}}
 
 
-PART = sharded_part(
-    "giant_gather",
+PART = script_part(
+    "05/giant_gather",
     "One giant gather",
+    13,
     1,
-    "train_gather",
+    "dtlab.units.unit05.runs_scripts.train_gather",
     scene(),
-    _trials,
-    (
-        criterion("peak", 2, "a layer at a time", _too_much_whole),
-        criterion("training", 1, "as one process", other_losses(EXACT), waits=True),
+    Check(
+        _trials,
+        (
+            criterion("peak", 2, "a layer at a time", _too_much_whole),
+            criterion("training", 1, "as one process", other_losses(EXACT), waits=True),
+        ),
     ),
+    SYMPTOMS,
     [
         "return sum(one.numel() for one in module.parameters()) >= 5000",
         "sharded = Zero3(model, blocks=is_block)",
     ],
     "Who decides what is gathered together?",
-    proof(
+    proof=proof(
         _measured,
         "bytes",
         "Look through the events called all_gather, of one rank: which has the most bytes?",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import other_losses
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.blocks import alike
-from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, sharded_part, trials_of
+from dtlab.units.unit05.runs import EXACT, NOISE, SYMPTOMS, ShardedRun, rises, scene, trials_of
 
 _MORE = 1.1  # times what has to be held
 _OBJECTS = 0.75  # of a share: what a step leaves of its own accord is under half of one
@@ -72,27 +73,31 @@ def _measured(scene: Scene) -> Mapping[str, Any]:
     return {"bytes": grows, "steps": steps, "ranks": scene.one.trial.world_size}
 
 
-PART = sharded_part(
-    "leak",
+PART = script_part(
+    "05/leak",
     "More with every step",
+    13,
     2,
-    "train_leak",
+    "dtlab.units.unit05.runs_scripts.train_leak",
     scene(steps=5),
-    trials_of(3, half=(12, 15), steps=4, kept=True),
-    (
-        criterion("memory", 2, "held is what a share takes", _grows),
-        criterion(
-            "training",
-            1,
-            "it ends with the mean over the steps",
-            other_losses(EXACT),
-            _another_mean,
-            waits=True,
+    Check(
+        trials_of(3, half=(12, 15), steps=4, kept=True),
+        (
+            criterion("memory", 2, "held is what a share takes", _grows),
+            criterion(
+                "training",
+                1,
+                "it ends with the mean over the steps",
+                other_losses(EXACT),
+                _another_mean,
+                waits=True,
+            ),
         ),
     ),
+    SYMPTOMS,
     ["after.append(sharded.full_state_dict())"],
     "Which line makes something whole, and who still has it in the next step?",
-    proof(
+    proof=proof(
         _measured,
         "bytes",
         "Compare what a rank holds when a batch is drawn with what it held at the batch before, "

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.runs import (
     REDUCES,
     ROOM,
+    SYMPTOMS,
     ShardedRun,
     dtypes_of,
     largest_gather,
     scene,
-    sharded_part,
     trials_of,
 )
 
@@ -79,32 +80,36 @@ def _measured(scene: Scene) -> Mapping[str, Any]:
     return {**model, "bytes": sum(_narrow(scene.one)) / case.steps, "steps": case.steps}
 
 
-PART = sharded_part(
-    "policies",
+PART = script_part(
+    "05/policies",
     "Two precision policies",
+    13,
     2,
-    "train_policies",
+    "dtlab.units.unit05.runs_scripts.train_policies",
     scene(watched=False),
-    trials_of(3, watched=False),
-    (
-        criterion(
-            "gradients", 2, "added up in float32", _narrow_gradients, trouble=_in_two_formats
-        ),
-        criterion(
-            "training",
-            1,
-            "computed and gathered in bfloat16",
-            _not_in_16_bits,
-            other_losses(_IN_16_BITS),
-            waits=True,
+    Check(
+        trials_of(3, watched=False),
+        (
+            criterion(
+                "gradients", 2, "added up in float32", _narrow_gradients, trouble=_in_two_formats
+            ),
+            criterion(
+                "training",
+                1,
+                "computed and gathered in bfloat16",
+                _not_in_16_bits,
+                other_losses(_IN_16_BITS),
+                waits=True,
+            ),
         ),
     ),
+    SYMPTOMS,
     [
         "in_layers = MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
         "fully_shard(layer, mesh=mesh, mp_policy=in_layers)",
     ],
     "Which call says in what format the gradients of a layer travel?",
-    proof(
+    proof=proof(
         _measured,
         "bytes",
         "Add up the bytes of rank 0's events called reduce_scatter whose dtype has 16 bits, and "

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.mend import MendScript, Proof
 from dtlab.grading.scripts.run import Program, TrainingRun, events_of
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms, unmoved
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXACT", "NOISE", "REDUCES", "ROOM", "SYMPTOMS", "ShardedRun", "dtypes_of", "largest_gather",
-    "rises", "scene", "sharded_part", "trial", "trials_of",
+    "rises", "scene", "trial", "trials_of",
 ]  # fmt: skip
 
 REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients up
@@ -110,32 +107,6 @@ def trials_of(
         return [trial(ranks, ShardedRun(draw.randrange(10**6), *sizes, **more))]
 
     return trials
-
-
-def sharded_part(
-    symbol: str,
-    title: str,
-    difficulty: int,
-    program: str,
-    scene: Trial,
-    trials: Callable[[int], list[Trial]],
-    rules: tuple[Rule, ...],
-    lines: Sequence[str],
-    look: str,
-    proof: Proof,
-) -> Part:
-    """The part of a broken program."""
-    mend = MendScript(
-        f"dtlab.units.unit05.runs_scripts.{program}",
-        scene,
-        Check(trials, rules),
-        diagnosis_points=3,
-        symptoms=SYMPTOMS,
-        lines=lines,
-        look=look,
-        proof=proof,
-    )
-    return Part(f"05/{symbol}", 3, title, 13, difficulty, mend)
 
 
 # What is measured -------------------------------------------------------------------------------

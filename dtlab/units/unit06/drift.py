@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import copies_differ, events_of
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.units.unit06.runs import AS_ONE, not_shared, other_bytes, shared_part
+from dtlab.units.unit06.runs import AS_ONE, SYMPTOMS, not_shared, other_bytes, scene, trials_of
 
 
 def _measured(scene: Scene) -> Mapping[str, Any]:
@@ -18,22 +19,26 @@ def _measured(scene: Scene) -> Mapping[str, Any]:
     return {"called": called / steps, "depth": scene.case.depth, "steps": steps, "ranks": ranks}
 
 
-PART = shared_part(
-    "drift",
+PART = script_part(
+    "06/drift",
     "A gradient in parts",
+    13,
     3,
-    "train_drift",
-    2,
-    1,
-    (
-        criterion("copies", 2, "all ranks end with the same copies", copies_differ),
-        criterion(
-            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="copies"
+    "dtlab.units.unit06.runs_scripts.train_drift",
+    scene(2),
+    Check(
+        trials_of(1),
+        (
+            criterion("copies", 2, "all ranks end with the same copies", copies_differ),
+            criterion(
+                "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="copies"
+            ),
         ),
     ),
+    SYMPTOMS,
     ["inner = F.linear(layer.norm(x), layer.wide.weight, layer.wide.bias)"],
     "Where does every rank begin to find only a part of a gradient?",
-    proof(
+    proof=proof(
         _measured,
         "called",
         "Count rank 0's events called all_reduce, and divide by the steps.",

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.symptoms import Scene
-from dtlab.units.unit06.runs import AS_ONE, bytes_of, not_shared, other_bytes, shared_part
+from dtlab.units.unit06.runs import (
+    AS_ONE,
+    SYMPTOMS,
+    bytes_of,
+    not_shared,
+    other_bytes,
+    scene,
+    trials_of,
+)
 
 
 def _measured(scene: Scene) -> Mapping[str, Any]:
@@ -18,23 +27,27 @@ def _measured(scene: Scene) -> Mapping[str, Any]:
     return {**sent, "steps": steps, "depth": scene.case.depth}
 
 
-PART = shared_part(
-    "gather_between",
+PART = script_part(
+    "06/gather_between",
     "Right, and too many bytes",
+    13,
     1,
-    "train_gather",
-    2,
-    0,
-    (
-        criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
-        criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
+    "dtlab.units.unit06.runs_scripts.train_gather",
+    scene(2),
+    Check(
+        trials_of(0),
+        (
+            criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
+            criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
+        ),
     ),
+    SYMPTOMS,
     [
         "inner = F.gelu(gather_from_region(inner))",
         "part = F.linear(scatter_to_region(inner), layer.narrow.weight)",
     ],
     "Which features does each product need, and who has them by then?",
-    proof(
+    proof=proof(
         _measured,
         "gathered",
         "Add up the bytes of rank 0's events called all_gather, and divide by the steps.",

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.units.unit06.runs import (
     AS_ONE,
     NEAR,
+    SYMPTOMS,
     SharedRun,
     not_shared,
     other_bytes,
-    shared_part,
+    scene,
+    trials_of,
 )
 
 
@@ -31,22 +34,26 @@ def _other_start(case: SharedRun, results: Sequence[Any], one: Observation) -> s
     return ""
 
 
-PART = shared_part(
-    "many_biases",
+PART = script_part(
+    "06/many_biases",
     "Another loss on more ranks",
+    13,
     2,
-    "train_bias",
-    4,
-    1,
-    (
-        criterion("outputs", 2, "the first loss is that of one process", _other_start),
-        criterion(
-            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="outputs"
+    "dtlab.units.unit06.runs_scripts.train_bias",
+    scene(4),
+    Check(
+        trials_of(1),
+        (
+            criterion("outputs", 2, "the first loss is that of one process", _other_start),
+            criterion(
+                "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="outputs"
+            ),
         ),
     ),
+    SYMPTOMS,
     ["part = F.linear(F.gelu(inner), layer.narrow.weight, layer.narrow.bias)"],
     "What is added up over the ranks, and what of it is there once?",
-    proof(
+    proof=proof(
         lambda scene: {"times": scene.results[0]["times"], "depth": scene.case.depth},
         "times",
         "Divide what the layer adds too much by its bias, and count the one that belongs there.",

@@ -7,17 +7,14 @@ the mended programs have to do.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import Objection
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.mend import MendScript, Proof
 from dtlab.grading.scripts.run import (
     Program,
     TrainingRun,
@@ -33,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AS_ONE", "NEAR", "SYMPTOMS", "SharedRun", "bytes_of", "cut_dim", "not_shared", "other_bytes",
-    "shared_part",
+    "scene", "trials_of",
 ]  # fmt: skip
 
 NEAR = 1e-4  # of a loss or parameter
@@ -100,40 +97,20 @@ class SharedRun(TrainingRun):
         return {**super().run(fn, model, given), "times": times[-1]}
 
 
-def shared_part(
-    symbol: str,
-    title: str,
-    difficulty: int,
-    program: str,
-    ranks: int,
-    left: int,
-    rules: tuple[Rule, ...],
-    lines: Sequence[str],
-    look: str,
-    proof: Proof,
-) -> Part:
-    """The part of a broken program, which the notebook runs on so many ranks.
+def scene(ranks: int) -> Trial:
+    """The run of the notebook."""
+    return Trial(ranks, [SharedRun(0, 32, 160, 3)], limit=_LIMIT)
 
-    The mended one gets a model of another size; of its features so many are `left` when three
-    ranks share them.
-    """
+
+def trials_of(left: int) -> Callable[[int], list[Trial]]:
+    """A model of another size; of its features so many are left when three ranks share them."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
         sizes = 2 * draw.randint(6, 12), 3 * draw.randint(16, 32) + left, draw.randint(2, 4)
         return [Trial(3, [SharedRun(draw.randrange(1, 10**6), *sizes)], limit=_LIMIT)]
 
-    mend = MendScript(
-        f"dtlab.units.unit06.runs_scripts.{program}",
-        Trial(ranks, [SharedRun(0, 32, 160, 3)], limit=_LIMIT),
-        Check(trials, rules),
-        diagnosis_points=3,
-        symptoms=SYMPTOMS,
-        lines=lines,
-        look=look,
-        proof=proof,
-    )
-    return Part(f"06/{symbol}", 3, title, 13, difficulty, mend)
+    return trials
 
 
 def bytes_of(scene: Scene, name: str) -> int:

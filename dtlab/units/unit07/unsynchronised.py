@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.mend import MendScript, proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import (
     Program,
     TrainingRun,
@@ -197,59 +196,51 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2 * case.num_stages, [case], limit=_LIMIT) for case in cases]
 
 
-PART = Part(
-    name="07/unsynchronised",
-    level=3,
-    title="One stage goes its own way",
-    minutes=15,
-    difficulty=2,
-    check=MendScript(
-        "dtlab.units.unit07.replicas_script.train_replicas",
-        Trial(4, [Replica(0, 32)], limit=_LIMIT),
-        Check(
-            _trials,
-            (
-                criterion("copies", 2, "all copies have the same hash", copies_differ),
-                criterion(
-                    "training",
-                    1,
-                    "as one process",
-                    other_parameters,
-                    other_losses(_NEAR),
-                    after="copies",
-                ),
-                criterion(
-                    "traffic",
-                    1,
-                    "no more than each gradient once",
-                    _too_much_sent,
-                    after="copies",
-                ),
+PART = script_part(
+    "07/unsynchronised",
+    "One stage goes its own way",
+    15,
+    2,
+    "dtlab.units.unit07.replicas_script.train_replicas",
+    Trial(4, [Replica(0, 32)], limit=_LIMIT),
+    Check(
+        _trials,
+        (
+            criterion("copies", 2, "all copies have the same hash", copies_differ),
+            criterion(
+                "training",
+                1,
+                "as one process",
+                other_parameters,
+                other_losses(_NEAR),
+                after="copies",
             ),
-            compiles=True,
+            criterion(
+                "traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"
+            ),
         ),
-        diagnosis_points=3,
-        symptoms=SYMPTOMS,
-        lines=[
-            "if result.loss is not None:",
-            "for parameter in stage.module.parameters():",
-            "dist.all_reduce(parameter.grad, group=replicas)",
-        ],
-        look="Which ranks come to the all-reduce at all?",
-        proof=proof(
-            _measured,
-            "bytes",
-            "Which ranks have events called all_reduce, and which have none? Of a rank that has "
-            "none: how many bytes have the gradients of its stage?",
-            {
-                "bytes / 4": "those are elements: a gradient has 4 bytes each.",
-                "bytes * steps": "that is the whole run. Divide by steps.",
-                "other": "those are what another stage has, and they are sent.",
-                "bytes + other": "some of these are sent.",
-                "bytes / 2": "a rank hands its whole gradient in, not a half.",
-                "0": "that is what it sends. What should it be?",
-            },
-            unit="B",
-        ),
+        compiles=True,
+    ),
+    SYMPTOMS,
+    [
+        "if result.loss is not None:",
+        "for parameter in stage.module.parameters():",
+        "dist.all_reduce(parameter.grad, group=replicas)",
+    ],
+    "Which ranks come to the all-reduce at all?",
+    proof=proof(
+        _measured,
+        "bytes",
+        "Which ranks have events called all_reduce, and which have none? Of a rank that has none: "
+        "how many bytes have the gradients of its stage?",
+        {
+            "bytes / 4": "those are elements: a gradient has 4 bytes each.",
+            "bytes * steps": "that is the whole run. Divide by steps.",
+            "other": "those are what another stage has, and they are sent.",
+            "bytes + other": "some of these are sent.",
+            "bytes / 2": "a rank hands its whole gradient in, not a half.",
+            "0": "that is what it sends. What should it be?",
+        },
+        unit="B",
     ),
 )
