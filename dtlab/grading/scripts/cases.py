@@ -17,9 +17,7 @@ from dtlab.grading.scripts.run import Program, TrainingRun, flat
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CLASSES", "INPUTS", "OnDigits", "Seen", "Training"]
-
-INPUTS, CLASSES = 64, 10  # numbers in an image, 8 x 8, and labels
+__all__ = ["OnDigits", "Seen", "Training"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Training(TrainingRun):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        return INPUTS, self.hidden, CLASSES
+        return 64, self.hidden, 10
 
     @staticmethod
     def build(*sizes: int, seed: int = 0) -> Any:
@@ -85,7 +83,7 @@ class Training(TrainingRun):
 
         draw = torch.Generator().manual_seed(self.seed)
         images = torch.randn(self.samples, 1, 8, 8, generator=draw)
-        return images, torch.randint(CLASSES, (self.samples,), generator=draw)
+        return images, torch.randint(10, (self.samples,), generator=draw)
 
     def start(self, rank: int) -> torch.Tensor:
         return flat(self.build(*self.sizes, seed=1000 * self.seed + rank))

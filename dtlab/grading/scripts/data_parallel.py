@@ -9,31 +9,27 @@ import random
 from collections.abc import Callable, Sequence
 
 from dtlab.errors import DeadlockError
-from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.objections import Objection, criterion
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.reference import NEAR, Optimizer, in_one_process, mean, off, steps_of
+from dtlab.grading.scripts.reference import (
+    NEAR,
+    Optimizer,
+    in_one_process,
+    mean,
+    not_as_one_process,
+    off,
+    steps_of,
+)
 from dtlab.grading.scripts.run import events_of
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
-from dtlab.grading.scripts.training import not_as_one_process
 from dtlab.grading.words import ranks_in_words
 
 __all__ = [
-    "ADAM",
-    "AS_ONE",
-    "COPIES",
-    "SCENE",
-    "SGD",
-    "SYMPTOMS",
-    "copies_check",
-    "drift",
-    "left_out",
-    "samples_check",
-    "shared",
-    "too_many_bytes",
-    "two_criteria",
+    "ADAM", "COPIES", "SCENE", "SGD", "SYMPTOMS", "copies_check", "drift",
+    "left_out", "samples_check", "shared", "too_many_bytes", "trained",
 ]  # fmt: skip
 
 SYMPTOMS = Symptoms()
@@ -164,49 +160,36 @@ def _sum(scene: Scene) -> Finding:
 
 # Checks of mended scripts -----------------------------------------------------------------------
 
-Trials = Callable[[random.Random, int], Sequence[Trial]]
-Subject = tuple[str, float, str, Sequence[Objection]]  # name, points, what is right, objections
+Trials = Callable[[int], Sequence[Trial]]  # of a seed
 
 SGD, ADAM = Optimizer(0.1), Optimizer(2e-3, adam=True, eps=1e-3)
 SCENE = Trial(2, [Training(0, 128)])
 COPIES = "the copies are equal, bit by bit, on 2 and 3 ranks"
-AS_ONE = "every rank has the parameters of one process that takes all their samples"
+_AS_ONE = "every rank has the parameters of one process that takes all their samples"
 
 
-def shared(draw: random.Random, seed: int, epochs: int = 3) -> list[Trial]:
+def shared(seed: int, epochs: int = 3) -> list[Trial]:
     """On two ranks as it fits, and on three so that shares have to be made equal."""
+    draw = random.Random(seed)
     uneven = 3 * draw.choice((13, 14, 15, 18, 19)) + draw.choice((1, 2))
     even = Training(seed, 2 * draw.choice((24, 32, 40)), epochs=epochs)
     return [Trial(2, [even]), Trial(3, [Training(seed + 1, uneven)])]
 
 
-def two_criteria(
-    trials: Trials,
-    subject: Subject,
-    other: Subject,
-    trouble: Callable[[Observation], str] = lambda one: one.trouble,
-) -> Check:
-    """A criterion of its own and another, judged once that is right."""
-    name, points, right, objections = subject
-    begin = criterion(name, points, right, *objections, trouble=trouble)
-    after, points, right, objections = other
-    end = criterion(after, points, right, *objections, after=name)
-    return Check(lambda seed: trials(random.Random(seed), seed), (begin, end))
+def trained(points: float, after: str, *objections: Objection) -> Rule:
+    """The criterion that ranks have trained as one process does."""
+    return criterion("training", points, _AS_ONE, *objections, after=after)
 
 
 def copies_check(optimizer: Optimizer, *more: Objection) -> Check:
     """Whether the copies are equal, and trained as one process is."""
-    return two_criteria(
-        shared,
-        ("copies", 1, COPIES, [copies_differ]),
-        ("training", 2, AS_ONE, [not_shared_out, not_as_one_process(optimizer), *more]),
-    )
+    copies = criterion("copies", 1, COPIES, copies_differ)
+    as_one = trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
+    return Check(shared, (copies, as_one))
 
 
 def samples_check(optimizer: Optimizer, name: str, right: str, trials: Trials = shared) -> Check:
     """Whether samples are shared out, and the copies trained as one process is."""
-    return two_criteria(
-        trials,
-        (name, 2, right, [not_shared_out]),
-        ("training", 1, AS_ONE, [copies_differ, not_as_one_process(optimizer)]),
-    )
+    samples = criterion(name, 2, right, not_shared_out)
+    as_one = trained(1, name, copies_differ, not_as_one_process(optimizer))
+    return Check(trials, (samples, as_one))

@@ -7,10 +7,11 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from dtlab.grading.checking.objections import Objection
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.objections import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import AS_ONE, SGD, SYMPTOMS, two_criteria
+from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
 from dtlab.grading.scripts.judges import copies_differ, uneven_epochs
 from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.reference import (
@@ -45,8 +46,9 @@ class OnShards(Training):
         return slice(first, first + self.shards[rank])
 
 
-def _trials(draw: random.Random, seed: int) -> list[Trial]:
+def _trials(seed: int) -> list[Trial]:
     """Two ranks, then three, whose shards make unequal numbers of batches of 8."""
+    draw = random.Random(seed)
     long, short = 8 * draw.randint(3, 4) + draw.randint(1, 8), 8 * draw.randint(1, 2)
     middle = short + 8 + draw.randint(1, 7)
     return [
@@ -143,10 +145,12 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_4",
     Trial(2, [OnShards(0, shards=(40, 56))]),
-    two_criteria(
+    Check(
         _trials,
-        ("samples", 2, "all ranks come to the end, with all samples", [unused_samples]),
-        ("training", 1, AS_ONE, [copies_differ, not_as_one_process_on_shards(SGD)]),
+        (
+            criterion("samples", 2, "all ranks come to the end, with all samples", unused_samples),
+            trained(1, "samples", copies_differ, not_as_one_process_on_shards(SGD)),
+        ),
     ),
     SYMPTOMS,
     ["for images, labels in loader:"],

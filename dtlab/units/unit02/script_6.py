@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.data_parallel import AS_ONE, SGD, SYMPTOMS, two_criteria
+from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
@@ -14,7 +16,7 @@ from dtlab.grading.scripts.judges import (
     too_much_sent,
 )
 from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.training import not_as_one_process
+from dtlab.grading.scripts.reference import not_as_one_process
 
 
 def _accumulated(seed: int, samples: int, accumulate: int, hidden: int = 8) -> Training:
@@ -22,8 +24,9 @@ def _accumulated(seed: int, samples: int, accumulate: int, hidden: int = 8) -> T
     return Training(seed, samples, 2, hidden, (accumulate,), accumulate, micro_batch=8)
 
 
-def _trials(draw: random.Random, seed: int) -> list[Trial]:
+def _trials(seed: int) -> list[Trial]:
     """Microbatches that make whole steps, of a model large enough to be seen on the wire."""
+    draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         samples = ranks * accumulate * 8 * steps
@@ -39,14 +42,18 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_6",
     Trial(2, [_accumulated(0, 128, 4)]),
-    two_criteria(
+    Check(
         _trials,
-        ("traffic", 2, "a rank sends one gradient for each step", [too_much_sent]),
         (
-            "training",
-            1,
-            AS_ONE,
-            [too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)],
+            criterion("traffic", 2, "a rank sends one gradient for each step", too_much_sent),
+            trained(
+                1,
+                "traffic",
+                too_large_passes,
+                not_shared_out,
+                copies_differ,
+                not_as_one_process(SGD),
+            ),
         ),
     ),
     SYMPTOMS,

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import (
-    AS_ONE,
-    COPIES,
-    SCENE,
-    SYMPTOMS,
-    shared,
-    two_criteria,
-)
+from dtlab.grading.scripts.data_parallel import COPIES, SCENE, SYMPTOMS, shared, trained
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import NEAR, Optimizer, gradient_of, mean, off, steps_of
-from dtlab.grading.scripts.training import not_as_one_process
+from dtlab.grading.scripts.reference import (
+    NEAR,
+    Optimizer,
+    gradient_of,
+    mean,
+    not_as_one_process,
+    off,
+    steps_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -55,15 +57,12 @@ PART = script_part(
     1,
     "dtlab.units.unit02.scripts.train_7",
     SCENE,
-    two_criteria(
+    Check(
         shared,
         (
-            "training",
-            2,
-            AS_ONE,
-            [not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)],
+            trained(2, "", not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)),
+            criterion("copies", 1, COPIES, copies_differ, after="training"),
         ),
-        ("copies", 1, COPIES, [copies_differ]),
     ),
     SYMPTOMS,
     [

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RankError
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import AS_ONE, SGD, SYMPTOMS, two_criteria
+from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.reference import not_as_one_process
 from dtlab.grading.scripts.run import Program
-from dtlab.grading.scripts.training import not_as_one_process
 from dtlab.grading.words import nodes_of, ranks_in_words
 from dtlab.predict import Cluster
 
@@ -68,8 +70,9 @@ class OnCards(Training):
         return {**super().run(fn, model, {**given, "more": [card]}), "cards": asked}
 
 
-def _trials(draw: random.Random, seed: int) -> list[Trial]:
+def _trials(seed: int) -> list[Trial]:
     """One node; two that are filled one after the other; two that ranks are dealt round."""
+    draw = random.Random(seed)
     samples = 4 * draw.randint(12, 16)
     two = OnCards(seed + 1, samples + 4, nodes=2)
     dealt = OnCards(seed + 2, samples + 8, nodes=2, round=True)
@@ -115,11 +118,18 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_8",
     Trial(4, [OnCards(0, 128, nodes=2)]),
-    two_criteria(
+    Check(
         _trials,
-        ("devices", 2, "each rank has the card of its LOCAL_RANK", [no_card_of_its_own]),
-        ("training", 1, AS_ONE, [not_shared_out, copies_differ, not_as_one_process(SGD)]),
-        trouble=_no_such_card,
+        (
+            criterion(
+                "devices",
+                2,
+                "each rank has the card of its LOCAL_RANK",
+                no_card_of_its_own,
+                trouble=_no_such_card,
+            ),
+            trained(1, "devices", not_shared_out, copies_differ, not_as_one_process(SGD)),
+        ),
     ),
     SYMPTOMS,
     ["device = card(rank)"],

@@ -20,8 +20,9 @@ from dtlab.units.unit03.run_trials import (
 )
 
 
-def one_recipe(draw: random.Random, seed: int) -> list[Trial]:
+def one_recipe(seed: int) -> list[Trial]:
     """`script(model, data, epochs, batch, rate, accumulate)`: one GPU's batch, shared out."""
+    draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         micro = draw.choice((20, 24, 28))

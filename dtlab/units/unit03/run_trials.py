@@ -16,16 +16,22 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.data_parallel import AS_ONE, Trials, drift, left_out, too_many_bytes
+from dtlab.grading.scripts.data_parallel import Trials, drift, left_out, too_many_bytes, trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
     too_large_passes,
     too_much_sent,
 )
-from dtlab.grading.scripts.reference import Optimizer, Step, gradient_of, mean, steps_of
+from dtlab.grading.scripts.reference import (
+    Optimizer,
+    Step,
+    gradient_of,
+    mean,
+    not_as_one_process,
+    steps_of,
+)
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
-from dtlab.grading.scripts.training import not_as_one_process
 
 __all__ = [
     "BASE_BATCH", "BATCH", "RATE", "SYMPTOMS", "accumulated", "linear", "measured",
@@ -84,12 +90,13 @@ def training(
     return Training(seed, samples, 3, 256, more, passes, micro)
 
 
-def accumulated(draw: random.Random, seed: int) -> list[Trial]:
+def accumulated(seed: int) -> list[Trial]:
     """`script(model, data, epochs, micro, accumulate)` on three ranks and on two.
 
     The batch is as many times 32 as neither ranks nor microbatches nor both are, nor its root.
     And neither of the first trial's is 2: rates come to be off by that in other ways too.
     """
+    draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         micro = draw.choice((20, 28))
@@ -229,17 +236,9 @@ def run_check(
     """Two criteria: how far updates go, under a name of its own, and where they end."""
     rates = other_rates(rates_of, factors)
     begin = criterion(name, 1, right, too_large_passes, moved_within_an_update, rates)
-    end = criterion(
-        "training",
-        1,
-        AS_ONE,
-        not_shared_out,
-        copies_differ,
-        too_much_sent,
-        not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM)),
-        after=name,
-    )
-    return Check(lambda seed: trials(random.Random(seed), seed), (begin, end))
+    as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))
+    end = trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)
+    return Check(trials, (begin, end))
 
 
 # What is measured in a broken run ---------------------------------------------------------------
