@@ -191,7 +191,7 @@ def test_what_people_mistake_for_the_number_is_not_it(part: Part) -> None:
     number = proof.number
     given = {
         "batch": 512, "times": 1 / 8 if symptom == "rate too high" else 16, "moving": 16,
-        "updates": 64, "stretch": 8, "ranks": 2, "passes": case.passes, "micro": case.micro_batch,
+        "updates": 64, "stretch": 8, "ranks": 2, "case": case,
     }  # fmt: skip
     assert number.judge(said_of(part)["number"], given).status == "ok"
     values = [one.value(given) if callable(one.value) else one.value for one in number.mistakes]

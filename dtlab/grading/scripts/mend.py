@@ -46,7 +46,8 @@ class Proof:
 
     def judge(self, said: Any, scene: Scene) -> Verdict:
         """The verdict on a number that was given."""
-        return self.number.judge(said, self.measure(scene))
+        known = {"case": scene.case, "ranks": len(scene.results)}
+        return self.number.judge(said, {**known, **self.measure(scene)})
 
 
 def proof(
@@ -58,7 +59,10 @@ def proof(
     unit: str = "",
     tolerance: float = 0,
 ) -> Proof:
-    """A number by formulas in what is measured: the right one, and known mistakes with why."""
+    """A number by formulas in what is measured: the right one, and known mistakes with why.
+
+    They may use the `case` and the number of `ranks` too.
+    """
     mistakes = tuple(Mistake(formula(value), why) for value, why in wrong.items())
     return Proof(measure, Number(formula(right), mistakes, hint, unit, tolerance))
 

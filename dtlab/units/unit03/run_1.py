@@ -34,7 +34,7 @@ PART = script_part(
             "1 / times": "that is the other way round.",
             "times ** 0.5": "that is the square-root rule.",
             "times / ranks": "an update takes the samples of all ranks.",
-            "times / passes": "an update has several microbatches.",
+            "times / case.passes": "an update has several microbatches.",
             "batch": "these are the samples of an update: how many times 32?",
         },
         unit="times",

@@ -58,8 +58,8 @@ PART = script_part(
         "Divide the samples of an epoch by its updates.",
         {
             "batch / ranks": "these are the samples of one rank.",
-            "batch / passes": "an update has several microbatches.",
-            "micro": "that is one forward pass on one rank.",
+            "batch / case.passes": "an update has several microbatches.",
+            "case.micro_batch": "that is one forward pass on one rank.",
             "batch / times": "this is the batch that the rate would fit.",
         },
         unit="samples",

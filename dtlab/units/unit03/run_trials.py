@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import Objection, criterion
@@ -248,7 +248,7 @@ def _rates(scene: Scene) -> list[float]:
     return [rate for _, rate in scene.results[0].curve]
 
 
-def measured(scene: Scene) -> Mapping[str, Any]:
+def measured(scene: Scene) -> dict[str, float]:
     """What the numbers of the diagnoses are about.
 
     `batch`: the samples of an update over all ranks; `times`: the peak that the linear rule has
@@ -264,9 +264,6 @@ def measured(scene: Scene) -> Mapping[str, Any]:
         "moving": sum(rate > 0 for rate in rates),
         "updates": len(rates),
         "stretch": move.rate / rates[0],
-        "ranks": len(scene.results),
-        "passes": case.passes,
-        "micro": case.micro_batch,
     }
 
 

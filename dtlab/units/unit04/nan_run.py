@@ -8,8 +8,8 @@ where it ends.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
@@ -122,17 +122,11 @@ SYMPTOMS.add("drift", "the copies of the model differ, by more and more")(drift)
 SYMPTOMS.add("samples left out", "an epoch does not take all samples")(left_out)
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
+def _measured(scene: Scene) -> dict[str, float]:
     scales = [scale for _, scale in scene.results[0].curve]
     first = _skipped(scene).index(False)
-    _, _, max_norm = scene.case.more
-    return {
-        "times": scales[0] / scales[first],
-        "scale": scales[first],
-        "skipped": first,
-        "length": _lengths(scene)[0],
-        "max_norm": max_norm,
-    }
+    times = {"times": scales[0] / scales[first], "scale": scales[first]}
+    return {**times, "skipped": first, "length": _lengths(scene)[0]}
 
 
 # What the mended run has to do ------------------------------------------------------------------
@@ -265,7 +259,7 @@ PART = script_part(
             "1 / times": "that is the other way round.",
             "skipped": "that many steps were skipped before it.",
             "scale": "that is the scale of that step.",
-            "times * max_norm": "that is the limit itself.",
+            "times * case.more[2]": "that is the limit itself.",
             "length": "that is how long the gradient was, and not the limit.",
             "1": "then it would be what it should be.",
         },

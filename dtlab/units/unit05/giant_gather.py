@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
@@ -11,7 +10,6 @@ from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.runs import (
     EXACT,
     ROOM,
@@ -55,13 +53,6 @@ def _too_much_whole(case: ShardedRun, results: list[Any], one: Observation) -> s
     return ""
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    case = scene.case
-    elements = {"model": case.elements, "layer": case.layer, "root": case.root}
-    largest = {"bytes": largest_gather(scene.one), "ranks": scene.one.trial.world_size}
-    return {**largest, **{name: 4 * count for name, count in elements.items()}}
-
-
 PART = script_part(
     "05/giant_gather",
     "One giant gather",
@@ -83,15 +74,15 @@ PART = script_part(
     ],
     "Who decides what is gathered together?",
     proof=proof(
-        _measured,
+        lambda scene: {"bytes": largest_gather(scene.one)},
         "bytes",
         "Look through the events called all_gather, of one rank: which has the most bytes?",
         {
             "bytes / ranks": "that is what one rank has of it.",
             "bytes / 4": "those are elements: a parameter has 4 bytes.",
-            "model": "that is the whole model: what is outside its layers?",
-            "layer": "that is one layer, as it should be.",
-            "root": "that is what is in no layer.",
+            "4 * case.elements": "that is the whole model: what is outside its layers?",
+            "4 * case.layer": "that is one layer, as it should be.",
+            "4 * case.root": "that is what is in no layer.",
         },
         tolerance=0.001,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
@@ -67,10 +66,9 @@ def _another_mean(case: ShardedRun, results: list[Any], one: Observation) -> str
     return ""
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    steps, held = scene.case.steps, scene.results[0]["alive"]
-    grows = (held[-1] - held[1]) / (steps - 2)
-    return {"bytes": grows, "steps": steps, "ranks": scene.one.trial.world_size}
+def _measured(scene: Scene) -> dict[str, float]:
+    held = scene.results[0]["alive"]
+    return {"bytes": (held[-1] - held[1]) / (scene.case.steps - 2)}
 
 
 PART = script_part(
@@ -104,7 +102,7 @@ PART = script_part(
         "from the second one on.",
         {
             "bytes / ranks": "that would be a rank's own pieces.",
-            "bytes * steps": "that is all steps together.",
+            "bytes * case.steps": "that is all steps together.",
             "bytes / 4": "those are elements: a parameter has 4 bytes.",
             "bytes / 2": "that would be so in 16 bits.",
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
@@ -10,7 +9,6 @@ from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.runs import (
     REDUCES,
     ROOM,
@@ -74,12 +72,6 @@ def _not_in_16_bits(case: ShardedRun, results: list[Any], one: Observation) -> s
     return ""
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    case, ranks = scene.case, scene.one.trial.world_size
-    model = {"depth": case.depth, "root": 4 * case.root, "ranks": ranks}
-    return {**model, "bytes": sum(_narrow(scene.one)) / case.steps, "steps": case.steps}
-
-
 PART = script_part(
     "05/policies",
     "Two precision policies",
@@ -110,17 +102,17 @@ PART = script_part(
     ],
     "Which call says in what format the gradients of a layer travel?",
     proof=proof(
-        _measured,
+        lambda scene: {"bytes": sum(_narrow(scene.one)) / scene.case.steps},
         "bytes",
         "Add up the bytes of rank 0's events called reduce_scatter whose dtype has 16 bits, and "
         "divide by the steps.",
         {
-            "bytes * steps": "that is the whole run. Divide by steps.",
+            "bytes * case.steps": "that is the whole run. Divide by steps.",
             "2 * bytes": "that is what they would have in float32.",
-            "bytes / depth": "that is one layer.",
+            "bytes / case.depth": "that is one layer.",
             "bytes / ranks": "that is what one rank is left with.",
-            "bytes + root": "some of these travel in float32.",
-            "root": "those travel in float32, as they should.",
+            "bytes + 4 * case.root": "some of these travel in float32.",
+            "4 * case.root": "those travel in float32, as they should.",
         },
         tolerance=0.001,
     ),

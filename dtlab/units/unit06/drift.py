@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.scripts.mend import proof, script_part
@@ -13,10 +10,8 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit06.runs import AS_ONE, SYMPTOMS, not_shared, other_bytes, scene, trials_of
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    called, steps = len(events_of(scene.one, "all_reduce")), scene.case.steps
-    ranks = scene.one.trial.world_size
-    return {"called": called / steps, "depth": scene.case.depth, "steps": steps, "ranks": ranks}
+def _measured(scene: Scene) -> dict[str, float]:
+    return {"called": len(events_of(scene.one, "all_reduce")) / scene.case.steps}
 
 
 PART = script_part(
@@ -43,9 +38,9 @@ PART = script_part(
         "called",
         "Count rank 0's events called all_reduce, and divide by the steps.",
         {
-            "2 * depth": "that is what a step takes. What does this one call?",
-            "called * steps": "that is the whole run. Divide by steps.",
-            "called * ranks * steps": "those are of all ranks.",
+            "2 * case.depth": "that is what a step takes. What does this one call?",
+            "called * case.steps": "that is the whole run. Divide by steps.",
+            "called * ranks * case.steps": "those are of all ranks.",
             "1": "that is one layer's.",
             "0": "that is the backward pass alone.",
         },

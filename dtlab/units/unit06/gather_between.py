@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.scripts.mend import proof, script_part
@@ -20,11 +17,9 @@ from dtlab.units.unit06.runs import (
 )
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    steps = scene.case.steps
+def _measured(scene: Scene) -> dict[str, float]:
     gathered, reduced = bytes_of(scene, "all_gather"), bytes_of(scene, "all_reduce")
-    sent = {"gathered": gathered / steps, "reduced": reduced / steps}
-    return {**sent, "steps": steps, "depth": scene.case.depth}
+    return {"gathered": gathered / scene.case.steps, "reduced": reduced / scene.case.steps}
 
 
 PART = script_part(
@@ -52,10 +47,10 @@ PART = script_part(
         "gathered",
         "Add up the bytes of rank 0's events called all_gather, and divide by the steps.",
         {
-            "gathered * steps": "that is the whole run. Divide by steps.",
+            "gathered * case.steps": "that is the whole run. Divide by steps.",
             "gathered / 2": "that is one of the two passes: see backward, too.",
-            "gathered / depth": "that is one layer.",
-            "gathered / (2 * depth)": "that is one all-gather.",
+            "gathered / case.depth": "that is one layer.",
+            "gathered / (2 * case.depth)": "that is one all-gather.",
             "gathered / 4": "those are elements, of 4 bytes each.",
             "reduced": "that is what is all-reduced, as it should be.",
             "gathered + reduced": "some of these are all-reduces.",

@@ -54,13 +54,13 @@ PART = script_part(
     ["part = F.linear(F.gelu(inner), layer.narrow.weight, layer.narrow.bias)"],
     "What is added up over the ranks, and what of it is there once?",
     proof=proof(
-        lambda scene: {"times": scene.results[0]["times"], "depth": scene.case.depth},
+        lambda scene: {"times": scene.results[0]["times"]},
         "times",
         "Divide what the layer adds too much by its bias, and count the one that belongs there.",
         {
             "times - 1": "that is how often it is there too many.",
             "1": "so it would be in one process. Divide what is printed.",
-            "times * depth": "that is all layers: asked for is one.",
+            "times * case.depth": "that is all layers: asked for is one.",
             "1 / times": "the other way round.",
         },
         tolerance=0.01,

@@ -10,7 +10,7 @@ pipeline 1        2   3
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -183,10 +183,9 @@ def _stands(scene: Scene) -> Finding:
 # The part ---------------------------------------------------------------------------------------
 
 
-def _measured(scene: Scene) -> Mapping[str, Any]:
-    steps, sent = scene.case.steps, [_reduced(scene.one, rank) for rank in (0, 1)]
-    unsent = scene.case.bytes_of(0) - sent[0] / steps
-    return {"bytes": unsent, "other": sent[1] / steps, "steps": steps}
+def _measured(scene: Scene) -> dict[str, float]:
+    first, second = (_reduced(scene.one, rank) / scene.case.steps for rank in (0, 1))
+    return {"bytes": scene.case.bytes_of(0) - first, "other": second}
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -235,7 +234,7 @@ PART = script_part(
         "how many bytes have the gradients of its stage?",
         {
             "bytes / 4": "those are elements: a gradient has 4 bytes each.",
-            "bytes * steps": "that is the whole run. Divide by steps.",
+            "bytes * case.steps": "that is the whole run. Divide by steps.",
             "other": "those are what another stage has, and they are sent.",
             "bytes + other": "some of these are sent.",
             "bytes / 2": "a rank hands its whole gradient in, not a half.",
