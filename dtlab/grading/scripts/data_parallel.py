@@ -6,10 +6,9 @@ The symptoms are those of unit 02. Units 03 and 04 take some of them into tables
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 
 from dtlab.errors import DeadlockError
-from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.checks import Rule
 from dtlab.grading.checking.objections import Objection, criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
@@ -28,8 +27,18 @@ from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
 from dtlab.grading.words import ranks_in_words
 
 __all__ = [
-    "ADAM", "COPIES", "SCENE", "SGD", "SYMPTOMS", "copies_check", "drift",
-    "left_out", "samples_check", "shared", "too_many_bytes", "trained",
+    "ADAM",
+    "COPIES",
+    "SCENE",
+    "SGD",
+    "SYMPTOMS",
+    "drift",
+    "equal_copies",
+    "left_out",
+    "shared",
+    "shared_samples",
+    "too_many_bytes",
+    "trained",
 ]  # fmt: skip
 
 SYMPTOMS = Symptoms()
@@ -160,8 +169,6 @@ def _sum(scene: Scene) -> Finding:
 
 # Checks of mended scripts -----------------------------------------------------------------------
 
-Trials = Callable[[int], Sequence[Trial]]  # of a seed
-
 SGD, ADAM = Optimizer(0.1), Optimizer(2e-3, adam=True, eps=1e-3)
 SCENE = Trial(2, [Training(0, 128)])
 COPIES = "the copies are equal, bit by bit, on 2 and 3 ranks"
@@ -181,15 +188,13 @@ def trained(points: float, after: str, *objections: Objection) -> Rule:
     return criterion("training", points, _AS_ONE, *objections, after=after)
 
 
-def copies_check(optimizer: Optimizer, *more: Objection) -> Check:
-    """Whether the copies are equal, and trained as one process is."""
+def equal_copies(optimizer: Optimizer, *more: Objection) -> tuple[Rule, Rule]:
+    """The copies are equal, and trained as one process is."""
     copies = criterion("copies", 1, COPIES, copies_differ)
-    as_one = trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
-    return Check(shared, (copies, as_one))
+    return copies, trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
 
 
-def samples_check(optimizer: Optimizer, name: str, right: str, trials: Trials = shared) -> Check:
-    """Whether samples are shared out, and the copies trained as one process is."""
+def shared_samples(optimizer: Optimizer, name: str, right: str) -> tuple[Rule, Rule]:
+    """Samples are shared out, and the copies trained as one process is."""
     samples = criterion(name, 2, right, not_shared_out)
-    as_one = trained(1, name, copies_differ, not_as_one_process(optimizer))
-    return Check(trials, (samples, as_one))
+    return samples, trained(1, name, copies_differ, not_as_one_process(optimizer))

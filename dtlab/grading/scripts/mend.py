@@ -170,12 +170,17 @@ def script_part(
     difficulty: int,
     program: str,
     scene: Trial,
-    check: Check,
+    trials: Callable[[int], Sequence[Trial]],
+    criteria: tuple[Rule, ...],
     symptoms: Mapping[str, Symptom],
     lines: Sequence[str],
     look: str,
     **more: Any,
 ) -> Part:
-    """The part of a broken script: see `Part` and `MendScript`. Each entry has a point."""
-    mend = MendScript(program, scene, check, symptoms=symptoms, lines=lines, look=look, **more)
+    """The part of a broken script: see `Part` and `MendScript`.
+
+    The mended one is run in `trials`, and judged by `criteria`; each entry has a point.
+    """
+    more.update(symptoms=symptoms, lines=lines, look=look)
+    mend = MendScript(program, scene, Check(trials, criteria), **more)
     return Part(name, 3, title, minutes, difficulty, mend)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, copies_check
+from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
 from dtlab.grading.scripts.mend import script_part
 
 PART = script_part(
@@ -12,7 +12,8 @@ PART = script_part(
     1,
     "dtlab.units.unit02.scripts.train_1",
     SCENE,
-    copies_check(ADAM),
+    shared,
+    equal_copies(ADAM),
     SYMPTOMS,
     ["loss = F.cross_entropy(model(images), labels)"],
     "Who is called here, and who would have averaged the gradients?",

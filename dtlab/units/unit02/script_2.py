@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.scripts.data_parallel import SCENE, SGD, SYMPTOMS, samples_check
+from dtlab.grading.scripts.data_parallel import SCENE, SGD, SYMPTOMS, shared, shared_samples
 from dtlab.grading.scripts.mend import script_part
 
 PART = script_part(
@@ -12,7 +12,8 @@ PART = script_part(
     1,
     "dtlab.units.unit02.scripts.train_2",
     SCENE,
-    samples_check(SGD, "samples", "the ranks share the samples out, anew in every epoch"),
+    shared,
+    shared_samples(SGD, "samples", "the ranks share the samples out, anew in every epoch"),
     SYMPTOMS,
     ["loader = DataLoader(data, batch_size=16, shuffle=True, generator=order)"],
     "Where is it settled which samples a rank takes?",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from dtlab.grading.scripts.data_parallel import SCENE, SYMPTOMS, samples_check, shared
+from dtlab.grading.scripts.data_parallel import SCENE, SYMPTOMS, shared, shared_samples
 from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.reference import Optimizer
 
@@ -18,12 +18,8 @@ PART = script_part(
     1,
     "dtlab.units.unit02.scripts.train_3",
     SCENE,
-    samples_check(
-        _MOMENTUM,
-        "order",
-        "every epoch shares the samples out in another order",
-        partial(shared, epochs=_EPOCHS),
-    ),
+    partial(shared, epochs=_EPOCHS),
+    shared_samples(_MOMENTUM, "order", "every epoch shares the samples out in another order"),
     SYMPTOMS,
     ["for epoch in range(epochs):", "total = 0.0", "losses.append(total / len(loader))"],
     "A line is missing. Below which one does an epoch begin?",

@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
@@ -145,12 +144,10 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_4",
     Trial(2, [OnShards(0, shards=(40, 56))]),
-    Check(
-        _trials,
-        (
-            criterion("samples", 2, "all ranks come to the end, with all samples", unused_samples),
-            trained(1, "samples", copies_differ, not_as_one_process_on_shards(SGD)),
-        ),
+    _trials,
+    (
+        criterion("samples", 2, "all ranks come to the end, with all samples", unused_samples),
+        trained(1, "samples", copies_differ, not_as_one_process_on_shards(SGD)),
     ),
     SYMPTOMS,
     ["for images, labels in loader:"],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, copies_check
+from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
 from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.run import events_of
 from dtlab.grading.words import amount
@@ -35,7 +35,8 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_5",
     SCENE,
-    copies_check(ADAM, _more_than_gradients),
+    shared,
+    equal_copies(ADAM, _more_than_gradients),
     SYMPTOMS,
     ["dist.all_reduce(parameter.data)", "parameter.data /= size"],
     "What is averaged, and when: before the optimizer steps, or after it?",

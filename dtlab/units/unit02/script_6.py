@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
@@ -42,24 +41,14 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_6",
     Trial(2, [_accumulated(0, 128, 4)]),
-    Check(
-        _trials,
-        (
-            criterion("traffic", 2, "a rank sends one gradient for each step", too_much_sent),
-            trained(
-                1,
-                "traffic",
-                too_large_passes,
-                not_shared_out,
-                copies_differ,
-                not_as_one_process(SGD),
-            ),
+    _trials,
+    (
+        criterion("traffic", 2, "a rank sends one gradient for each step", too_much_sent),
+        trained(
+            1, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
         ),
     ),
     SYMPTOMS,
-    [
-        "loss = F.cross_entropy(replica(images), labels) / accumulate",
-        "with replica.no_sync():",
-    ],
+    ["loss = F.cross_entropy(replica(images), labels) / accumulate", "with replica.no_sync():"],
     "When does DDP make up its mind whether a backward pass sends?",
 )

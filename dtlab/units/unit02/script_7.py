@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
@@ -57,12 +56,10 @@ PART = script_part(
     1,
     "dtlab.units.unit02.scripts.train_7",
     SCENE,
-    Check(
-        shared,
-        (
-            trained(2, "", not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)),
-            criterion("copies", 1, COPIES, copies_differ, after="training"),
-        ),
+    shared,
+    (
+        trained(2, "", not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)),
+        criterion("copies", 1, COPIES, copies_differ, after="training"),
     ),
     SYMPTOMS,
     [

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RankError
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
@@ -118,18 +117,16 @@ PART = script_part(
     2,
     "dtlab.units.unit02.scripts.train_8",
     Trial(4, [OnCards(0, 128, nodes=2)]),
-    Check(
-        _trials,
-        (
-            criterion(
-                "devices",
-                2,
-                "each rank has the card of its LOCAL_RANK",
-                no_card_of_its_own,
-                trouble=_no_such_card,
-            ),
-            trained(1, "devices", not_shared_out, copies_differ, not_as_one_process(SGD)),
+    _trials,
+    (
+        criterion(
+            "devices",
+            2,
+            "each rank has the card of its LOCAL_RANK",
+            no_card_of_its_own,
+            trouble=_no_such_card,
         ),
+        trained(1, "devices", not_shared_out, copies_differ, not_as_one_process(SGD)),
     ),
     SYMPTOMS,
     ["device = card(rank)"],

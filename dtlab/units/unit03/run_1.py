@@ -8,7 +8,7 @@ from dtlab.units.unit03.run_trials import (
     accumulated,
     linear,
     measured,
-    run_check,
+    rates_and_end,
     scene,
 )
 
@@ -19,9 +19,8 @@ PART = script_part(
     1,
     "dtlab.units.unit03.runs.train_1",
     scene(8, (32, 8)),
-    run_check(
-        accumulated, linear, "rate", "updates have the rates of the linear rule, on 2 and 3 ranks"
-    ),
+    accumulated,
+    rates_and_end(linear, "rate", "updates have the rates of the linear rule, on 2 and 3 ranks"),
     SYMPTOMS,
     ["optimizer = SGD(replica.parameters(), lr=0.05, momentum=0.9)"],
     "Where is it settled how high the rate goes?",

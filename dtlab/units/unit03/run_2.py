@@ -8,7 +8,7 @@ from dtlab.units.unit03.run_trials import (
     accumulated,
     linear,
     measured,
-    run_check,
+    rates_and_end,
     scene,
 )
 
@@ -19,11 +19,9 @@ PART = script_part(
     2,
     "dtlab.units.unit03.runs.train_2",
     scene(4, (64, 4)),
-    run_check(
-        accumulated,
-        linear,
-        "schedule",
-        "the schedule goes one step for each update, on 2 and 3 ranks",
+    accumulated,
+    rates_and_end(
+        linear, "schedule", "the schedule goes one step for each update, on 2 and 3 ranks"
     ),
     SYMPTOMS,
     ["schedule.step()"],

@@ -11,7 +11,7 @@ from dtlab.units.unit03.run_trials import (
     accumulated,
     linear,
     measured,
-    run_check,
+    rates_and_end,
     scene,
 )
 
@@ -35,8 +35,8 @@ PART = script_part(
     2,
     "dtlab.units.unit03.runs.train_3",
     scene(8, (32, 8)),
-    run_check(
-        accumulated,
+    accumulated,
+    rates_and_end(
         linear,
         "gradient",
         "updates go along the gradient of the mean loss, on 2 and 3 ranks",

@@ -13,7 +13,7 @@ from dtlab.units.unit03.run_trials import (
     RATE,
     SYMPTOMS,
     measured,
-    run_check,
+    rates_and_end,
     scene,
     schedule,
     training,
@@ -46,9 +46,8 @@ PART = script_part(
     2,
     "dtlab.units.unit03.runs.train_4",
     scene(4, (BATCH, RATE, 4)),
-    run_check(
-        one_recipe, _of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"
-    ),
+    one_recipe,
+    rates_and_end(_of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"),
     SYMPTOMS,
     ["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
     "What is it that the rate should grow with, and does that grow here?",

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.checks import Rule
 from dtlab.grading.checking.objections import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.data_parallel import Trials, drift, left_out, too_many_bytes, trained
+from dtlab.grading.scripts.data_parallel import drift, left_out, too_many_bytes, trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
@@ -35,7 +35,7 @@ from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
 
 __all__ = [
     "BASE_BATCH", "BATCH", "RATE", "SYMPTOMS", "accumulated", "linear", "measured",
-    "moved_within_an_update", "moves", "of_rates", "other_rates", "run_check", "scene",
+    "moved_within_an_update", "moves", "of_rates", "other_rates", "rates_and_end", "scene",
     "schedule", "training",
 ]  # fmt: skip
 
@@ -230,15 +230,14 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     yield ranks * case.passes, "As many as there are forward passes in an update. Does it grow?"
 
 
-def run_check(
-    trials: Trials, rates_of: RatesOf, name: str, right: str, factors: Factors = of_rates
-) -> Check:
+def rates_and_end(
+    rates_of: RatesOf, name: str, right: str, factors: Factors = of_rates
+) -> tuple[Rule, Rule]:
     """Two criteria: how far updates go, under a name of its own, and where they end."""
     rates = other_rates(rates_of, factors)
     begin = criterion(name, 1, right, too_large_passes, moved_within_an_update, rates)
     as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))
-    end = trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)
-    return Check(trials, (begin, end))
+    return begin, trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)
 
 
 # What is measured in a broken run ---------------------------------------------------------------

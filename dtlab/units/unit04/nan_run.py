@@ -11,7 +11,6 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
@@ -224,26 +223,24 @@ PART = script_part(
     2,
     "dtlab.units.unit04.nan_run_script.train",
     Trial(2, [OnDigits(0, 4096, 2, 128, (128, 4.0, 0.1), micro_batch=64)], limit=_LIMIT),
-    Check(
-        _trials,
-        (
-            criterion(
-                "clipping",
-                2,
-                "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
-                _other_steps,
-                _other_gradients,
-            ),
-            criterion(
-                "training",
-                1,
-                "ranks share the samples out, agree, and send each gradient once",
-                not_shared_out,
-                copies_differ,
-                too_much_sent,
-                _ends_elsewhere,
-                after="clipping",
-            ),
+    _trials,
+    (
+        criterion(
+            "clipping",
+            2,
+            "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
+            _other_steps,
+            _other_gradients,
+        ),
+        criterion(
+            "training",
+            1,
+            "ranks share the samples out, agree, and send each gradient once",
+            not_shared_out,
+            copies_differ,
+            too_much_sent,
+            _ends_elsewhere,
+            after="clipping",
         ),
     ),
     SYMPTOMS,

@@ -5,20 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses
-from dtlab.units.unit05.runs import (
-    EXACT,
-    ROOM,
-    SYMPTOMS,
-    ShardedRun,
-    largest_gather,
-    scene,
-    trial,
-)
+from dtlab.units.unit05.runs import EXACT, ROOM, SYMPTOMS, ShardedRun, largest_gather, scene, trial
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -60,12 +51,10 @@ PART = script_part(
     1,
     "dtlab.units.unit05.runs_scripts.train_gather",
     scene(),
-    Check(
-        _trials,
-        (
-            criterion("peak", 2, "a layer at a time", _too_much_whole),
-            criterion("training", 1, "as one process", other_losses(EXACT), waits=True),
-        ),
+    _trials,
+    (
+        criterion("peak", 2, "a layer at a time", _too_much_whole),
+        criterion("training", 1, "as one process", other_losses(EXACT), waits=True),
     ),
     SYMPTOMS,
     [

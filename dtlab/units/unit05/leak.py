@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
@@ -78,18 +77,16 @@ PART = script_part(
     2,
     "dtlab.units.unit05.runs_scripts.train_leak",
     scene(steps=5),
-    Check(
-        trials_of(3, half=(12, 15), steps=4, kept=True),
-        (
-            criterion("memory", 2, "held is what a share takes", _grows),
-            criterion(
-                "training",
-                1,
-                "it ends with the mean over the steps",
-                other_losses(EXACT),
-                _another_mean,
-                waits=True,
-            ),
+    trials_of(3, half=(12, 15), steps=4, kept=True),
+    (
+        criterion("memory", 2, "held is what a share takes", _grows),
+        criterion(
+            "training",
+            1,
+            "it ends with the mean over the steps",
+            other_losses(EXACT),
+            _another_mean,
+            waits=True,
         ),
     ),
     SYMPTOMS,

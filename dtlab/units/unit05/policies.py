@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
@@ -79,20 +78,18 @@ PART = script_part(
     2,
     "dtlab.units.unit05.runs_scripts.train_policies",
     scene(watched=False),
-    Check(
-        trials_of(3, watched=False),
-        (
-            criterion(
-                "gradients", 2, "added up in float32", _narrow_gradients, trouble=_in_two_formats
-            ),
-            criterion(
-                "training",
-                1,
-                "computed and gathered in bfloat16",
-                _not_in_16_bits,
-                other_losses(_IN_16_BITS),
-                waits=True,
-            ),
+    trials_of(3, watched=False),
+    (
+        criterion(
+            "gradients", 2, "added up in float32", _narrow_gradients, trouble=_in_two_formats
+        ),
+        criterion(
+            "training",
+            1,
+            "computed and gathered in bfloat16",
+            _not_in_16_bits,
+            other_losses(_IN_16_BITS),
+            waits=True,
         ),
     ),
     SYMPTOMS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import copies_differ, events_of
@@ -21,13 +20,11 @@ PART = script_part(
     3,
     "dtlab.units.unit06.runs_scripts.train_drift",
     scene(2),
-    Check(
-        trials_of(1),
-        (
-            criterion("copies", 2, "all ranks end with the same copies", copies_differ),
-            criterion(
-                "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="copies"
-            ),
+    trials_of(1),
+    (
+        criterion("copies", 2, "all ranks end with the same copies", copies_differ),
+        criterion(
+            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="copies"
         ),
     ),
     SYMPTOMS,

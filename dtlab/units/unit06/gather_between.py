@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.symptoms import Scene
@@ -29,12 +28,10 @@ PART = script_part(
     1,
     "dtlab.units.unit06.runs_scripts.train_gather",
     scene(2),
-    Check(
-        trials_of(0),
-        (
-            criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
-            criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
-        ),
+    trials_of(0),
+    (
+        criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
+        criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
     ),
     SYMPTOMS,
     [

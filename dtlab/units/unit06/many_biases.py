@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
@@ -41,13 +40,11 @@ PART = script_part(
     2,
     "dtlab.units.unit06.runs_scripts.train_bias",
     scene(4),
-    Check(
-        trials_of(1),
-        (
-            criterion("outputs", 2, "the first loss is that of one process", _other_start),
-            criterion(
-                "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="outputs"
-            ),
+    trials_of(1),
+    (
+        criterion("outputs", 2, "the first loss is that of one process", _other_start),
+        criterion(
+            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="outputs"
         ),
     ),
     SYMPTOMS,

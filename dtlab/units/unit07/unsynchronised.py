@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mend import proof, script_part
@@ -202,23 +201,13 @@ PART = script_part(
     2,
     "dtlab.units.unit07.replicas_script.train_replicas",
     Trial(4, [Replica(0, 32)], limit=_LIMIT),
-    Check(
-        _trials,
-        (
-            criterion("copies", 2, "all copies have the same hash", copies_differ),
-            criterion(
-                "training",
-                1,
-                "as one process",
-                other_parameters,
-                other_losses(_NEAR),
-                after="copies",
-            ),
-            criterion(
-                "traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"
-            ),
+    _trials,
+    (
+        criterion("copies", 2, "all copies have the same hash", copies_differ),
+        criterion(
+            "training", 1, "as one process", other_parameters, other_losses(_NEAR), after="copies"
         ),
-        compiles=True,
+        criterion("traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"),
     ),
     SYMPTOMS,
     [
