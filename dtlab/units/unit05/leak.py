@@ -37,17 +37,17 @@ def _grows(case: ShardedRun, results: list[Any], one: Observation) -> str:
                 f"rank {rank} holds {max(held):,} bytes between steps. Its pieces, their "
                 f"gradients and mean are {3 * share:,.0f}, beside buffers. Is the mean whole?"
             )
-        if rises(objects, _OBJECTS * share):
-            return (
-                f"rank {rank}: lists, bytes and other objects of Python's take "
-                f"{objects[-1] - objects[0]:,} bytes more before the last batch than before the "
-                "second. What is kept of each step?"
-            )
         if rises(nodes, 0):
             return (
                 f"rank {rank}: before the second batch autograd remembers {nodes[0]} operations, "
                 f"and before the last one {nodes[-1]}: a graph reaches back through all steps. "
                 "Which tensor that you keep, or add up, still has its graph?"
+            )
+        if rises(objects, _OBJECTS * share):
+            return (
+                f"rank {rank}: lists, bytes and other objects of Python's take "
+                f"{objects[-1] - objects[0]:,} bytes more before the last batch than before the "
+                "second. What is kept of each step?"
             )
     return ""
 
