@@ -13,7 +13,8 @@ from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
 from dtlab.units.unit04.loss_scaler import Scaling
 from dtlab.units.unit04.master_step import PART as MASTER_STEP
 from dtlab.units.unit04.master_step import Mastered
-from dtlab.units.unit04.nan_run import PROOF, SYMPTOMS, OnDigits, scene
+from dtlab.units.unit04.nan_run import PART as NAN_RUN
+from dtlab.units.unit04.nan_run import SYMPTOMS
 from dtlab.units.unit04.scaled_backward import PART as SCALED_BACKWARD
 from dtlab.units.unit04.scaled_backward import Backwards
 from dtlab.units.unit04.update_scale import next_scale
@@ -104,20 +105,19 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
-    import dtlab.units.unit04.nan_run_script as scripts
     from dtlab.grading.checking.warm import warm_up
     from dtlab.grading.scripts.reference import Optimizer
     from dtlab.grading.scripts.symptoms import Scene
 
     warm_up()
-    seen = Scene(BENCH.observe(scene(), scripts.train), Optimizer(0.1))
-    assert isinstance(seen.case, OnDigits)
+    mend: Any = NAN_RUN.check
+    seen = Scene(BENCH.observe(mend.scene, mend.broken), Optimizer(0.1))
     losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
     begins = int(losses.isfinite().sum())
     assert 12 < begins < 32
     assert losses[begins:].isnan().all()  # for ever
     assert seen.results[0].after.isfinite().all()
     assert [name for name, one in SYMPTOMS.items() if one.find(seen).seen] == ["too long"]
-    measured = PROOF.measure(seen)
+    measured = mend.proof.measure(seen)
     assert measured["times"] == 2.0 ** measured["skipped"] == 2048
     assert measured["times"] > measured["length"] > 10  # not clipped at all
