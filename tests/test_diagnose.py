@@ -35,15 +35,12 @@ from dtlab.units.unit01.choose import (
     best_seconds,
     seconds_of,
 )
-from dtlab.units.unit01.diagnose_cases import (
-    Batches,
-    Blocks,
-    Columns,
-    Grid,
-    Rows,
-    judge_columns,
-    judge_rows,
-)
+from dtlab.units.unit01.mend_1 import Blocks
+from dtlab.units.unit01.mend_2 import Batches
+from dtlab.units.unit01.mend_3 import Grid
+from dtlab.units.unit01.mend_4 import Rows, judge_rows
+from dtlab.units.unit01.mend_5 import Columns, judge_columns
+from dtlab.units.unit01.mending import traffic
 from tests.marks import first, retried
 from tests.staying import BENCH
 
@@ -361,16 +358,14 @@ def test_a_slice_is_summed_as_it_lies_in_memory(ranks: int, classes: int) -> Non
 
 
 def test_a_mended_program_may_call_a_barrier_but_no_other_stranger() -> None:
-    from dtlab.units.unit01.diagnose_traffic import only
-
     def seen(*names: str) -> Observation:
         events = [Event(0, "comm", name, (1,), 4, 0.0, 1.0, {}) for name in names]
         return Observation(Trial(2, [Blocks(0, 2)]), trace=Trace(events, world_size=2))
 
-    objection = only(("send",), 2, "Advice.")
-    assert objection(seen("send", "barrier")) == ""
-    assert objection(seen("send", "scatter")) == "rank 0 calls scatter. Advice."
-    assert objection(seen("send", "send", "send")) == "rank 0 makes 3 calls. Advice."
+    wrong, words = traffic(("send",), 2, lambda ranks, rank: 8, "Advice."), "2 ranks, blocks of 2"
+    assert wrong([seen("send", "barrier")]) == ""
+    assert wrong([seen("send", "scatter")]) == f"{words}: rank 0 calls scatter. Advice."
+    assert wrong([seen("send", "send", "send")]) == f"{words}: rank 0 makes 3 calls. Advice."
 
 
 # The choice of algorithms -----------------------------------------------------------------------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +17,9 @@ from dtlab.grading import Part, find_part
 from dtlab.grading.checking.bench import HERE, warm_up
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.data_parallel import SYMPTOMS
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import (
     Optimizer,
@@ -35,22 +33,14 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
-from dtlab.units.unit02.script_runs import (
-    SYMPTOMS,
-    OnCards,
-    OnShards,
-    no_card_of_its_own,
-    not_as_one_process_on_shards,
-    unused_samples,
-)
+from dtlab.units.unit02.script_4 import OnShards, not_as_one_process_on_shards, unused_samples
+from dtlab.units.unit02.script_8 import OnCards, no_card_of_its_own
 from tests.marks import first
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
 
 pytestmark = pytest.mark.unit("02")
 
-ROOT = Path(__file__).parent.parent
-NOTEBOOK = ROOT / "solutions" / "02_data_parallelism" / "level-3.ipynb"
 PARTS = [find_part(f"02/script_{number}") for number in range(1, 9)]
 OPTIMIZERS = {
     "sgd": (Optimizer(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -87,46 +77,6 @@ each_part = pytest.mark.parametrize("part", PARTS, ids=name_of)
 def warm() -> None:
     """The server of ranks has imported what optimizers need."""
     warm_up()
-
-
-# The notebook shows what the checks run ---------------------------------------------------------
-
-
-def cell(name: str) -> str:
-    """The source of a cell of Level III."""
-    cells = {one["id"]: one for one in json.loads(NOTEBOOK.read_text())["cells"]}
-    return "".join(cells[name]["source"])
-
-
-def without_types(source: str) -> str:
-    """A function, as it is without type hints."""
-    tree = ast.parse(source)
-    for function in (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)):
-        function.returns = None
-        for argument in function.args.args:
-            argument.annotation = None
-    return ast.unparse(tree)
-
-
-@each_part
-def test_the_notebook_shows_the_script_that_is_checked(part: Part) -> None:
-    shown, checked = cell(f"{part.symbol}-program"), numbered(mend_of(part).broken)
-    assert without_types(shown) == without_types("\n".join(checked))
-    assert 15 <= len(shown.splitlines()) <= 35
-
-
-@each_part
-def test_lines_have_the_numbers_of_the_cell(part: Part) -> None:
-    shown, checked = cell(f"{part.symbol}-program").splitlines(), numbered(mend_of(part).broken)
-    assert len(shown) == len(checked)
-    for ours, theirs in zip(shown, checked, strict=True):
-        if not ours.lstrip().startswith("def "):
-            assert ours == theirs.partition("  #")[0]
-
-
-def test_the_notebook_lists_the_symptoms_that_are_measured() -> None:
-    rows = [line for line in cell("symptoms").splitlines() if line.startswith('| `"')]
-    assert rows == [f'| `"{name}"` | {one.words} |' for name, one in SYMPTOMS.items()]
 
 
 def test_every_part_has_five_points_and_all_take_73_minutes() -> None:
@@ -256,14 +206,6 @@ def test_a_line_that_is_not_filled_in_waits(said: Any) -> None:
     assert judge_line(scripts.train_5, said, LINE, "Look.").status == "blocked"
 
 
-@each_part
-def test_the_lines_that_are_meant_are_there(part: Part) -> None:
-    mend = mend_of(part)
-    for text in mend.lines:
-        assert judge_line(mend.broken, text, [text], "").status == "ok"
-    assert judge_line(mend.broken, said_of(part)["line"], mend.lines, "").status == "ok"
-
-
 # One process ------------------------------------------------------------------------------------
 
 
@@ -355,7 +297,7 @@ def test_a_share_may_be_filled_up_by_less_than_a_sample_for_each_rank() -> None:
 
 
 def test_samples_of_a_shard_that_are_left_out_are_counted() -> None:
-    case = OnShards(0, sizes=(2, 3))
+    case = OnShards(0, shards=(2, 3))
     whole = seen([[0], [1], [1], [0]])
     assert not unused_samples(case, [whole, seen([[2, 3, 4], [4, 2, 3]])], NO_TRACE)
     said = unused_samples(case, [whole, seen([[2, 3, 4], [4, 2]])], NO_TRACE)
@@ -395,7 +337,7 @@ def test_copies_are_compared_bit_by_bit() -> None:
 
 @pytest.mark.parametrize("divisor", ["ranks", "present", "samples", "nothing"])
 def test_three_means_over_shards_are_right_and_no_other(divisor: str) -> None:
-    case, optimizer = OnShards(5, epochs=1, sizes=(4, 10)), Optimizer(0.1)
+    case, optimizer = OnShards(5, epochs=1, shards=(4, 10)), Optimizer(0.1)
     passes = [[[0, 1, 2, 3]], [[4, 5, 6, 7], [8, 9, 10, 11, 12, 13]]]
     weights: list[dict[int, float]] = [dict.fromkeys(range(8), 1 / 8)]
     weights.append(

@@ -107,4 +107,4 @@ def test_the_cheapest_plan_is_the_one_of_the_topic(seed: int) -> None:
             if max(peaks(setting | plan).values()) <= setting["limit"]
         ]
         cheapest = cure.cost(fitting[0]) if fitting else None
-        assert cheapest == cure._CHEAPEST.get(case.topic), case.topic
+        assert cheapest == cure.NEEDED.get(case.cure), case.cure

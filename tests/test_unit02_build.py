@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from dtlab.grading import Criterion, find_part
+from dtlab.grading.checking.faults import Noted
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives
@@ -19,8 +19,8 @@ from dtlab.trace import Event, Trace
 from dtlab.units.unit02.average_in_buckets import draw_plan, packed
 from dtlab.units.unit02.overlap import PART as OVERLAP
 from dtlab.units.unit02.overlap import Overlapping
-from dtlab.units.unit02.samples_of_epoch import Epochs, Shares
-from dtlab.units.unit02.training import Trained, wrong_gradient
+from dtlab.units.unit02.samples_of_epoch import Epochs
+from dtlab.units.unit02.training import wrong_gradient
 
 BUILD = ("average_gradients", "average_by_hooks", "average_in_buckets", "overlap")
 
@@ -40,7 +40,7 @@ def test_every_plan_of_buckets_tells_mistakes_apart() -> None:
     for seed in range(30):
         net, cap, exact = draw_plan(random.Random(seed))
         case = Overlapping(seed, net, bucket_bytes=cap)
-        sizes = [size for size, _ in case.sizes_of_gradients]
+        sizes = case.sizes[::-1]
         ours, forwards = packed(sizes[::-1], cap), packed(sizes, cap)
         assert sum(ours) == sum(sizes)
         assert len(ours) == len(forwards) >= 3
@@ -127,9 +127,9 @@ def backward_of(
 def judged(trace: Trace) -> dict[str, Criterion]:
     case = Overlapping(1, NET, "watched", 3, bucket_bytes=2 * LAYER)
     gradients = [
-        [None if one is None else one for one in own[0]] for _, own in case.averaged((0,), ())
+        [None if one is None else one for one in own[0]] for _, own in case.averaged((0,), 1)
     ]
-    results = [[Trained(gradients, frozenset())] * 2]
+    results = [[Noted({"gradients": gradients})] * 2]
     seen = [Observation(Trial(2, [case]), results, trace)]
     rules = {rule.name: rule for rule in OVERLAP.check.rules}  # type: ignore[attr-defined]
     return {name: rules[name].settle(seen) for name in ("overlap", "at_once", "waits")}
@@ -161,9 +161,7 @@ def test_the_order_of_events_decides(
 
 
 def counted(wire: list[int | None], *, hidden: int | None = None, size: int = 100_000) -> str:
-    events = [
-        Event(rank, "comm", "all_reduce", (1 - rank,), size) for rank in range(2)
-    ]
+    events = [Event(rank, "comm", "all_reduce", (1 - rank,), size) for rank in range(2)]
     trace = Trace(events, world_size=2, wire=wire)
     trace.hidden_bytes = hidden
     return unseen_collectives(Observation(Trial(2, [Epochs(1, 1, 1, (1,))]), [], trace))
@@ -182,20 +180,19 @@ def test_bytes_of_an_all_reduce_are_those_of_a_ring() -> None:
 
 def test_samples_are_told_that_are_seen_twice_or_by_nobody() -> None:
     case = Epochs(4, 2, 0, (3,))
-    right = [Shares({3: [[2, 0]]}, [[2, 0]], [], True), Shares({3: [[1, 3]]}, [[1, 3]], [], True)]
-    assert not case.mistake(right)
-    assert "1 sample is on no rank" in case.mistake(
-        [replace(right[0], batches={3: [[2]]}), right[1]]
-    )
-    assert "sample 1 on ranks 0 and 1" in case.mistake(
-        [replace(right[0], batches={3: [[2, 0, 1]]}), right[1]]
-    )
-    assert "there is no sample 4" in case.mistake(
-        [replace(right[0], batches={3: [[2, 4]]}), right[1]]
-    )
+
+    def told(*batches: list[int]) -> str:
+        rest = {"again": [], "reseeded": [], "untouched": True}
+        results = [Noted({"batches": [[batch]], **rest}) for batch in batches]
+        return dict(case.faults(results)).get("covering", "")
+
+    assert not told([2, 0], [1, 3])
+    assert "1 sample is on no rank" in told([2], [1, 3])
+    assert "sample 1 on ranks 0 and 1" in told([2, 0, 1], [1, 3])
+    assert "there is no sample 4" in told([2, 4], [1, 3])
 
 
-def _shares(case: Epochs, rank: int, world_size: int) -> Shares:
+def _shares(case: Epochs, rank: int, world_size: int) -> Noted:
     """What a right answer gives on a rank, in one batch."""
 
     def ask(epoch: int, seed: int) -> list[list[int]]:
@@ -203,9 +200,9 @@ def _shares(case: Epochs, rank: int, world_size: int) -> Shares:
         order = torch.randperm(case.num_samples, generator=generator)
         return [order[rank::world_size].tolist()]
 
-    first = case.given(rank, world_size)["epochs"][0]
-    batches = {epoch: ask(epoch, case.seed) for epoch in case.epochs}
-    return Shares(batches, batches[first], ask(first, case.seed + 1), True)
+    batches = [ask(epoch, case.seed) for epoch in case.order(rank)]
+    again, reseeded = batches[0], ask(case.order(rank)[0], case.seed + 1)
+    return Noted({"batches": batches, "again": again, "reseeded": reseeded, "untouched": True})
 
 
 @pytest.mark.slow
@@ -230,7 +227,7 @@ def test_an_order_that_only_begins_elsewhere_is_not_shuffled() -> None:
     check: Any = find_part("02/samples_of_epoch").check
     judge = next(rule.judge for rule in check.rules if rule.name == "epochs")
     case = Epochs(12, 4, 0, (0, 1, 2))
-    rows = {epoch: [[(one + epoch) % 12 for one in range(12)]] for epoch in case.epochs}
-    shares = Shares(rows, rows[0], [[5]], True)
+    rows = [[[(one + epoch) % 12 for one in range(12)]] for epoch in case.epochs]
+    shares = Noted({"batches": rows, "again": rows[0], "reseeded": [[5]], "untouched": True})
     verdict = judge([Observation(Trial(1, [case]), [[shares]])])
     assert "not shuffled" in verdict.message

@@ -10,10 +10,11 @@ import torch
 
 from dtlab.grading.checking.trials import Trial
 from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
-from dtlab.units.unit04.loss_scaler import Recorded, Scaling, _recorded
+from dtlab.units.unit04.loss_scaler import Scaling
 from dtlab.units.unit04.master_step import PART as MASTER_STEP
 from dtlab.units.unit04.master_step import Mastered
-from dtlab.units.unit04.nan_run import PROOF, SYMPTOMS, OnDigits, scene
+from dtlab.units.unit04.nan_run import PART as NAN_RUN
+from dtlab.units.unit04.nan_run import SYMPTOMS
 from dtlab.units.unit04.scaled_backward import PART as SCALED_BACKWARD
 from dtlab.units.unit04.scaled_backward import Backwards
 from dtlab.units.unit04.update_scale import next_scale
@@ -28,39 +29,33 @@ def cases_of(part: Any, seed: int) -> list[Any]:
     return [case for trial in trials for case in trial.cases]
 
 
-def recorded(case: Scaling, scaler: Any) -> Recorded:
-    """The steps of a case with any scaler, in one process."""
-    given = case.given(0, 1)
-    given["numbers"] = [case.numbers(rank) for rank in range(len(case.kinds))]
-    return case.opened(_recorded(scaler, **given) | {"form": "", "finished": []})
-
-
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_the_judge_of_the_scaler_agrees_with_pytorchs(seed: int) -> None:
     for case in cases_of(LOSS_SCALER, seed):
         scaler = torch.amp.GradScaler(
             "cpu", init_scale=case.init_scale, growth_interval=case.growth_interval
         )
-        theirs = recorded(case, scaler)
-        assert theirs.scales == case.right.scales
-        assert theirs.steps == case.right.steps
-        for got, want in zip(theirs.parameters, case.right.parameters, strict=True):
+        assert isinstance(case, Scaling)
+        theirs = case.trained(scaler)
+        assert theirs["scales"] == case.right["scales"]
+        assert theirs["steps"] == case.right["steps"]
+        for got, want in zip(theirs["parameters"], case.right["parameters"], strict=True):
             torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("seed", first(SEEDS))
 def test_each_topic_has_in_it_what_it_is_about(seed: int) -> None:
     cases = cases_of(LOSS_SCALER, seed)
-    skipped = {case.topic: case.right.steps[-1][0] < len(case.kinds[0]) for case in cases}
+    skipped = {case.topic: case.right["steps"][-1][0] < len(case.kinds[0]) for case in cases}
     assert not skipped["training"]
     assert skipped["skips"]
     assert skipped["gradients"]
-    mixed, *_ = (set(case.right.scales) for case in cases if case.topic == "scale")
+    mixed, *_ = (set(case.right["scales"]) for case in cases if case.topic == "scale")
     assert len(mixed) >= 3  # goes up and down
     for case in (one for one in cases if one.topic == "clipping"):
         assert any(case.clips)
     for case in (one for one in cases if one.topic == "optimizers"):
-        first, second = case.right.steps[-1]
+        first, second = case.right["steps"][-1]
         assert first < len(case.kinds[0]) > second
 
 
@@ -80,7 +75,7 @@ def test_the_masters_of_the_judge_are_those_of_torchs_sgd(seed: int) -> None:
         assert isinstance(case, Mastered)
         masters = [torch.nn.Parameter(one) for one in case.start()]
         optimizer = torch.optim.SGD(masters, lr=2.0**-6, momentum=0.9)
-        steps = zip(case.kinds, case.gradients, case.right, strict=True)
+        steps = zip(case.kinds, case.gradients(), case.right, strict=True)
         for kind, gradients, right in steps:
             for master, gradient in zip(masters, gradients, strict=True):
                 master.grad = None if gradient is None else gradient.float() / case.scale
@@ -101,29 +96,28 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
             continue
         for scale in (1.0, case.scale):
             given = case.given(0, 1) | {"scale": scale}
-            seen = case.opened(case.on_rank(backward, given))
+            gradients = case.on_rank(backward, given)["gradients"]
             if scale == 1:
-                assert not any(bool(one.any()) for one in seen.gradients[:4] if one is not None)
+                assert not any(bool(one.any()) for one in gradients[:4] if one is not None)
             else:
-                assert case.factors(seen) == pytest.approx([scale] * 4, rel=0.01)
+                assert case.factors(gradients) == pytest.approx([scale] * 4, rel=0.01)
 
 
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
-    import dtlab.units.unit04.nan_run_script as scripts
-    from dtlab.grading.checking.bench import warm_up
+    from dtlab.grading.checking.warm import warm_up
     from dtlab.grading.scripts.reference import Optimizer
     from dtlab.grading.scripts.symptoms import Scene
 
     warm_up()
-    seen = Scene(BENCH.observe(scene(), scripts.train), Optimizer(0.1))
-    assert isinstance(seen.case, OnDigits)
+    mend: Any = NAN_RUN.check
+    seen = Scene(BENCH.observe(mend.scene, mend.broken), Optimizer(0.1))
     losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
     begins = int(losses.isfinite().sum())
     assert 12 < begins < 32
     assert losses[begins:].isnan().all()  # for ever
     assert seen.results[0].after.isfinite().all()
     assert [name for name, one in SYMPTOMS.items() if one.find(seen).seen] == ["too long"]
-    measured = PROOF.measure(seen)
+    measured = mend.proof.measure(seen)
     assert measured["times"] == 2.0 ** measured["skipped"] == 2048
     assert measured["times"] > measured["length"] > 10  # not clipped at all

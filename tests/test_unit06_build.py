@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtlab.grading import find_part, known_parts
@@ -15,12 +14,12 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
 from dtlab.units.unit06.column_linear import Column, LinearCase
+from dtlab.units.unit06.on_ranks import mark_products
 from dtlab.units.unit06.parallel_attention import PART as ATTENTION
 from dtlab.units.unit06.parallel_attention import OfAttention, Refusing
 from dtlab.units.unit06.parallel_mlp import PART as MLP
 from dtlab.units.unit06.parallel_mlp import OfMLP
-from dtlab.units.unit06.passes import PRODUCT, Pass, difference
-from dtlab.units.unit06.products import mark_products
+from dtlab.units.unit06.passes import GRADIENT, PRODUCT, Pass, difference
 from dtlab.units.unit06.row_linear import PART as ROW
 from dtlab.units.unit06.row_linear import Row
 from tests.staying import on_ranks
@@ -83,7 +82,7 @@ def test_refused_are_heads_that_do_not_divide_and_no_others() -> None:
                 ranks = len(case.groups[0]) if case.groups else trial.world_size
                 fits = not case.heads % ranks and not case.kv_heads % ranks
                 assert fits == (not isinstance(case, Refusing))
-                assert case.hidden == case.heads * case.head_size
+                assert case.shapes["x"][-1] == case.heads * case.head_size
 
 
 # The judge in one process ----------------------------------------------------------------------
@@ -92,50 +91,45 @@ def test_refused_are_heads_that_do_not_divide_and_no_others() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_shards_of_column_side_by_side_and_of_row_added_up_are_the_dense_layer(ranks: int) -> None:
     column, row = Column(1, "output", bias=True), Row(1, "output", bias=True)
-    tensors, gradients = column.of_group(0)
-    parts = [column.cut(tensors, place, ranks) for place in range(ranks)]
+    whole = column.whole(0)
+    parts = [column.cut(whole, place, ranks) for place in range(ranks)]
+    torch.testing.assert_close(torch.cat([column.dense(own) for own in parts], -1), whole["y"])
     torch.testing.assert_close(
-        torch.cat([F.linear(p.x, p.weight, p.bias) for p in parts], -1), tensors.y
+        torch.stack([own["back"] @ own["weight"] for own in parts]).sum(0),
+        whole["the gradient of x"],
     )
-    backs = [column.cut(gradients, place, ranks) for place in range(ranks)]
+    whole = row.whole(0)
+    parts = [row.cut(whole, place, ranks) for place in range(ranks)]
+    products = torch.stack([own["x"] @ own["weight"].t() for own in parts]).sum(0)
+    torch.testing.assert_close(products + whole["bias"], whole["y"])
     torch.testing.assert_close(
-        sum((b.y @ p.weight for b, p in zip(backs, parts, strict=True)), torch.zeros(())).double(),
-        gradients.x,
-    )
-    tensors, gradients = row.of_group(0)
-    parts = [row.cut(tensors, place, ranks) for place in range(ranks)]
-    products = torch.stack([p.x @ p.weight.t() for p in parts]).sum(0)
-    assert tensors.bias is not None
-    torch.testing.assert_close(products + tensors.bias, tensors.y)
-    torch.testing.assert_close(
-        torch.cat([row.cut(gradients, place, ranks).x for place in range(ranks)], -1),
-        gradients.x,
+        torch.cat([own["the gradient of x"] for own in parts], -1), whole["the gradient of x"]
     )
 
 
 def test_the_dense_mlp_is_pytorchs() -> None:
     case = OfMLP(3, "output")
-    whole, (x, back) = case.whole(0), case.x(0)
+    whole = case.whole(0)
     mlp = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)).double()
-    for parameter, tensor in zip(mlp.parameters(), whole.values(), strict=True):
-        parameter.data.copy_(tensor)
-    y = mlp(x.requires_grad_())
-    y.backward(back)
-    expected = case.of_group(0)
-    torch.testing.assert_close(y, expected[0])
-    torch.testing.assert_close(x.grad, expected[1])
-    for parameter, gradient in zip(mlp.parameters(), expected[2].values(), strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
+    for parameter, name in zip(mlp.parameters(), case.names, strict=True):
+        parameter.data.copy_(whole[name])
+    x = whole["x"].requires_grad_()
+    y = mlp(x)
+    y.backward(whole["back"])
+    torch.testing.assert_close(y, whole["y"])
+    torch.testing.assert_close(x.grad, whole["the gradient of x"])
+    for parameter, name in zip(mlp.parameters(), case.names, strict=True):
+        torch.testing.assert_close(parameter.grad, whole[GRADIENT + name])
 
 
 def test_dense_attention_is_that_of_the_models_and_groups_repeat_keys() -> None:
-    case = OfAttention(4, "output", hidden=8, heads=4, kv_heads=4, head_size=2)
-    whole, (x, _) = case.whole(0), case.x(0)
+    case = OfAttention(4, "output", heads=4, kv_heads=4, head_size=2)
+    whole = case.whole(0)
     model = Attention(GPTConfig(width=8, num_heads=4)).double()
-    for parameter, tensor in zip(model.parameters(), whole.values(), strict=True):
-        parameter.data.copy_(tensor)
-    torch.testing.assert_close(case.dense(x, whole), model(x))
-    few = OfAttention(4, "grouped", hidden=8, heads=4, kv_heads=2, head_size=2)
+    for parameter, name in zip(model.parameters(), case.names, strict=True):
+        parameter.data.copy_(whole[name])
+    torch.testing.assert_close(whole["y"], model(whole["x"]))
+    few = OfAttention(4, "grouped", heads=4, kv_heads=2, head_size=2)
     whole = few.whole(0)
 
     def repeated(name: str) -> Tensor:
@@ -147,7 +141,7 @@ def test_dense_attention_is_that_of_the_models_and_groups_repeat_keys() -> None:
         return torch.cat([q, k, v])
 
     many = {**whole, **{name: repeated(name) for name in ("qkv_weight", "qkv_bias")}}
-    torch.testing.assert_close(few.dense(x, whole), case.dense(x, many))
+    torch.testing.assert_close(few.dense(whole), case.dense(many))
 
 
 def test_a_rank_is_given_nothing_of_the_others() -> None:

@@ -11,7 +11,6 @@ import pytest
 from dtlab.grading.checking.trials import Trial
 from dtlab.units.unit06.plans_rules import (
     KINDS,
-    PAIRS,
     Block,
     Cost,
     Model,
@@ -50,10 +49,9 @@ def measured(model: Model, plan: Plan) -> Any:
 def drawn_plan(model: Model, seed: int) -> Plan:
     """Some allowed plan."""
     draw = Random(seed)
-    plan = dict(draw.choice([entries for _, entries in model.allowed_ends()]))
-    for number in range(len(model.blocks)):
-        for pair in PAIRS:
-            plan |= draw.choice([entries for _, entries in model.allowed_pairs(number, pair)])
+    plan: dict[str, str] = {}
+    for pair in model.pairs:
+        plan |= zip(pair, draw.choice(list(model.allowed(*pair))), strict=True)
     return plan
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
-import nbformat
 import pytest
 
 from dtlab.grading import find_part, known_parts
-from dtlab.grading.scripts.lines import judge_line, numbered
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
 from dtlab.trace import Trace
@@ -25,21 +20,12 @@ from dtlab.units.unit07.budget import (
     needs_of,
 )
 from dtlab.units.unit07.one_slow_stage import Layers, draw_layers, events_of, filled, rows_of
-from dtlab.units.unit07.unsynchronised import PART as UNSYNCHRONISED
-from dtlab.units.unit07.unsynchronised import SYMPTOMS, Replica
-from tests.staying import BENCH
+from dtlab.units.unit07.unsynchronised import Replica
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("07", 3)]
 
-NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
 STORIES = ("ZB-H1", "2 chunks", "ZB-H2")
-assert isinstance(UNSYNCHRONISED.check, MendScript)
-CHECK = UNSYNCHRONISED.check
 seeds = pytest.mark.parametrize("seed", range(5))
-
-
-def cells() -> dict[str, str]:
-    return {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
 
 
 def within(one: Setting) -> set[str]:
@@ -133,24 +119,6 @@ def test_what_cannot_be_run_is_told_so(found: object, why: str) -> None:
 # 07/unsynchronised -----------------------------------------------------------------------------
 
 
-def test_the_notebook_shows_the_program_line_by_line() -> None:
-    shown, own = cells()["unsynchronised-program"].splitlines(), numbered(CHECK.broken)
-    assert len(shown) == len(own)
-    for ours, theirs in zip(own, shown, strict=True):
-        if "def " not in ours:
-            assert ours == theirs
-    for line in CHECK.lines:
-        number = next(n for n, text in enumerate(own, 1) if line in text)
-        for said in (line, number):
-            assert judge_line(CHECK.broken, said, CHECK.lines, "").status == "ok"
-
-
-def test_the_notebook_lists_the_symptoms() -> None:
-    table = cells()["unsynchronised-text"]
-    for name, symptom in SYMPTOMS.items():
-        assert f'| `"{name}"` | {symptom.words} |' in table
-
-
 @pytest.mark.parametrize("num_stages", [2, 3])
 def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
     from dtlab.units.unit07.replicas_script import build
@@ -158,19 +126,6 @@ def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
     case = Replica(0, 9, num_stages)
     sizes = [sum(one.nbytes for one in stage.parameters()) for stage in build(9, num_stages)]
     assert [case.bytes_of(stage) for stage in range(num_stages)] == sizes
-
-
-@pytest.mark.slow
-def test_the_broken_program_shows_its_symptom_and_no_other(warm: None) -> None:
-    one = BENCH.observe(CHECK.scene, CHECK.broken)
-    assert one.error is None, one.trouble
-    scene = Scene(one, CHECK.optimizer)
-    found = {name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen}
-    assert found == {"first apart"}
-    proof = CHECK.proof
-    assert proof is not None
-    assert proof.measure(scene)["bytes"] == 8320
-    assert proof.judge(8320, scene).status == "ok"
 
 
 # 07/one_slow_stage -----------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 An objection is a function of a case, of what its ranks returned, and of the whole observation. It
 says what is wrong and what to look at next, and is empty where nothing is.
 
-    Rule("bytes", 2, judge_by("two all-reduces a layer", not_shared, other_bytes)),
-    Rule("training", 1, judge_by("as one process", other_training), after="bytes"),
+    criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
+    criterion("training", 1, "as one process", other_training, after="bytes"),
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import UNREADABLE, Observation
 
-__all__ = ["Objection", "judge_by"]
+__all__ = ["Objection", "criterion"]
 
 Objection = Callable[[Any, Any, Observation], str]
 
 
-def judge_by(
+def criterion(
+    name: str,
+    points: float,
     right: str,
     *objections: Objection,
+    after: str = "",
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
-) -> Judge:
+) -> Rule:
     """A criterion that is lost where ranks do not come back, or where there is an objection.
 
     Its message is `right` where there is none. `trouble` says why ranks did not come back. With
@@ -39,7 +42,7 @@ def judge_by(
         said = gone or next(_said(seen, objections), "")
         return lost(said) if said else ok(right)
 
-    return judge
+    return Rule(name, points, judge, after=after)
 
 
 def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:

@@ -1,12 +1,18 @@
 """Broken training scripts: what a learner says of one, and the mended one, judged on ranks.
 
-    mend.py        the part: a diagnosis, compared with a run of the broken script; the mended one
-    symptoms.py    a table of symptoms, each measured in a run
-    lines.py       the line at fault, by its number or its text
-    cases.py       a script as a check runs it: model, data, and what it does
-    judges.py      what a mended script has to do on ranks
-    training.py    whether it has trained as one process does, or what it did instead
-    reference.py   what a training comes to in one process
+    mend.py           the part: a diagnosis, compared with a run; the mended script
+    lines.py          the line at fault, by its number or its text
+    symptoms.py       a table of symptoms, each measured in a run
+    run.py            a training as a check runs it: model, batches, what is noted, one process
 
-The scripts themselves, their symptoms and trials are the units'.
+Data-parallel training on a data set, whose samples a script shares out itself:
+
+    cases.py          what such a script is given, and which samples ranks take
+    reference.py      what it comes to in one process, or what the ranks did instead
+    judges.py         what a mended script has to do on ranks
+    data_parallel.py  symptoms that several such scripts may have
+
+The scripts are in the units, as a notebook shows them. A check runs a script on ranks, to compare
+a diagnosis with what really happens. A line has the number that it has in the notebook's cell: the
+one with `def` is line 1.
 """

@@ -1,4 +1,4 @@
-"""A training script as a check runs it: the model and the data that it gets, and what it does.
+"""Data-parallel training on a data set: what a script is given, and which samples ranks take.
 
 A forward hook of the model notes which samples a rank takes in each pass, and the parameters that
 it has then. So a check knows what was trained on, however a script has come by its batches.
@@ -7,21 +7,17 @@ it has then. So a check knows what was trained on, however a script has come by 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.trials import Case
+from dtlab.grading.scripts.run import Program, TrainingRun, flat
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CLASSES", "INPUTS", "Script", "Seen", "Training", "flat", "trained"]
-
-INPUTS, CLASSES = 64, 10  # numbers in an image, 8 x 8, and labels
-
-Script = Callable[..., Any]
+__all__ = ["OnDigits", "Seen", "Training"]
 
 
 @dataclass(frozen=True)
@@ -30,26 +26,30 @@ class Seen:
 
     `passes` are the forward passes with gradients, each as the numbers of its samples, -1 for an
     image that is not in the data; `before` the parameters that each of them had, a row for each;
-    `after` those in the end; `cards` the numbers of the devices that it asked for; `curve` the
-    loss and the rate of each step, where a script of ours says so.
+    `after` those in the end; `cards` the numbers of the devices that it asked for; `curve` two
+    numbers of each step, the first of them the loss, where a script of ours says so.
     """
 
     passes: list[list[int]]
     before: torch.Tensor
     after: torch.Tensor
-    cards: list[int]
+    cards: Sequence[int] = ()
     curve: Sequence[tuple[float, float]] = ()
+
+    def by_epoch(self, epochs: int) -> list[list[list[int]]]:
+        """The passes of each epoch, where all epochs have as many."""
+        each = len(self.passes) // epochs
+        return [self.passes[epoch * each : (epoch + 1) * each] for epoch in range(epochs)]
 
 
 @dataclass(frozen=True)
-class Training(Case):
+class Training(TrainingRun):
     """`script(model, data, epochs, *more)` on `samples` random images with random labels.
 
     The model is an MLP with one hidden layer, and begins differently on each rank. In a step each
     of them makes `passes` forward passes, of `micro_batch` samples.
     """
 
-    seed: int
     samples: int
     epochs: int = 2
     hidden: int = 8
@@ -60,7 +60,21 @@ class Training(Case):
     def __str__(self) -> str:
         return f"{self.samples} samples, {self.epochs} epochs"
 
-    # ------------------------------------------------------------------ what goes in
+    def updates(self, ranks: int) -> int:
+        """How many steps so many ranks make together, where their shares come out even."""
+        return self.epochs * (self.samples // (ranks * self.passes * self.micro_batch))
+
+    # What goes in -------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return 64, self.hidden, 10
+
+    @staticmethod
+    def build(*sizes: int, seed: int = 0) -> Any:
+        from dtlab.training.models import MLP
+
+        return MLP(*sizes, seed=seed)
 
     @cached_property
     def data(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,42 +83,51 @@ class Training(Case):
 
         draw = torch.Generator().manual_seed(self.seed)
         images = torch.randn(self.samples, 1, 8, 8, generator=draw)
-        return images, torch.randint(CLASSES, (self.samples,), generator=draw)
+        return images, torch.randint(10, (self.samples,), generator=draw)
 
     def start(self, rank: int) -> torch.Tensor:
-        """The parameters with which the model of a rank begins, as one row."""
-        from dtlab.training.models import MLP
-
-        return flat(MLP(INPUTS, self.hidden, CLASSES, seed=1000 * self.seed + rank))
+        return flat(self.build(*self.sizes, seed=1000 * self.seed + rank))
 
     def share(self, rank: int) -> slice:
         """The samples of the data that a rank is given."""
         return slice(0, self.samples)
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """See `Case`."""
-        images, labels = self.data
-        return {
-            "images": images[self.share(rank)],
-            "labels": labels[self.share(rank)],
-            "start": self.start(rank),
-            "hidden": self.hidden,
-            "epochs": self.epochs,
-            "more": list(self.more),
-        }
+    def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
+        images, labels = (one[self.share(rank)] for one in self.data)
+        return {"data": [images, labels], "epochs": self.epochs, "more": list(self.more)}
 
-    def steps(self, ranks: int) -> int:
-        """How many steps so many ranks make together, where their shares come out even."""
-        return self.epochs * (self.samples // (ranks * self.passes * self.micro_batch))
+    # What a rank does ---------------------------------------------------------------------------
 
-    # ------------------------------------------------------------------ what a rank does
+    @classmethod
+    def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """See `TrainingRun`. Parameters are noted where they have changed."""
+        import torch
+        from torch.utils.data import TensorDataset
+
+        passes: list[list[int]] = []
+        rows, places = [flat(model)[:0]], []
+
+        def note(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            if torch.is_grad_enabled():
+                passes.append(_digests(inputs[0]))
+                now = flat(model)
+                if not rows[-1].equal(now):
+                    rows.append(now)
+                places.append(len(rows) - 2)
+
+        model.register_forward_pre_hook(note)
+        returned = fn(model, TensorDataset(*given["data"]), given["epochs"], *given["more"])
+        after = flat(model)
+        before = torch.stack(rows[1:]) if rows[1:] else after.new_empty(0, len(after))
+        noted = {"passes": passes, "before": before, "places": places, "after": after}
+        return {**noted, **cls.returned(returned)}
 
     @staticmethod
-    def on_rank(fn: Script, given: dict[str, Any]) -> dict[str, Any]:
-        """See `Case`."""
-        return trained(fn, given, given["more"])[0]
+    def returned(value: Any) -> dict[str, Any]:
+        """What is noted of what a script returns."""
+        return {}
 
-    # ------------------------------------------------------------------ what comes out
+    # What comes out -----------------------------------------------------------------------------
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
@@ -119,53 +142,31 @@ class Training(Case):
         if after.shape != self.start(0).shape:
             raise ValueError("another model")
         cards = [int(card) for card in result.get("cards", [])]
-        curve = [(float(loss), float(rate)) for loss, rate in result.get("curve", [])]
+        curve = [(float(loss), float(other)) for loss, other in result.get("curve", [])]
         return Seen(passes, before, after, cards, curve)
 
-    def mistake(self, results: Sequence[Seen]) -> str:
-        """See `Case`: what is wrong with a training is for the judges to say."""
-        return ""
 
+@dataclass(frozen=True)
+class OnDigits(Training):
+    """A script of ours on the first `samples` digits of a shuffled order.
 
-def trained(fn: Script, given: dict[str, Any], more: Sequence[Any]) -> tuple[dict[str, Any], Any]:
-    """Runs on a rank: the script, what is noted of it, and what it returns.
-
-    Parameters are noted where they have changed: in the microbatches of a step they do not.
+    It returns the loss and another number of each step.
     """
-    import torch
-    from torch.utils.data import TensorDataset
 
-    from dtlab.training.models import MLP
+    @cached_property
+    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
 
-    model = MLP(INPUTS, given["hidden"], CLASSES)
-    sizes = [one.numel() for one in model.parameters()]
-    for own, part in zip(model.parameters(), given["start"].split(sizes), strict=True):
-        own.data.copy_(part.view_as(own))
-    passes: list[list[int]] = []
-    before: list[torch.Tensor] = []
-    places: list[int] = []
+        from dtlab.training.datasets import digits
 
-    def note(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-        if torch.is_grad_enabled():
-            passes.append(_digests(inputs[0]))
-            now = flat(model)
-            if not before or not before[-1].equal(now):
-                before.append(now)
-            places.append(len(before) - 1)
+        train = digits().train
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed))
+        images, labels = train[order[: self.samples]]
+        return images, labels
 
-    model.register_forward_pre_hook(note)
-    data = TensorDataset(given["images"], given["labels"])
-    returned = fn(model, data, given["epochs"], *more)
-    after = flat(model)
-    rows = torch.stack(before) if before else after.new_empty(0, len(after))
-    return {"passes": passes, "before": rows, "places": places, "after": after}, returned
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    """A copy of all parameters in one row."""
-    import torch
-
-    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).clone()
+    @staticmethod
+    def returned(value: Any) -> dict[str, Any]:
+        return {"curve": [[float(loss), float(other)] for loss, other in value]}
 
 
 def _digests(images: torch.Tensor) -> list[int]:

@@ -14,14 +14,11 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace
 
 __all__ = [
-    "an_earlier_order_again", "bytes_left", "copies_differ", "not_shared_out", "rest_dropped",
-    "too_much_sent", "uneven_epochs",
+    "bytes_left", "copies_differ", "not_shared_out", "too_large_passes", "too_much_sent",
+    "uneven_epochs",
 ]  # fmt: skip
 
 _SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo's and of the start
-
-
-# Copies -----------------------------------------------------------------------------------------
 
 
 def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> str:
@@ -30,20 +27,21 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
     for rank, other in enumerate(results):
         if other.after.equal(end):
             continue
+        copies = f"the copies of rank 0 and rank {rank} differ"
         if len(other.before) and len(begin) and not other.before[0].equal(begin[0]):
             return (
-                f"the copies of rank 0 and rank {rank} differ in their first forward pass: the "
-                "ranks begin with different parameters. Who hands rank 0's to all?"
+                f"{copies} in their first forward pass: the ranks begin with different "
+                "parameters. Who hands rank 0's to all?"
             )
         far = off(other.after, end, case.start(0))
         if far < NEAR:
             return (
-                f"the copies of rank 0 and rank {rank} differ, though by rounding only: they add "
-                "up the same gradients in different orders. All have to step with the same bits."
+                f"{copies}, though by rounding only: they add up the same gradients in different "
+                "orders. All have to step with the same bits."
             )
         return (
-            f"the copies of rank 0 and rank {rank} differ in the end, by {far:.1%} of the way "
-            "that the parameters went. Which gradient does each rank step with?"
+            f"{copies} in the end, by {far:.1%} of the way that the parameters went. Which "
+            "gradient does each rank step with?"
         )
     return ""
 
@@ -52,29 +50,29 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
 
 
 def not_shared_out(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The samples of an epoch are not shared out, or not another way in the next epoch."""
-    before: list[list[int]] = []
-    for epoch in range(case.epochs):
-        taken = []
-        for rank, own in enumerate(results):
-            if not own.passes or len(own.passes) % case.epochs:
-                return uneven_epochs(rank, len(own.passes), case.epochs)
-            each = len(own.passes) // case.epochs
-            batches = own.passes[epoch * each : (epoch + 1) * each]
-            taken.append([sample for batch in batches for sample in batch])
-        trouble = _shares(case.samples, taken) or _reshuffled(epoch, before, taken)
+    """The samples of an epoch are not shared out, or not another way in each epoch."""
+    uneven = uneven_epochs(case, results)
+    if uneven:
+        return uneven
+    epochs: list[list[list[int]]] = []
+    for batches in zip(*(own.by_epoch(case.epochs) for own in results), strict=True):
+        taken = [[sample for batch in rank for sample in batch] for rank in batches]
+        trouble = _shares(case.samples, taken) or _reshuffled(epochs, taken)
         if trouble:
             return trouble
-        before = taken
+        epochs.append(taken)
     return ""
 
 
-def uneven_epochs(rank: int, passes: int, epochs: int) -> str:
-    """What to say of passes that are not as many in every epoch."""
-    return (
-        f"rank {rank} makes {passes} forward passes in {epochs} epochs. Every rank trains in "
-        "every epoch, and equally often."
-    )
+def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
+    """A rank does not make as many passes in every epoch."""
+    for rank, own in enumerate(results):
+        if not own.passes or len(own.passes) % case.epochs:
+            return (
+                f"rank {rank} makes {len(own.passes)} forward passes in {case.epochs} epochs. "
+                "Every rank trains in every epoch, and equally often."
+            )
+    return ""
 
 
 def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
@@ -89,10 +87,13 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
         )
     missing, repeated = samples - len(set(fed)), len(fed) - len(set(fed))
     if missing:
-        return (
-            f"in an epoch {missing} of {samples} samples are in no rank's batches. Put together, "
-            "the shares of the ranks have to be the whole data."
-        )
+        advice = "Put together, the shares of the ranks have to be the whole data."
+        if not repeated and missing == samples % ranks:
+            advice = (
+                "None is to be left out: have some repeated instead, as a sampler does without "
+                "drop_last."
+            )
+        return f"in an epoch {missing} of {samples} samples are in no rank's batches. {advice}"
     if repeated >= ranks:  # it takes fewer to make equal shares
         return (
             f"in an epoch {repeated} samples are taken more than once. Two ranks may share no "
@@ -101,17 +102,19 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
     return ""
 
 
-def _reshuffled(
-    epoch: int, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
-) -> str:
-    if not before:
-        return ""
-    if list(before) == list(after):
-        return (
-            f"epoch {epoch} takes the samples in the order of epoch {epoch - 1}. Something has to "
-            "tell the sampler which epoch it is, before its batches are drawn."
+def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> str:
+    """Why this is no new order, after those of earlier epochs."""
+    epoch = len(epochs)
+    if taken in epochs:
+        before = epochs.index(taken)
+        advice = (
+            "Something has to tell the sampler which epoch it is, before its batches are drawn."
+            if before == epoch - 1
+            else "Every epoch has a number of its own: the sampler has to get that one."
         )
-    if len(after) > 1 and all(set(a) == set(b) for a, b in zip(before, after, strict=True)):
+        return f"epoch {epoch} takes the samples in the order of epoch {before}. {advice}"
+    last = epochs[-1:] if len(taken) > 1 else []
+    if any(all(set(a) == set(b) for a, b in zip(one, taken, strict=True)) for one in last):
         return (
             f"in epoch {epoch} each rank has the same samples as before, and only their order is "
             "new. Shuffle all of them, alike on every rank, and then share them out."
@@ -119,40 +122,14 @@ def _reshuffled(
     return ""
 
 
-def an_earlier_order_again(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """An epoch takes its samples in the order of an earlier one, not only of the one before."""
-    if any(len(own.passes) % case.epochs for own in results):
-        return ""  # that is said elsewhere
-    each = len(results[0].passes) // case.epochs
-    starts = range(0, each * case.epochs, max(1, each))
-    epochs = [[own.passes[start : start + each] for own in results] for start in starts]
-    for epoch, batches in enumerate(epochs):
-        before = epochs.index(batches)
-        if before < epoch:
-            return (
-                f"epoch {epoch} takes the samples in the order of epoch {before}. Every epoch has "
-                "a number of its own: the sampler has to get that one."
-            )
-    return ""
-
-
-def rest_dropped(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The few samples that do not divide are in no rank's batches, and all others in one's."""
-    if any(len(own.passes) % case.epochs for own in results):
-        return ""  # that is said elsewhere
-    fed = [
-        sample
-        for own in results
-        for batch in own.passes[: len(own.passes) // case.epochs]
-        for sample in batch
-    ]
-    dropped = case.samples - len(fed)
-    if len(set(fed)) < len(fed) or not 0 < dropped == case.samples % len(results):
+def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """A forward pass takes more than a microbatch: accumulating is there to avoid that."""
+    largest = max((len(batch) for own in results for batch in own.passes), default=0)
+    if largest <= case.micro_batch:
         return ""
     return (
-        f"in an epoch {dropped} of {case.samples} samples are in no rank's batches, so that all "
-        "shares are equally long. None is to be left out here: have some repeated instead, as a "
-        "sampler does without drop_last."
+        f"a forward pass takes {largest} samples at once. A microbatch has {case.micro_batch}: "
+        "memory for more is what accumulation does without."
     )
 
 
@@ -162,22 +139,21 @@ def rest_dropped(case: Training, results: Sequence[Seen], one: Observation) -> s
 def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> str:
     """A rank sends more, or less, than one gradient for each step of the optimizer."""
     assert one.trace is not None
-    ranks, steps = len(results), case.steps(len(results))
-    gradient = 2 * (ranks - 1) / ranks * 4 * len(results[0].after)
-    start = 4 * len(results[0].after) * (ranks - 1)
+    ranks, steps, size = len(results), case.updates(len(results)), 4 * len(results[0].after)
+    gradients = 2 * (ranks - 1) / ranks * size * steps
     for rank in range(ranks):
         left = bytes_left(one.trace, rank)
-        if left > _SENT_MORE * steps * gradient + start + _OWN:
+        words = (
+            f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} microbatches; a "
+            f"gradient for each step is {amount(gradients)}."
+        )
+        if left > _SENT_MORE * gradients + size * (ranks - 1) + _OWN:
             return (
-                f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} "
-                f"microbatches; a gradient for each step is {amount(steps * gradient)}. Look at "
-                "what decides whether a backward pass sends: is it inside `no_sync` by then?"
+                f"{words} Look at what decides whether a backward pass sends: is it inside "
+                "`no_sync` by then?"
             )
-        if left < _SENT_LESS * steps * gradient:
-            return (
-                f"{amount(left)} left rank {rank} in {steps} steps; a gradient for each step is "
-                f"{amount(steps * gradient)}. Something has to be sent in every step."
-            )
+        if left < _SENT_LESS * gradients:
+            return f"{words} Something has to be sent in every step."
     return ""
 
 

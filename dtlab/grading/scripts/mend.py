@@ -9,14 +9,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from dtlab.errors import RankTimeoutError
-from dtlab.grading.checking.bench import HERE, Bench, warm_up
-from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.questions.kinds import Number
+from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.mends import Mend
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.warm import warm_up
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.declared import formula
+from dtlab.grading.questions.kinds import Mistake, Number
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.lines import judge_line
@@ -24,20 +28,14 @@ from dtlab.grading.scripts.mends import Mend
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.symptoms import Scene, Symptom
 
-__all__ = ["MendScript", "Proof"]
+__all__ = ["MendScript", "Proof", "proof", "script_part"]
 
-_DIAGNOSIS = "the diagnosis is {}. Write {{{}}}."
 _ENTRIES = {"symptom": '"symptom": "..."', "number": '"number": number', "line": '"line": number'}
 _TOO_SLOW = blocked(
     "the script as it was handed out did not come to its end in time: the machine is busy with "
     "something else. Run the check again."
 )
 _SGD = Optimizer(0.1)
-_UNUSED = "its judge is split up"
-
-
-def _never(seen: Observation, said: Any) -> Verdict:
-    raise NotImplementedError(_UNUSED)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,29 @@ class Proof:
 
     def judge(self, said: Any, scene: Scene) -> Verdict:
         """The verdict on a number that was given."""
-        return self.number.judge(said, self.measure(scene))
+        known = {"case": scene.case, "ranks": len(scene.results)}
+        return self.number.judge(said, {**known, **self.measure(scene)})
+
+
+def proof(
+    measure: Callable[[Scene], Mapping[str, Any]],
+    right: str,
+    hint: str,
+    wrong: Mapping[str, str],
+    *,
+    unit: str = "",
+    tolerance: float = 0,
+) -> Proof:
+    """A number by formulas in what is measured: the right one, and known mistakes with why.
+
+    They may use the `case` and the number of `ranks` too.
+    """
+    mistakes = tuple(Mistake(formula(value), why) for value, why in wrong.items())
+    return Proof(measure, Number(formula(right), mistakes, hint, unit, tolerance))
+
+
+def _never(seen: Observation, said: Any) -> Verdict:
+    raise NotImplementedError("each entry of the diagnosis has a judge of its own")
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,16 @@ class MendScript(Mend):
     optimizer: Optimizer = _SGD
     proof: Proof | None = None
 
+    @property
+    def points(self) -> float:
+        return len(self._entries) + self.check.points
+
+    @property
+    def broken(self) -> Callable[..., Any]:
+        """The broken script."""
+        module, _, name = self.program.rpartition(".")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
     def run(
         self,
         symbol: str,
@@ -84,11 +114,10 @@ class MendScript(Mend):
         def scene() -> Scene:
             return Scene(bench.observe(self.scene, self.broken), self.optimizer)
 
-        points = self.diagnosis_points / len(self._judges)
-        rules = [
-            Rule(name, points, lambda _, judge=judge: judge(answer["diagnosis"], scene))  # type: ignore[misc]
-            for name, judge in self._judges.items()
-        ]
+        def judge(name: str, _: Any) -> Verdict:
+            return self._judged(name, answer["diagnosis"], scene)
+
+        rules = [Rule(name, 1, partial(judge, name)) for name in self._entries]
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
             waiting = blocked("judged once that is settled")
             why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
@@ -98,48 +127,61 @@ class MendScript(Mend):
         return [*(rule.settle([]) for rule in rules), *mended]
 
     @property
-    def broken(self) -> Callable[..., Any]:
-        """The broken script."""
-        module, _, name = self.program.rpartition(".")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    def _entries(self) -> list[str]:
+        """The entries of a diagnosis, each of which is a criterion."""
+        return [name for name in _ENTRIES if name != "number" or self.proof is not None]
 
-    @property
-    def _judges(self) -> dict[str, Callable[[Any, Callable[[], Scene]], Verdict]]:
-        """What judges each entry of a diagnosis, in the order of the criteria."""
-        number = {"number": self._number} if self.proof is not None else {}
-        return {"symptom": self._symptom, **number, "line": self._line}
-
-    def _symptom(self, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
+    def _judged(self, name: str, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
+        """The verdict on an entry of the diagnosis."""
         if not isinstance(diagnosis, Mapping):
-            entries = ", ".join(_ENTRIES[name] for name in self._judges)
-            return lost(_DIAGNOSIS.format(type(diagnosis).__name__, entries))
-        said = diagnosis.get("symptom")
-        if said is None or said == "":
+            form = ", ".join(_ENTRIES[entry] for entry in self._entries)
+            wrong = f"the diagnosis is {type(diagnosis).__name__}. Write {{{form}}}."
+            is_first = name == "symptom"
+            return lost(wrong) if is_first else blocked("judged once the diagnosis has its form")
+        said = diagnosis.get(name)
+        if said is None or (type(said) is str and not said):
             return blocked("not answered yet")
+        if name == "line":
+            return judge_line(self.broken, said, self.lines, self.look)
+        if name == "symptom":
+            return self._symptom(said, scene)
+        assert self.proof is not None
+        return _TOO_SLOW if scene().one.error is not None else self.proof.judge(said, scene())
+
+    def _symptom(self, said: Any, scene: Callable[[], Scene]) -> Verdict:
         name = " ".join(said.casefold().replace("_", " ").split()) if type(said) is str else ""
         if name not in self.symptoms:
             return lost(f"{short(said)} is no symptom. There are: {', '.join(self.symptoms)}.")
-        if isinstance(scene().one.error, RankTimeoutError):
+        one = scene().one
+        if isinstance(one.error, RankTimeoutError):
             return _TOO_SLOW
-        found, words = self.symptoms[name].find(scene()), scene().one.trial.words()
-        if found.seen:
-            return ok(f"{words}: {found.words}")
+        seen, words = self.symptoms[name].find(scene())
+        if seen:
+            return ok(f"{one.trial.words()}: {words}")
         return lost(
-            f"{words}: that is not what happens to the script as it was handed out: "
-            f"{found.words}. Run it again, and compare what it prints with the table."
+            f"{one.trial.words()}: that is not what happens to the script as it was handed out: "
+            f"{words}. Run it again, and compare what it prints with the table."
         )
 
-    def _number(self, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
-        assert self.proof is not None
-        if not isinstance(diagnosis, Mapping):
-            return blocked("judged once the diagnosis has its form")
-        if diagnosis.get("number") is None:
-            return blocked("not answered yet")
-        if scene().one.error is not None:
-            return _TOO_SLOW
-        return self.proof.judge(diagnosis["number"], scene())
 
-    def _line(self, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
-        if not isinstance(diagnosis, Mapping):
-            return blocked("judged once the diagnosis has its form")
-        return judge_line(self.broken, diagnosis.get("line"), self.lines, self.look)
+def script_part(
+    name: str,
+    title: str,
+    minutes: int,
+    difficulty: int,
+    program: str,
+    scene: Trial,
+    trials: Callable[[int], Sequence[Trial]],
+    criteria: tuple[Rule, ...],
+    symptoms: Mapping[str, Symptom],
+    lines: Sequence[str],
+    look: str,
+    **more: Any,
+) -> Part:
+    """The part of a broken script: see `Part` and `MendScript`.
+
+    The mended one is run in `trials`, and judged by `criteria`; each entry has a point.
+    """
+    more.update(symptoms=symptoms, lines=lines, look=look)
+    mend = MendScript(program, scene, Check(trials, criteria), **more)
+    return Part(name, 3, title, minutes, difficulty, mend)

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from dtlab.grading.scripts.cases import CLASSES, INPUTS, Seen, Training
+from dtlab.grading.checking.objections import Objection
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.run import fill
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "NEAR", "Optimizer", "Step", "Weights", "averaged_after_each_step", "gradient_of",
-    "in_one_process", "mean", "off", "steps_of",
+    "in_one_process", "mean", "not_as_one_process", "off", "steps_of",
 ]  # fmt: skip
 
 NEAR = 1e-3  # of the way that the parameters go: rounding takes a hundredth of it
@@ -39,43 +44,28 @@ class Optimizer:
     adam: bool = False
     eps: float = 1e-8
 
-    def rate_of(self, step: int) -> float:
-        """The rate of a step, counted from 0."""
-        if isinstance(self.rate, Sequence):
-            return self.rate[min(step, len(self.rate) - 1)]
-        return self.rate
-
     def run(
-        self, start: torch.Tensor, gradients: Callable[[torch.Tensor, int], torch.Tensor], n: int
+        self,
+        start: torch.Tensor,
+        gradients: Callable[[torch.Tensor, int], torch.Tensor],
+        n: int,
+        after: Callable[[torch.Tensor], torch.Tensor] = lambda now: now,
     ) -> torch.Tensor:
-        """Parameters after `n` steps with `gradients(parameters, step)`."""
-        state = _State(self, start)
+        """Parameters after `n` steps with `gradients(parameters, step)`; `after` ends each."""
+        rates = self.rate if isinstance(self.rate, Sequence) else [self.rate]
+        now = start.double()
+        first = second = 0 * now
         for step in range(n):
-            state.step(gradients(state.now, step))
-        return state.now
-
-
-class _State:
-    """Parameters on their way, and what the optimizer remembers."""
-
-    def __init__(self, optimizer: Optimizer, start: torch.Tensor) -> None:
-        self._optimizer, self.now = optimizer, start.double()
-        self._first, self._second = self.now * 0, self.now * 0
-        self._count = 0
-
-    def step(self, gradient: torch.Tensor) -> None:
-        """One step with this gradient."""
-        one, rate = self._optimizer, self._optimizer.rate_of(self._count)
-        self._count += 1
-        if not one.adam:
-            self._first = one.momentum * self._first + gradient
-            self.now = self.now - rate * self._first
-            return
-        self._first = 0.9 * self._first + 0.1 * gradient
-        self._second = 0.999 * self._second + 0.001 * gradient**2
-        first = self._first / (1 - 0.9**self._count)
-        second = self._second / (1 - 0.999**self._count)
-        self.now = self.now - rate * first / (second.sqrt() + one.eps)
+            gradient = gradients(now, step)
+            if self.adam:
+                first = 0.9 * first + 0.1 * gradient
+                second = 0.999 * second + 0.001 * gradient**2
+                root = (second / (1 - 0.999 ** (step + 1))).sqrt()
+                way = first / (1 - 0.9 ** (step + 1)) / (root + self.eps)
+            else:
+                first = way = self.momentum * first + gradient
+            now = after(now - rates[min(step, len(rates) - 1)] * way)
+        return now
 
 
 def steps_of(case: Training, results: Sequence[Seen]) -> list[Step]:
@@ -84,23 +74,13 @@ def steps_of(case: Training, results: Sequence[Seen]) -> list[Step]:
     A rank that has no more passes in an epoch has none in the steps that are left of it.
     """
     steps: list[Step] = []
-    for epoch in range(case.epochs):
+    for epoch in zip(*(one.by_epoch(case.epochs) for one in results), strict=True):
         own = [
-            list(_in_groups(_epoch(one.passes, epoch, case.epochs), case.passes))
-            for one in results
+            [passes[at : at + case.passes] for at in range(0, len(passes), case.passes)]
+            for passes in epoch
         ]
-        most = max(map(len, own), default=0)
-        steps += [[rank[k] if k < len(rank) else [] for rank in own] for k in range(most)]
+        steps += map(list, zip_longest(*own, fillvalue=[]))
     return steps
-
-
-def _epoch(passes: Sequence[Sequence[int]], epoch: int, epochs: int) -> Sequence[Sequence[int]]:
-    each = len(passes) // epochs
-    return passes[epoch * each : (epoch + 1) * each]
-
-
-def _in_groups(passes: Sequence[Sequence[int]], size: int) -> Iterator[Sequence[Sequence[int]]]:
-    return (passes[at : at + size] for at in range(0, len(passes), size))
 
 
 def mean(step: Step) -> Weights:
@@ -141,15 +121,13 @@ def averaged_after_each_step(
     """Parameters where each rank steps by itself, and then the parameters are averaged."""
     import torch
 
-    ranks = range(len(steps[0])) if steps else range(1)
-    states = [_State(optimizer, case.start(0)) for _ in ranks]
-    for step in steps:
-        for state, rank in zip(states, step, strict=True):
-            state.step(gradient_of(case, state.now, mean([rank])))
-        middle = torch.stack([state.now for state in states]).mean(0)
-        for state in states:
-            state.now = middle
-    return states[0].now
+    def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
+        pairs = zip(now, steps[step], strict=True)
+        return torch.stack([gradient_of(case, own, mean([rank])) for own, rank in pairs])
+
+    start = case.start(0).repeat(len(steps[0]) if steps else 1, 1)
+    middle = optimizer.run(start, gradients, len(steps), lambda now: now.mean(0).expand_as(now))
+    return middle[0]
 
 
 def off(got: torch.Tensor, wanted: torch.Tensor, start: torch.Tensor) -> float:
@@ -167,13 +145,87 @@ def gradient_of(case: Training, now: torch.Tensor, weights: Weights) -> torch.Te
     if not samples:
         return torch.zeros_like(now)
     images, labels = case.data
-    inputs = images[samples].flatten(1).double()
     share = torch.tensor([weights[sample] for sample in samples], dtype=torch.float64)
-    row = now.clone().requires_grad_()
-    sizes = [case.hidden * INPUTS, case.hidden, CLASSES * case.hidden, CLASSES]
-    w1, b1, w2, b2 = row.split(sizes)  # type: ignore[no-untyped-call]
-    hidden = F.relu(F.linear(inputs, w1.view(case.hidden, INPUTS), b1))
-    logits = F.linear(hidden, w2.view(CLASSES, case.hidden), b2)
+    model = fill(case.build(*case.sizes).double(), now)
+    logits = model(images[samples].double())
     losses = F.cross_entropy(logits, labels[samples], reduction="none")
-    (gradient,) = torch.autograd.grad((losses * share).sum(), row)
-    return gradient
+    gradients = torch.autograd.grad((losses * share).sum(), list(model.parameters()))
+    return torch.cat([one.reshape(-1) for one in gradients])
+
+
+# Whether ranks have trained so, or what they did ------------------------------------------------
+
+
+def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimizer]) -> Objection:
+    """The parameters are not those of one process that takes all ranks' samples in each step.
+
+    The optimizer may depend on the case and the number of ranks.
+    """
+
+    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+        steps = steps_of(case, results)
+        known = optimizer if isinstance(optimizer, Optimizer) else optimizer(case, len(results))
+        wanted = in_one_process(case, [mean(step) for step in steps], known)
+        far = [off(each.after, wanted, case.start(0)) for each in results]
+        if max(far) < NEAR:
+            return ""
+        rank = far.index(max(far))
+        why = _what_else(case, steps, results[rank], known)
+        return (
+            f"rank {rank}'s parameters are not those of one process that takes all these samples: "
+            f"they are off by {far[rank]:.1%} of the way that those went. {why}"
+        )
+
+    return objection
+
+
+def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimizer) -> str:
+    """What the ranks did instead, where it is something that people do."""
+    if off(got.after, case.start(0), got.after + 1) == 0:
+        return "They are those of the beginning: is there a gradient when the optimizer steps?"
+    for words, parameters in _known(case, steps, optimizer):
+        if off(got.after, parameters(), case.start(0)) < NEAR:
+            return words
+    return (
+        "Is every step made with the mean of all ranks' gradients, those of this step alone, and "
+        "with the rate and the optimizer of the script?"
+    )
+
+
+def _known(
+    case: Training, steps: list[Step], optimizer: Optimizer
+) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    ranks = len(steps[0]) if steps else 0
+    means = [mean(step) for step in steps]
+    sums = {
+        ranks: "They step with the sum of the ranks' gradients: divide it by their number.",
+        len(steps[0][0]) if steps else 0: (
+            "They step with the sum over the microbatches: divide by how many there are."
+        ),
+    }
+    for factor, words in sums.items():
+        if factor > 1:
+            larger = [{k: factor * share for k, share in one.items()} for one in means]
+            yield words, partial(in_one_process, case, larger, optimizer)
+    yield (
+        "Gradients of earlier steps are in every step.",
+        partial(in_one_process, case, means, optimizer, piled_up=True),
+    )
+    yield (
+        "They are averaged after each rank has made its own step. The optimizer does not forget "
+        "the gradients that it was given: average those, before the step.",
+        partial(averaged_after_each_step, case, steps, optimizer),
+    )
+    for rank in range(ranks):
+        own = [mean([step[rank]]) for step in steps]
+        for first in {0, rank}:
+            yield (
+                f"They are those of training on rank {rank}'s samples alone: what the other ranks "
+                "compute is thrown away.",
+                partial(in_one_process, case, own, optimizer, first=first),
+            )
+    last = [mean([own[-1:] for own in step]) for step in steps]
+    yield (
+        "They step with the last microbatch of each step alone.",
+        partial(in_one_process, case, last, optimizer),
+    )

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-
-__all__ = ["PART", "Curve"]
 
 _NEAR = 1e-3
 
 
+_ADVICE = {
+    "best": "Fit three numbers to the times: T(N) = a + b/N + c N. Then try every N.",
+    "time": "What does the fitted curve say for that number of ranks?",
+    "edges": "The curve may fall up to the most ranks there are, or rise from the first on.",
+}
+
+
 @dataclass(frozen=True)
-class Curve(Case):
-    """`best_ranks(times, most)` where T(N) = serial + work / N + each x N, in seconds."""
+class Curve(Faulty):
+    """`best_ranks(times, most)` where T(N) = serial + work / N + each x N, in seconds.
+
+    `shown` is the criterion that it is for.
+    """
 
     alone = True
+    topic = "best"
 
     serial: float
     work: float
     each: float
     sizes: tuple[int, ...]
     most: int
-    topic: str
+    shown: str
 
     def __str__(self) -> str:
         return f"times on {', '.join(map(str, self.sizes))} ranks, at most {self.most}"
@@ -36,12 +45,6 @@ class Curve(Case):
     def seconds(self, ranks: int) -> float:
         """T(N)."""
         return self.serial + self.work / ranks + self.each * ranks
-
-    @property
-    def right(self) -> tuple[int, float]:
-        """The number of ranks with the least time, and that time."""
-        best = min(range(1, self.most + 1), key=self.seconds)
-        return best, self.seconds(best)
 
     def given(self, rank: int, world_size: int) -> Any:
         return [[n, self.seconds(n)] for n in self.sizes], self.most
@@ -52,23 +55,29 @@ class Curve(Case):
         found = fn(dict(pairs), most)
         try:
             ranks, seconds = found
-            return [float(ranks), float(seconds)]
+            return {"ranks": float(ranks), "seconds": float(seconds)}
         except (TypeError, ValueError):
-            return f"returns {'None' if found is None else 'a ' + type(found).__name__}"
+            return {"form": "None" if found is None else f"a {type(found).__name__}"}
 
-    def opened(self, result: Any) -> tuple[float, float] | str:
-        return result[:60] if isinstance(result, str) else (float(result[0]), float(result[1]))
+    def opened(self, result: Any) -> Noted:
+        if "form" in result:
+            return Noted({"form": str(result["form"])[:60]})
+        return Noted({name: float(result[name]) for name in ("ranks", "seconds")})
 
-    def mistake(self, results: Sequence[tuple[float, float] | str]) -> str:
-        found, (best, seconds) = results[0], self.right
-        if isinstance(found, str):
-            return f"best_ranks {found}. Return a pair: a number of ranks, and seconds."
-        if self.topic == "time":
-            if not abs(found[1] - seconds) <= _NEAR * seconds:
-                return f"the least time is {seconds:.4f} s, and you have {found[1]:.4f} s."
-        elif found[0] != best:
-            return f"the time is least on {best} ranks, and you say {found[0]:g}."
-        return ""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        (found,), best = results, min(range(1, self.most + 1), key=self.seconds)
+        ranks, seconds, right = found.get("ranks"), found.get("seconds"), self.seconds(best)
+        if found.get("form"):
+            words = f"best_ranks returns {found['form']}. Return a pair: ranks, and seconds."
+            yield self.shown, words
+            if self.shown == "best":
+                yield "form", words
+        elif self.shown != "time" and ranks != best:
+            words = f"the time is least on {best} ranks, and you say {ranks:g}."
+            yield self.shown, f"{words}\n{_ADVICE[self.shown]}"
+        elif self.shown == "time" and not abs(seconds - right) <= _NEAR * right:
+            words = f"the least time is {right:.4f} s, and you have {seconds:.4f} s."
+            yield "time", f"{words}\n{_ADVICE['time']}"
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -87,31 +96,6 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases) for cases in (best, times, edges)]
 
 
-_ADVICE = {
-    "best": "Fit three numbers to the times: T(N) = a + b/N + c N. Then try every N.",
-    "time": "What does the fitted curve say for that number of ranks?",
-    "edges": "The curve may fall up to the most ranks there are, or rise from the first on.",
-}
-
-
-def _judge(topic: str, right: str) -> Judge:
-    def judge(seen: Seen) -> Verdict:
-        broken = next((one.trouble for one in seen if one.error is not None), "")
-        formless = broken or any(isinstance(r[0], str) for r in seen[0].results)
-        if formless and topic != "best":
-            return blocked("judged once it returns a pair")
-        if broken:
-            return lost(broken)
-        trials = of_topic(seen, topic)
-        if not trials:
-            return blocked("judged once what is tried before it is right")
-        if trials[0].mistakes:
-            return lost(f"{trials[0].mistakes[0]}\n{_ADVICE[topic]}")
-        return ok(right)
-
-    return judge
-
-
 PART = Part(
     name="00/best_ranks",
     level=2,
@@ -122,9 +106,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("best", 3, _judge("best", "the number of ranks that is fastest")),
-            Rule("time", 1, _judge("time", "and its time, which nobody measured")),
-            Rule("edges", 2, _judge("edges", "also where the best is the first or the last")),
+            rule("best", 3, "the number of ranks that is fastest"),
+            rule("time", 1, "and its time, which nobody measured", "form"),
+            rule("edges", 2, "also where the best is the first or the last", "form"),
         ),
     ),
 )

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.topics import Seen
-from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit00.settings import PLAN, draw_setting
 
-__all__ = ["PART", "Curing", "Plan", "cost", "plans_for"]
+__all__ = ["NEEDED", "PART", "Curing", "Plan", "cost", "plans_for"]
 
 Plan = dict[str, Any]
 
-_LIMIT = 20.0  # seconds for a launch: one takes half of one
-_TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step", "thirds", "odd")
+_LIMIT = 20.0  # seconds for the launch, which takes half of one
 
 # Plans, and what they cost --------------------------------------------------------------------
 
@@ -42,6 +41,23 @@ def cost(plan: Mapping[str, Any]) -> tuple[bool, int]:
 
 # Models -----------------------------------------------------------------------------------------
 
+_AGAIN: Plan = {"checkpoint": True}
+
+# For each topic a plan that has to fit, and the next cheaper ones, which must not.
+_PLANS: dict[str, tuple[Plan, tuple[Plan, ...]]] = {
+    "clear": ({}, ({},)),  # to the byte
+    "halves": ({"microbatches": 2}, ({},)),
+    "more": ({"microbatches": 4}, ({"microbatches": 2},)),
+    "checkpoint": (_AGAIN, ({},)),
+    "both": (_AGAIN | {"microbatches": 2}, (_AGAIN, {"microbatches": 2})),
+    "thirds": ({"microbatches": 3}, ({"microbatches": 2},)),
+    "odd": ({"microbatches": 3}, ({},)),
+}
+_NEVER = {"never": _AGAIN | {"microbatches": 4}, "step": _AGAIN}  # and not even these fit
+_TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step", "thirds", "odd")
+
+NEEDED = {topic: cost(PLAN | plan) for topic, (plan, _) in _PLANS.items()}
+
 
 def _limited(draw: random.Random, topic: str) -> Plan:
     """A setting with a limit, so that the cheapest plan is the one of its topic."""
@@ -59,37 +75,25 @@ def _limited(draw: random.Random, topic: str) -> Plan:
         setting["batch"] = 32 * draw.randint(7, 10)
         setting["widths"] = [width] * 5 + [16]
 
-    def most(**plan: Any) -> int:
+    def most(plan: Plan) -> int:
         return max(peaks(setting | PLAN | plan).values())
 
-    limits: dict[str, Callable[[], tuple[int, ...]]] = {
-        "clear": lambda: (most(),) * 2,  # to the byte
-        "halves": lambda: (most(microbatches=2), most()),
-        "more": lambda: (most(microbatches=4), most(microbatches=2)),
-        "thirds": lambda: (most(microbatches=3), most(microbatches=2)),
-        "odd": lambda: (most(microbatches=3), most()),
-        "checkpoint": lambda: (most(checkpoint=True), most()),
-        "both": lambda: (most(checkpoint=True, microbatches=2), _both_above(most)),
-        "never": lambda: (round(0.9 * (one := most(checkpoint=True, microbatches=4))), one),
-        "step": lambda: (round(0.9 * (one := most(checkpoint=True))), one),
-    }
-    least, above = limits[topic]()
-    return setting | {"limit": (least + above) // 2}
-
-
-def _both_above(most: Callable[..., int]) -> int:
-    """What the next cheaper plans take, with and without checkpoints."""
-    return min(most(checkpoint=True), most(microbatches=2))
+    if topic in _NEVER:
+        above = most(_NEVER[topic])
+        return setting | {"limit": (round(0.9 * above) + above) // 2}
+    fits, others = _PLANS[topic]
+    return setting | {"limit": (most(fits) + min(map(most, others))) // 2}
 
 
 @dataclass(frozen=True)
-class Curing(Case):
-    """`cure(setting)`, whose limit is in the setting; `topic` says what is needed."""
+class Curing(Faulty):
+    """`cure(setting)`, whose limit is in the setting; `cure` says what is needed."""
 
     alone = True
+    topic = "fits"
 
     setting: Plan = field(hash=False)
-    topic: str
+    cure: str
 
     def __str__(self) -> str:
         return (
@@ -104,147 +108,65 @@ class Curing(Case):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
         found = fn({**given, "widths": list(given["widths"])})
-        if found is None:
-            return None
-        if not isinstance(found, dict):
-            return f"returns a {type(found).__name__}"
-        return [[str(key), found[key]] for key in found if key in PLAN]
+        if found is not None and not isinstance(found, dict):
+            return {"form": f"returns a {type(found).__name__}"}
+        return {"plan": found and {key: found[key] for key in PLAN if key in found}}
 
-    def opened(self, result: Any) -> Plan | str | None:
-        if result is None or isinstance(result, str):
-            return result[:60] if result else None
-        plan = {key: self.setting[key] for key in PLAN} | dict(result)
-        plan["checkpoint"], plan["microbatches"] = bool(plan["checkpoint"]), plan["microbatches"]
+    def opened(self, result: Any) -> Noted:
+        if "form" in result:
+            return Noted({"form": str(result["form"])[:60]})
+        if result["plan"] is None:
+            return Noted({"plan": None})
+        plan = {key: self.setting[key] for key in PLAN} | dict(result["plan"])
+        plan["checkpoint"] = bool(plan["checkpoint"])
         if plan not in plans_for(self.setting):
-            said = ", ".join(f"{key}: {plan[key]!r}" for key in PLAN)[:120]
-            return f"returns {{{said}}}, and that is no plan for {self.setting['samples']} samples"
-        return plan
+            samples = f"{self.setting['samples']} samples"
+            return Noted({"form": f"returns {_words(plan)}, and that is no plan for {samples}"})
+        return Noted({"plan": plan})
 
-    def mistake(self, results: Sequence[Any]) -> str:
-        if isinstance(results[0], str):
-            return f"cure {results[0]}. Return a plan as a dict, or None."
-        return ""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        from dtlab.units.unit00.measured import peaks
+
+        if results[0].get("form"):
+            words = f"cure {results[0]['form']}. Return a plan as a dict, or None."
+            yield from ((name, words) for name in ("form", "fits"))
+            return
+        plan = results[0]["plan"]
+        if self.cure in _NEVER:
+            if plan is not None:
+                yield (
+                    "never",
+                    "with every cure together it does not fit, and cure returns "
+                    f"{_words(plan)}. Return None: what is too large is not what these cures "
+                    "shrink.",
+                )
+            return
+        if plan is None:
+            yield "fits", "returns None, and there is a plan that fits."
+            return
+        sizes = peaks(self.setting | plan)
+        phase = max(sizes, key=lambda name: sizes[name])
+        if sizes[phase] > self.setting["limit"]:
+            yield (
+                "fits",
+                f"by {_words(plan)} a real run has {sizes[phase]:,} bytes at its peak, in phase "
+                f"{phase!r}. What is there in that phase, and which cure is for it?",
+            )
+        if cost(plan) > NEEDED[self.cure]:
+            yield (
+                "cheapest",
+                f"{_words(plan)} fits, and a cheaper plan does too. Clearing costs nothing, "
+                "microbatches little, checkpoints most.",
+            )
 
 
-@dataclass(frozen=True)
-class Carried(Case):
-    """Two iterations by a plan, on a rank of ours."""
-
-    alone = True
-
-    setting: Plan = field(hash=False)
-
-    def __str__(self) -> str:
-        return "two iterations"
-
-    def given(self, rank: int, world_size: int) -> Any:
-        return self.setting
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        return fn(given)
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        return ""
-
-
-def _measure(setting: Plan) -> dict[str, int]:
-    """Runs on a rank of ours."""
-    from dtlab.units.unit00.measured import peaks
-
-    return peaks(setting)
+def _words(plan: Plan) -> str:
+    return "{" + ", ".join(f'"{key}": {plan[key]!r}' for key in PLAN)[:120] + "}"
 
 
 def _trials(seed: int) -> list[Trial]:
     draw = random.Random(seed)
-    cases = [Curing(_limited(draw, topic), topic) for topic in _TOPICS]
-    return [Trial(1, cases, limit=_LIMIT)]
-
-
-def _iterations(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """Real iterations by each plan."""
-    if seen[0].mistakes:
-        return []
-    cases = [Carried(case.setting | plan) for _, case, plan in _plans(seen) if plan is not None]
-    return [(Trial(1, cases, limit=_LIMIT), _measure)] if cases else []
-
-
-def _plans(seen: Seen) -> Iterator[tuple[str, Curing, Plan | None]]:
-    one = seen[0]
-    for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=False)):
-        assert isinstance(case, Curing)
-        yield one.trial.words(number), case, results[0]
-
-
-# Judges -----------------------------------------------------------------------------------------
-
-
-def _judge_fits(seen: Seen) -> Verdict:
-    if seen[0].mistakes:
-        return lost(seen[0].mistakes[0])
-    trouble = next((one.trouble for one in seen[1:] if one.error is not None), "")
-    if trouble:
-        return blocked(f"{trouble}\nThat is not the plan's doing: run the check again.")
-    measured = _sizes(seen)
-    for words, case, plan in _plans(seen):
-        sizes = next(measured) if plan is not None else None
-        if case.topic in ("never", "step"):
-            continue
-        if plan is None or sizes is None:
-            return lost(f"{words}: returns None, and there is a plan that fits.")
-        phase = max(sizes, key=lambda name: sizes[name])
-        if sizes[phase] > case.setting["limit"]:
-            return lost(
-                f"{words}: by {_said(plan)} a real run has {sizes[phase]:,} bytes at its peak, "
-                f"in phase {phase!r}. What is there in that phase, and which cure is for it?"
-            )
-    return ok("real iterations by each plan stay within the limit")
-
-
-def _sizes(seen: Seen) -> Iterator[Mapping[str, int]]:
-    """Bytes of each plan in order; measured here where no iterations of ours were run."""
-    if len(seen) > 1:
-        return iter([results[0] for one in seen[1:] for results in one.results])
-    return (_measure(case.setting | plan) for _, case, plan in _plans(seen) if plan is not None)
-
-
-def _said(plan: Plan) -> str:
-    return "{" + ", ".join(f'"{key}": {plan[key]!r}' for key in PLAN) + "}"
-
-
-_CHEAPEST: Mapping[str, tuple[bool, int]] = {
-    "clear": (False, 1),
-    "halves": (False, 2),
-    "more": (False, 4),
-    "thirds": (False, 3),
-    "odd": (False, 3),
-    "checkpoint": (True, 1),
-    "both": (True, 2),
-}
-
-
-def _judge_cheapest(seen: Seen) -> Verdict:
-    if _judge_fits(seen).status != "ok":
-        return blocked("judged once the plans fit")
-    for words, case, plan in _plans(seen):
-        if plan is not None and case.topic in _CHEAPEST and cost(plan) > _CHEAPEST[case.topic]:
-            return lost(
-                f"{words}: {_said(plan)} fits, and a cheaper plan does too. Clearing costs "
-                "nothing, microbatches little, checkpoints most."
-            )
-    return ok("no cheaper plan fits")
-
-
-def _judge_never(seen: Seen) -> Verdict:
-    if seen[0].mistakes:
-        return blocked("judged once cure returns a plan or None everywhere")
-    for words, case, plan in _plans(seen):
-        if case.topic in ("never", "step") and plan is not None:
-            return lost(
-                f"{words}: with every cure together it does not fit, and cure returns "
-                f"{_said(plan)}. Return None: what is too large is not what these cures shrink."
-            )
-    return ok("None where states and weights alone are too much: there it takes more cards")
+    return [Trial(1, [Curing(_limited(draw, topic), topic) for topic in _TOPICS], limit=_LIMIT)]
 
 
 PART = Part(
@@ -255,11 +177,10 @@ PART = Part(
     difficulty=3,
     check=Check(
         trials=_trials,
-        then=_iterations,
         rules=(
-            Rule("fits", 3, _judge_fits),
-            Rule("cheapest", 3, _judge_cheapest),
-            Rule("never", 2, _judge_never),
+            rule("fits", 3, "real iterations by each plan stay within the limit"),
+            rule("cheapest", 3, "no cheaper plan fits", "fits"),
+            rule("never", 2, "None where states and weights alone are too much", "form"),
         ),
     ),
 )

@@ -6,15 +6,16 @@ What is right is measured: two iterations of each model are run (`measured.peaks
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
-from typing import Any
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Choice, Mistake, Question, Questions, Values
+from dtlab.grading.questions.answers import Question, Values
+from dtlab.grading.questions.declared import asked, choice
 from dtlab.units.unit00.settings import KINDS, Setting, draw_setting, setting_words
+from dtlab.units.unit00.strategies import unless
 
 __all__ = ["PART", "QUESTIONS"]
 
@@ -70,25 +71,15 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-def _peak(model: Mapping[str, Any]) -> str:
-    sizes = _peaks(model["setting"])
-    return next(name for name in _PHASES if sizes[name] > 0.999 * max(sizes.values()))
-
-
-def _dies(model: Mapping[str, Any]) -> str:
-    sizes = _peaks(model["setting"])
-    return next((name for name in _PHASES if sizes[name] > model["limit"]), "fits")
-
-
 _PEAK_MISTAKES = {
-    "forward": "forward peaks where what it passes through is large and not kept. What comes on "
-    "top in backward?",
-    "backward": "backward has all that was kept, and gradients. What is there in the second "
-    "iteration that was not in the first?",
+    "forward": "this is so where the inputs of a layer are large and not kept. What comes on top "
+    "in backward?",
+    "backward": "backward has all that was kept, and gradients. What does the second iteration "
+    "have on top?",
     "step": "the optimizer has weights, gradients, its state, and scratch for one parameter. Is "
     "that more than what a forward pass keeps?",
-    "second": "the second iteration has what the first one had, the optimizer's state, and "
-    "gradients that nobody cleared. Does your model have either, and is the step smaller?",
+    "second": "the second iteration has the optimizer's state and gradients not yet cleared on "
+    "top. Does your model have either, and is the step smaller?",
 }
 _DIES_MISTAKES = {
     "forward": "add up weights, both batches, and what forward keeps of each layer.",
@@ -100,35 +91,37 @@ _DIES_MISTAKES = {
 
 
 def _questions(name: str) -> tuple[Question, Question]:
-    def choice(
-        right: Callable[[Mapping[str, Any]], str], why: Mapping[str, str], hint: str
-    ) -> Choice:
-        mistakes = (
-            Mistake(lambda given, one=one: "" if right(given[name]) == one else one, words)
-            for one, words in why.items()
-        )
-        options = dict.fromkeys(why, "")
-        return Choice(options, lambda given: right(given[name]), tuple(mistakes), hint)
+    def peak(given: Values) -> str:
+        sizes = _peaks(given[name]["setting"])
+        return next(phase for phase in _PHASES if sizes[phase] > 0.999 * max(sizes.values()))
+
+    def dies(given: Values) -> str:
+        sizes = _peaks(given[name]["setting"])
+        beyond = (phase for phase in _PHASES if sizes[phase] > given[name]["limit"])
+        return next(beyond, "fits")
 
     return (
-        Question(
+        choice(
             f"{name}_peak",
-            0.5,
             f"the phase in which model {name} has the most bytes; the first of those alike",
-            choice(_peak, _PEAK_MISTAKES, "Measure a model like it."),
+            list(_PEAK_MISTAKES),
+            peak,
+            "Measure a model like it.",
+            unless(peak, _PEAK_MISTAKES),
+            points=0.5,
         ),
-        Question(
+        choice(
             f"{name}_dies",
-            1,
             f"the first phase in which model {name} is beyond its limit, or that it fits",
-            choice(_dies, _DIES_MISTAKES, "Go through the phases in order."),
+            list(_DIES_MISTAKES),
+            dies,
+            "Go through the phases in order.",
+            unless(dies, _DIES_MISTAKES),
         ),
     )
 
 
-QUESTIONS = Questions(
-    _draw, _rows, tuple(question for name in "abcdef" for question in _questions(name))
-)
+QUESTIONS = asked(_draw, _rows, *(one for name in "abcdef" for one in _questions(name)))
 
 PART = Part(
     name="00/dies",

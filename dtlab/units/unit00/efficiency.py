@@ -13,19 +13,14 @@ _FOR_EACH = "this is the speed-up. And for each card?"
 
 
 def _draw(draw: Random) -> Values:
-    due, days = draw.choice(
-        ((5, 19), (5, 18), (5, 23), (4, 15), (4, 18), (3, 11), (3, 14), (6, 23))
-    )
+    jobs = ((5, 19), (5, 18), (5, 23), (4, 15), (4, 18), (3, 11), (3, 14), (6, 23))
+    due, days = draw.choice(jobs)
     alone = draw.choice((400, 600, 800, 900))  # ms
-    reached = draw.uniform(4.2, 6.6)  # speed-up on eight cards
-    return {
-        "days": days,
-        "due": due,
-        "alone": alone,
-        "eight": round(alone / reached),
-        "weak_alone": (weak := draw.choice((250, 320, 480))),
-        "weak_eight": round(weak * draw.uniform(1.12, 1.35)),
-    }
+    eight = round(alone / draw.uniform(4.2, 6.6))
+    weak_alone = draw.choice((250, 320, 480))
+    weak_eight = round(weak_alone * draw.uniform(1.12, 1.35))
+    times = {"eight": eight, "weak_alone": weak_alone, "weak_eight": weak_eight}
+    return {"days": days, "due": due, "alone": alone} | times
 
 
 PART = Part(
@@ -46,15 +41,13 @@ PART = Part(
         ],
         number(
             "on_four",
-            "the efficiency that four cards would need to be in time; more than 100 % is an "
-            "answer too",
+            "the efficiency that four cards would need to be in time; it may exceed 100 %",
             "100 * needed / 4",
             "How many times as fast does it have to be? That, as a part of what four can be.",
             {
                 "100 * needed": _FOR_EACH,
                 "100 * 4 / needed": "this is upside down.",
-                "100 / needed": "this part of the time is left. How many times as fast is that, "
-                "on four cards?",
+                "100 / needed": "this part of the time is left. How many times as fast is that?",
             },
             unit="%",
         ),
@@ -66,8 +59,7 @@ PART = Part(
             {
                 "100 * needed": _FOR_EACH,
                 "100 * needed / 4": "this is for four.",
-                "100 * (needed - 1) / 7": "this leaves the first card out. All eight are put to "
-                "use in part.",
+                "100 * (needed - 1) / 7": "this leaves the first card out.",
             },
             unit="%",
         ),
@@ -78,8 +70,7 @@ PART = Part(
             formula("possible"),
             "With which of them is the efficiency that is needed no more than 100 %?",
             {
-                formula("set(cards) - possible"): "this is upside down: with these, cards would "
-                "need more than 100 %.",
+                formula("set(cards) - possible"): "this is upside down.",
                 "two": "two cards are twice as fast at most.",
                 "four": "look at four again: can its efficiency be had?",
                 "sixteen": "efficiency may be low on sixteen, and still enough.",
@@ -93,8 +84,7 @@ PART = Part(
             {
                 "100 / reached": "this is the time that is left of a step.",
                 "100 * reached": _FOR_EACH,
-                "100 - 100 / reached": "so much of the time is saved. How many times as fast is "
-                "it?",
+                "100 - 100 / reached": "so much of the time is saved. How many times as fast?",
             },
             unit="%",
         ),
@@ -104,25 +94,20 @@ PART = Part(
             "100 * weak_alone / weak_eight",
             "Eight times the samples are done. In which time should they be?",
             {
-                "answer / 8": "this would be so if all eight together did the work of one. Each "
-                "does as much as one did.",
+                "answer / 8": "the work is not shared out here. Each does as much as one did.",
                 "100 * weak_eight / weak_alone": "this is upside down.",
-                "100 * weak_eight / weak_alone - 100": "so much longer a step takes. How much of "
-                "what could be done is done?",
+                "100 * weak_eight / weak_alone - 100": "so much longer a step takes.",
             },
             unit="%",
         ),
         number(
             "serial",
-            "of a step on one card, the part that does not get shorter, if that alone keeps eight "
-            "cards from 100 % (Amdahl's law)",
+            "by Amdahl's law, the part of a step on one card that does not get shorter on eight",
             "100 * serial",
             "T(8) = T(1) x (s + (1 - s)/8). Solve it for s.",
             {
-                "100 - 100 * reached / 8": "this is what is missing to 100 %, on eight cards. And "
-                "of a step on one?",
-                "100 / reached": "this is all that is left of the step. An eighth of the rest is "
-                "in it, too.",
+                "100 - 100 * reached / 8": "this is what is missing to 100 %, on eight cards.",
+                "100 / reached": "this is what is left. An eighth of the rest is in it, too.",
                 "100 - answer": "this is the part that does get shorter.",
             },
             unit="%",

@@ -20,19 +20,7 @@ def _draw(draw: Random) -> Values:
     }
 
 
-def _rows(given: Values) -> list[tuple[str, str]]:
-    return [
-        ("on one GPU", f"a batch of {given['batch']}, a learning rate of {given['rate']:g}"),
-        ("on eight GPUs", f"a batch of {given['batch']} on each of them"),
-        ("an epoch", f"{given['samples']:,} samples".replace(",", " ")),
-        ("warm-up", f"{given['warmup']} epochs"),
-    ]
-
-
-_NOT_ADAM = (
-    "Adam divides by the length of noisy gradients, which has become less with the larger batch. "
-    "The rule is about plain steps along the gradient."
-)
+_NOT_ADAM = "Adam divides by the length of the gradients; the rule is about steps along them."
 
 PART = Part(
     "00/eight_gpus",
@@ -42,7 +30,12 @@ PART = Part(
     1,
     asked(
         _draw,
-        _rows,
+        [
+            ("on one GPU", "a batch of {batch}, a learning rate of {rate:g}"),
+            ("on eight GPUs", "a batch of {batch} on each of them"),
+            ("an epoch", "{samples} samples"),
+            ("warm-up", "{warmup} epochs"),
+        ],
         number(
             "effective",
             "the effective batch on eight GPUs",
@@ -70,8 +63,7 @@ PART = Part(
             "the optimizers that the linear rule was derived for and tried with",
             ("SGD", "SGD with momentum", "Adam", "AdamW"),
             {"SGD", "SGD with momentum"},
-            "Write down k small steps and a large one. Which optimizers step along the mean "
-            "gradient, and do not divide by its length?",
+            "Which optimizers step along the mean gradient, and do not divide by its length?",
             {
                 "Adam": f"look at Adam again. {_NOT_ADAM}",
                 "AdamW": f"look at AdamW again. {_NOT_ADAM}",
@@ -81,8 +73,7 @@ PART = Part(
         ),
         number(
             "root",
-            "the learning rate on eight GPUs by the rule for Adam, the square root (Malladi et "
-            "al. 2022), if the recipe is for Adam",
+            "the learning rate for Adam, by the square root rule (Malladi et al. 2022)",
             "sqrt(8) * rate",
             "The root of the factor by which the effective batch has grown.",
             {
@@ -106,8 +97,7 @@ PART = Part(
             "why_warmup",
             "why the rate goes up to its full value over some epochs",
             {
-                "change": "at first the gradient changes from one small step to the next, so that "
-                "a large step is not like k small ones",
+                "change": "at first the gradient changes from one small step to the next",
                 "noise": "at first the gradients of ranks are noisier than later",
                 "agree": "ranks have to agree on their parameters first",
                 "moments": "the optimizer has no memory for its state yet",

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.units.unit00.strategies import unless
 
 __all__ = ["MOMENTS", "PART", "moments"]
 
@@ -57,10 +58,6 @@ def _draw(draw: Random) -> Values:
     return given | {"card": round((below + above) / 2)}
 
 
-def _unless_right(name: str) -> Any:
-    return formula(f"'' if dies == {name!r} else {name!r}")
-
-
 _COMPARE = "compare that with the card; and what came before?"
 
 PART = Part(
@@ -84,8 +81,7 @@ PART = Part(
             "weights",
             "Bytes per parameter times millions of parameters are MB.",
             {
-                "2 * weights": "there are no gradients yet: .grad is None until the first "
-                "backward pass.",
+                "2 * weights": "there are no gradients yet. What makes them?",
                 "parameters": "these are the parameters. How many bytes has each of them?",
             },
             unit="MB",
@@ -109,8 +105,7 @@ PART = Part(
             {
                 "answer + activations": "backward lets go of what was kept for it.",
                 "weights": "where are the gradients now?",
-                "held['step']": "the optimizer has not stepped yet: it has no state before its "
-                "first step.",
+                "held['step']": "the optimizer has no state before its first step.",
             },
             unit="MB",
         ),
@@ -120,8 +115,7 @@ PART = Part(
             "held['step']",
             "What does the optimizer make at its first step, and what is still there?",
             {
-                "2 * weights": "these are two numbers for each parameter. Count the weight, its "
-                "gradient, which nobody has cleared yet, and what the optimizer has made now.",
+                "2 * weights": "these are two numbers for each parameter. Are there no more now?",
                 "(3 if optimizer == 'Adam' else 4) * weights": "how many numbers does your "
                 "optimizer keep for each parameter, and are the gradients still there?",
             },
@@ -133,8 +127,7 @@ PART = Part(
             "held['second']",
             "As the first time, and what has stayed since. Are the gradients still there?",
             {
-                "held['forward']": "so it was in the first iteration. The optimizer's state "
-                "stays.",
+                "held['forward']": "so it was in the first iteration. What has stayed since?",
                 "answer - weights if late else answer + weights": "when are the gradients cleared "
                 "in your loop, and where are they now?",
             },
@@ -143,19 +136,21 @@ PART = Part(
         ),
         choice(
             "dies",
-            "the first of these moments at which it is more than the card has room for, or never",
+            "the first of these moments at which the card has no room for it, or never",
             [*MOMENTS, "never"],
             formula("dies"),
             "Go through your five numbers in order.",
-            {
-                _unless_right("building"): "are the weights alone too much?",
-                _unless_right("forward"): "add what is kept to the weights, and compare.",
-                _unless_right("backward"): "two sets of weights are in memory then. Is it too "
-                "much?",
-                _unless_right("step"): _COMPARE,
-                _unless_right("second"): _COMPARE,
-                _unless_right("never"): "one of your five numbers is larger than the card's.",
-            },
+            unless(
+                formula("dies"),
+                {
+                    "building": "are the weights alone too much?",
+                    "forward": "add what is kept to the weights, and compare.",
+                    "backward": "two sets of weights are in memory then. Is it too much?",
+                    "step": _COMPARE,
+                    "second": _COMPARE,
+                    "never": "one of your five numbers is larger than the card's.",
+                },
+            ),
         ),
         where={
             "moments": moments,

@@ -11,8 +11,8 @@ from dtlab.grading.questions.declared import choice
 from dtlab.predict.strategy import Choice as Chosen
 from dtlab.predict.strategy import choose
 
-__all__ = ["FACTS", "LEAVES", "STRATEGIES", "draw_job", "fact_of", "is_clear", "questions_on",
-           "strategy_of", "words"]  # fmt: skip
+__all__ = ["FACTS", "LEAVES", "draw_job", "fact_of", "is_clear", "questions_on",
+           "strategy_of", "unless", "words"]  # fmt: skip
 
 LEAVES: Final[Mapping[str, str]] = {  # in the tree: what to write
     "one_gpu": "one GPU",
@@ -34,9 +34,7 @@ FACTS: Final[Mapping[str, str]] = {  # the questions of the tree that drive thes
     "stage3": "stage 3",
     "context": "everything shared",
 }
-STRATEGIES: Final[Mapping[str, str]] = dict.fromkeys(LEAVES.values(), "")
 _CLEAR = 0.06  # by how much at least the numbers of a question differ
-
 
 _PARAMS = (0.2, 0.7, 1, 1.5, 3, 4, 7, 8, 13, 20, 30, 34, 70, 120, 175)  # billions
 _ACTIVATIONS = (1, 2, 4, 8, 12, 20, 40, 60, 120, 300, 500, 900)  # GB
@@ -110,31 +108,39 @@ def _may_be(job: Values, leaf: str) -> bool:
 
 # Questions --------------------------------------------------------------------------------------
 
+_SPLIT = (
+    "do the activations of one microbatch fit on a card? If not, does a replica fit beside its "
+    "part of them?"
+)
 _STRATEGY_MISTAKES = {
     "one GPU": "does a whole replica fit on one card, and is one in time?",
     "data parallelism": "each GPU holds a whole replica. Does one fit? And is one GPU too slow?",
     "ZeRO-1": "stage 1 shares out Adam's state. Is that needed here, and is it enough?",
     "ZeRO-2": "stage 2 shares out gradients too. Is that needed here, and is it enough?",
-    "ZeRO-3": "stage 3 shares out all model states, and no activations. Is that needed here, and "
-    "is it enough?",
+    "ZeRO-3": "stage 3 shares out all model states. Is that needed here, and is it enough?",
     "tensor parallelism": "this is for what stage 3 leaves too large. What does a rank hold then?",
-    "split samples": "do the activations of one microbatch fit on a card? If not, does a replica "
-    "fit beside its part of them?",
-    "split samples and ZeRO-3": "do the activations of one microbatch fit on a card? If not, does "
-    "a replica fit beside its part of them?",
+    "split samples": _SPLIT,
+    "split samples and ZeRO-3": _SPLIT,
     "more GPUs": "are the GPUs too few, by their bytes with everything shared out, or by hours?",
 }
 _FACT_MISTAKES = {
-    "time": "whether one GPU is in time drives a job whose replica fits, and no other. Is it what "
+    "time": "this drives a job whose replica fits. Is it what the strategy hangs on here?",
+    "GPUs in time": "this drives a job whose replica fits, where one GPU is too slow. Is it what "
     "the strategy hangs on here?",
-    "GPUs in time": "how many GPUs it takes is asked where a replica fits and one GPU is too "
-    "slow. Is it what the strategy hangs on here?",
     "replica": "does a replica fit? Then it is a question of time. If not: is it the model states "
     "that are too large, or a sample?",
     "sample": "compare the activations of one microbatch with the card.",
     "stage 3": "this drives a job that stage 3 does not help. What would a rank hold?",
     "everything shared": "this is the last question. What does a rank hold with less shared out?",
 }
+
+
+def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
+    """What is said of each option, save for the one that is right."""
+    return {
+        lambda given, one=one: "" if right(given) == one else one: said
+        for one, said in why.items()
+    }
 
 
 def questions_on(name: str, about: str) -> tuple[Question, Question]:
@@ -146,17 +152,11 @@ def questions_on(name: str, about: str) -> tuple[Question, Question]:
     def fact(given: Values) -> str:
         return fact_of(given[name])
 
-    def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
-        return {
-            lambda given, one=one: "" if right(given) == one else one: said
-            for one, said in why.items()
-        }
-
     return (
         choice(
             name,
             f"the strategy for {about}",
-            STRATEGIES,
+            dict.fromkeys(LEAVES.values(), ""),
             strategy,
             "Go through the tree from the top.",
             unless(strategy, _STRATEGY_MISTAKES),

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Case, Trial, drawn_seed
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 
-__all__ = ["PART", "Ran", "Running"]
-
 _NEAR = 1e-4  # of a loss
-_SAME = 1e-3  # of a mean, which is near 0
+_NEAR_MEAN = 1e-3  # of a mean, which is near 0
+_SAME = "What is returned is to stay as it is: only the memory is to change."
 
 
-class Ran(NamedTuple):
-    """What came of a run."""
-
-    mean: float
-    losses: list[float]
-    peak: int
+_ADVICE = {
+    "leak": "What is made in each step and is still there at the end? Memory that grows with the "
+    "number of steps is of a list, as a rule.",
+    "evaluation": "Which tensors does a forward pass keep of which nobody will ask the gradient?",
+    "gradients": "From when to when are gradients needed, and when are they there?",
+}
 
 
 @dataclass(frozen=True)
-class Running(Case):
-    """`train(model, optimizer, batches, held_out)`; `topic` is the fault that is too much here."""
+class Running(Faulty):
+    """`train(model, optimizer, batches, held_out)`; `fault` is what takes too much memory here."""
 
     alone = True
+    topic = "results"
 
     seed: int
     widths: tuple[int, ...]
     rows: int
     steps: int
     held_out: int
-    topic: str
+    fault: str
 
     def __str__(self) -> str:
         return f"{self.steps} steps of {self.rows} rows, {self.held_out} rows held out"
@@ -51,49 +50,49 @@ class Running(Case):
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
         from dtlab.units.unit00.leak_training import run
 
-        return run(fn, **given)
+        return {"ran": run(fn, **given)}
 
-    def opened(self, result: Any) -> Ran | str:
-        if isinstance(result, str):
-            return result[:80]
-        return Ran(float(result[0]), [float(one) for one in result[1]], int(result[2]))
+    def opened(self, result: Any) -> Noted:
+        if isinstance(result["ran"], str):
+            return Noted({"form": result["ran"][:80]})
+        mean, losses, peak = result["ran"]
+        return Noted({"mean": float(mean), "losses": [*map(float, losses)], "peak": int(peak)})
 
-    def ran(self, fault: str = "") -> Ran:
-        """The mended script's run, or with this fault put back."""
+    def ran(self, fault: str = "") -> Any:
+        """Mean, losses and peak of the mended script's run, or with this fault put back."""
         from dtlab.units.unit00.leak_script import mended
         from dtlab.units.unit00.leak_training import run
 
-        found = run(lambda *given: mended(*given, fault=fault), **self.given(0, 1))
-        assert not isinstance(found, str)
-        return Ran(*found)
+        return run(lambda *given: mended(*given, fault=fault), **self.given(0, 1))
 
-    @cached_property
-    def wanted(self) -> Ran:
-        """What comes of the mended script."""
-        return self.ran()
-
-    @cached_property
-    def limit(self) -> int:
-        """Bytes: half-way between the mended run and one that has the fault of the topic."""
-        least, most = self.wanted.peak, self.ran(self.topic).peak
-        return (least + most) // 2
-
-    def mistake(self, results: Sequence[Ran | str]) -> str:
-        found = results[0]
-        if isinstance(found, str):
-            return f"train {found}."
-        wanted = self.wanted
-        if len(found.losses) != len(wanted.losses):
-            return f"train returns {len(found.losses)} losses; there are {self.steps} steps."
-        for step, (got, right) in enumerate(zip(found.losses, wanted.losses, strict=True)):
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        (found,) = results
+        if found.get("form"):
+            yield "results", f"train {found['form']}.\n{_SAME}"
+            return
+        mean, losses, least = self.ran()
+        if len(found["losses"]) != len(losses):
+            count = len(found["losses"])
+            words = f"train returns {count} losses; there are {self.steps} steps."
+            yield "results", f"{words}\n{_SAME}"
+            return
+        for step, (got, right) in enumerate(zip(found["losses"], losses, strict=True)):
             if not abs(got - right) <= _NEAR * right:
-                return (
-                    f"the loss on the held-out rows after step {step} is {got:.5f}; in the "
-                    f"broken script it is {right:.5f}."
+                yield (
+                    "results",
+                    f"the loss on the held-out rows after step {step} is {got:.5f}; in the broken "
+                    f"script it is {right:.5f}.\n{_SAME}",
                 )
-        if not abs(found.mean - wanted.mean) <= _SAME * abs(wanted.mean) + 1e-7:
-            return f"the mean of the outputs is {found.mean:.5f}; it was {wanted.mean:.5f}."
-        return ""
+        if not abs(found["mean"] - mean) <= _NEAR_MEAN * abs(mean) + 1e-7:
+            words = f"the mean of the outputs is {found['mean']:.5f}; it was {mean:.5f}."
+            yield "results", f"{words}\n{_SAME}"
+        limit = (least + self.ran(self.fault)[2]) // 2  # between the mended run and the other one
+        if found["peak"] > limit:
+            yield (
+                self.fault,
+                f"{found['peak']:,} bytes at the peak, and the limit is {limit:,}.\n"
+                f"{_ADVICE[self.fault]}",
+            )
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -107,41 +106,6 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, [leak, evaluation, gradients])]
 
 
-# Judges -----------------------------------------------------------------------------------------
-
-
-def _judge_results(seen: Seen) -> Verdict:
-    if seen[0].mistakes:
-        advice = "What is returned is to stay as it is: only the memory is to change."
-        return lost(f"{seen[0].mistakes[0]}\n{advice}")
-    return ok("it trains as before, and returns the same")
-
-
-_ADVICE = {
-    "leak": "What is made in each step and is still there at the end? Memory that grows with the "
-    "number of steps is of a list, as a rule.",
-    "evaluation": "Which tensors does a forward pass keep of which nobody will ask the gradient?",
-    "gradients": "From when to when are gradients needed, and when are they there?",
-}
-
-
-def _judge(topic: str, right: str) -> Judge:
-    def judge(seen: Seen) -> Verdict:
-        if _judge_results(seen).status != "ok":
-            return blocked("judged once it returns what it did")
-        (one,) = of_topic(seen, topic)
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            assert isinstance(case, Running)
-            if case.topic == topic and results[0].peak > case.limit:
-                return lost(
-                    f"{one.trial.words(number)}: {results[0].peak:,} bytes at the peak, and the "
-                    f"limit is {case.limit:,}.\n{_ADVICE[topic]}"
-                )
-        return ok(right)
-
-    return judge
-
-
 PART = Part(
     name="00/train_within",
     level=3,
@@ -151,10 +115,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("results", 2, _judge_results),
-            Rule("leak", 1, _judge("leak", "nothing is kept from step to step")),
-            Rule("evaluation", 2, _judge("evaluation", "held-out rows keep no activations")),
-            Rule("gradients", 1, _judge("gradients", "gradients are gone when not needed")),
+            rule("results", 2, "it trains as before, and returns the same"),
+            rule("leak", 1, "nothing is kept from step to step", "results"),
+            rule("evaluation", 2, "held-out rows keep no activations", "results"),
+            rule("gradients", 1, "gradients are gone when not needed", "results"),
         ),
     ),
 )

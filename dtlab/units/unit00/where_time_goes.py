@@ -6,44 +6,57 @@ The events are handed in without their trace: what `dtlab.trace` computes of the
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Row, trace_events
 
-__all__ = ["PART", "Divided", "Uses"]
-
-Uses = list[tuple[float, float, float]]  # of each rank: busy, exposed, idle
-_NAMES = ("busy", "exposed", "idle")
 _FINISHED = ("dtlab.trace", "dtlab.trace.analysis", "dtlab.trace.columns", "dtlab.trace.chrome")
 _NEAR = 1e-6  # seconds
+_USES = ("busy", "exposed", "idle")
+_ADVICE = {  # by criterion: what is judged, and what to look at
+    "busy": ("busy", "Spans may lie within each other and overlap: a second counts once."),
+    "hidden": (
+        "exposed",
+        "A rank that computes while the wire works is busy, and loses nothing: only what lies "
+        "outside all of its spans is exposed.",
+    ),
+    "arrival": (
+        "exposed",
+        "A collective is under way once the last rank has come to it: the k-th one of each rank "
+        "belong together. Until then a rank waits for another one, and not for the wire. It lasts "
+        "to its end on this rank: ranks do not all leave it at the same time.",
+    ),
+    "idle": (
+        "idle",
+        "The three add up to the whole trace, which lasts from the start of the first event of "
+        "any rank to the end of the last one of any.",
+    ),
+}
 
 
 @dataclass(frozen=True)
-class Divided(Case):
-    """`where_time_goes(events)`, with these rows; `topic` says what they are to show."""
+class Divided(Faulty):
+    """`where_time_goes(events)`, with these rows; `shown` is the criterion that they are for."""
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
     allowed: ClassVar[tuple[str, ...]] = ("Event",)
 
     alone = True
+    topic = "busy"
 
     rows: tuple[Row, ...]
-    topic: str
+    shown: str
 
     def __str__(self) -> str:
         return f"{len(self.rows)} events"
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks have events."""
-        return len({row[0] for row in self.rows})
 
     def given(self, rank: int, world_size: int) -> Any:
         return [list(row) for row in sorted(self.rows, key=lambda row: row[4])]
@@ -57,43 +70,40 @@ class Divided(Case):
             rows = [[int(rank), *map(float, uses)] for rank, uses in found.items()]
         except (AttributeError, TypeError, ValueError):
             rows = []
-        return {"rows": rows, "kind": type(found).__name__, "finished": sorted(finished)}
+        return {"rows": rows, "kind": type(found).__name__, "called": sorted(finished)}
 
-    def opened(self, result: Any) -> Uses | str:
-        if result["finished"]:
-            return f"{result['finished'][0]} does the work for you: write it yourself"[:120]
-        found = {int(row[0]): tuple(map(float, row[1:])) for row in result["rows"]}
-        if sorted(found) != list(range(self.ranks)) or any(len(u) != 3 for u in found.values()):
-            return (
-                f"where_time_goes returns {str(result['kind'])[:40]}: return a dict, for each "
-                "rank the triple (busy, exposed, idle)"
-            )
-        return [(found[n][0], found[n][1], found[n][2]) for n in range(self.ranks)]
+    def opened(self, result: Any) -> Noted:
+        uses = {int(rank): [*map(float, times)] for rank, *times in result["rows"]}
+        called = [str(name)[:100] for name in result["called"]]
+        return Noted({"uses": uses, "kind": str(result["kind"])[:40], "called": called})
 
-    @property
-    def right(self) -> Uses:
-        """As `Trace` divides it."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         from dtlab.trace import Trace
 
+        (found,) = results
         trace = Trace(trace_events(self.rows))
-        every = range(trace.world_size)
-        return [(trace.busy(n), trace.exposed_comm(n), trace.idle(n)) for n in every]
-
-    def wrong(self, found: Uses | str, which: int) -> str:
-        """What is wrong with one of the three; empty if nothing is."""
-        if isinstance(found, str):
-            return found
-        for rank, (uses, right) in enumerate(zip(found, self.right, strict=True)):
-            if not abs(uses[which] - right[which]) <= _NEAR:
-                return (
-                    f"rank {rank} is {_NAMES[which]} for {1e3 * right[which]:.2f} ms, and you "
-                    f"have {1e3 * uses[which]:.2f} ms."
+        lengths = {rank: len(times) for rank, times in found["uses"].items()}
+        form = ""
+        if found["called"]:
+            form = f"{found['called'][0]} does the work for you: write it yourself."
+        elif lengths != dict.fromkeys(range(trace.world_size), len(_USES)):
+            form = (
+                f"where_time_goes returns {found['kind']}: return a dict, for each rank the "
+                "triple (busy, exposed, idle)."
+            )
+        if form:
+            yield from ((name, form) for name in ("form", "busy"))
+            return
+        name, advice = _ADVICE[self.shown]
+        seconds = {"busy": trace.busy, "exposed": trace.exposed_comm, "idle": trace.idle}[name]
+        for rank, times in sorted(found["uses"].items()):
+            got, right = times[_USES.index(name)], seconds(rank)
+            if not abs(got - right) <= _NEAR:
+                yield (
+                    self.shown,
+                    f"rank {rank} is {name} for {1e3 * right:.2f} ms, and you have "
+                    f"{1e3 * got:.2f} ms.\n{advice}",
                 )
-        return ""
-
-    def mistake(self, results: Sequence[Uses | str]) -> str:
-        """See `Case`: it is for the judges to say."""
-        return ""
 
 
 # Trials -----------------------------------------------------------------------------------------
@@ -109,12 +119,9 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
-def _times(draw: random.Random, count: int, start: float = 0.0) -> list[float]:
-    """So many times in order, milliseconds apart."""
-    found = [start]
-    for _ in range(count - 1):
-        found.append(found[-1] + draw.uniform(1e-3, 9e-3))
-    return found
+def _times(draw: random.Random, count: int) -> list[float]:
+    """So many times in order, milliseconds apart, from 0 on."""
+    return [*accumulate((draw.uniform(1e-3, 9e-3) for _ in range(count - 1)), initial=0.0)]
 
 
 def _nested(draw: random.Random, ranks: int) -> list[Row]:
@@ -172,47 +179,6 @@ def _shifted(draw: random.Random, ranks: int) -> list[Row]:
     return rows
 
 
-# Judges -----------------------------------------------------------------------------------------
-
-_ADVICE = {
-    "busy": "Spans may lie within each other and overlap: a second counts once.",
-    "hidden": "A rank that computes while the wire works is busy, and loses nothing: only what "
-    "lies outside all of its spans is exposed.",
-    "arrival": "A collective is under way once the last rank has come to it: the k-th one of each "
-    "rank belong together. Until then a rank waits for another one, and not for the wire. It "
-    "lasts to its end on this rank: ranks do not all leave it at the same time.",
-    "idle": "The three add up to the whole trace, which lasts from the start of the first event "
-    "of any rank to the end of the last one of any.",
-}
-
-
-def _judge(topic: str, which: int, right: str) -> Judge:
-    def judge(seen: Seen) -> Verdict:
-        trouble = _trouble(seen)
-        if trouble:
-            return lost(trouble) if topic == "busy" else blocked("judged once there are triples")
-        (one,) = of_topic(seen, topic)
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            assert isinstance(case, Divided)
-            wrong = case.wrong(results[0], which)
-            if wrong:
-                return lost(f"{one.trial.words(number)}: {wrong}\n{_ADVICE[topic]}")
-        return ok(right)
-
-    return judge
-
-
-def _trouble(seen: Seen) -> str:
-    """Why nothing can be judged: an error, or something else than triples."""
-    for one in seen:
-        if one.error is not None:
-            return one.trouble
-        for results in one.results:
-            if isinstance(results[0], str):
-                return f"{results[0]}."
-    return ""
-
-
 PART = Part(
     name="00/where_time_goes",
     level=2,
@@ -222,10 +188,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("busy", 3, _judge("busy", 0, "spans count once, nested and overlapping ones")),
-            Rule("hidden", 2, _judge("hidden", 1, "what is hidden behind compute is not exposed")),
-            Rule("arrival", 3, _judge("arrival", 1, "a collective begins with the last rank")),
-            Rule("idle", 2, _judge("idle", 2, "the rest of the trace is idle")),
+            rule("busy", 3, "spans count once, nested and overlapping ones"),
+            rule("hidden", 2, "what is hidden behind compute is not exposed", "form"),
+            rule("arrival", 3, "a collective begins with the last rank", "form"),
+            rule("idle", 2, "the rest of the trace is idle", "form"),
         ),
     ),
 )

@@ -52,8 +52,7 @@ PART = Part(
                 "mean": "this is divided by two already. SUM does not divide.",
                 "[sum(gradient) for gradient in gradients]": "this adds the elements of one "
                 "worker. Add what stands in the same place.",
-                "gradients[0] + gradients[1]": "this puts the gradients one after another, as an "
-                "all-gather does.",
+                "gradients[0] + gradients[1]": "this is an all-gather: one after another.",
             },
             exact=True,
         ),
@@ -64,8 +63,7 @@ PART = Part(
             "It follows from the sum by one operation.",
             {
                 "total": "this is the sum. With it, the step is twice as long.",
-                "own_means": "this averages over the elements of one worker. Each element of the "
-                "gradient belongs to a weight of its own.",
+                "own_means": "this averages over the elements of one worker.",
                 "[one / 2 for one in mean]": "this divides twice.",
                 "sum(mean) / 2": "this is one number. The gradient has one for each weight.",
                 "gradients[0]": "this is worker 0's own gradient: worker 1 does not count.",

@@ -5,17 +5,12 @@ from __future__ import annotations
 from math import log2
 
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 
 _COUNT = "Count the messages that leave this rank, and the size of each."
 _BOTH_WAYS = "this counts what the rank receives as well. Asked for is what it sends."
 _UNCUT = "nothing is cut into chunks here: whole tensors travel."
 _WHOLE = "this passes the whole tensor on in every round. A ring passes one chunk."
-
-
-def _rows(given: Values) -> list[tuple[str, str]]:
-    return [("N", f"{given['ranks']} ranks"), ("S", f"{given['size'] / 1e6:g} MB (10^6 bytes)")]
 
 
 PART = Part(
@@ -25,8 +20,11 @@ PART = Part(
     9,
     2,
     asked(
-        {"ranks": (8, 16, 32), "size": [size * 10**6 for size in range(32, 129, 16)]},
-        _rows,
+        {"ranks": (8, 16, 32), "size": range(32_000_000, 129_000_000, 16_000_000)},
+        lambda given: [
+            ("N", f"{given['ranks']} ranks"),
+            ("S", f"{given['size'] / 1e6:g} MB (10^6 bytes)"),
+        ],
         number(
             "server_root",
             "what rank 0 sends in an all-reduce of S through rank 0",
@@ -58,8 +56,7 @@ PART = Part(
             "2 * (N - 1) / N * S",
             "How many rounds are there, and how large is what a rank sends in one of them?",
             {
-                "answer / 2": "this is one half of the ring. The sums have to be handed round "
-                "too.",
+                "answer / 2": "this is one half of the ring. Who hands the sums round?",
                 "2 * S": "this takes N rounds for each half. One chunk is there to begin with.",
                 "answer * N": _WHOLE,
                 "answer * 2": _BOTH_WAYS,
@@ -71,14 +68,12 @@ PART = Part(
         ),
         number(
             "reduce_scatter",
-            "what each rank sends in a ring reduce-scatter of S (each rank brings S, and ends "
-            "with a chunk of S/N)",
+            "what each rank sends in a ring reduce-scatter of S, which leaves it a chunk of S/N",
             "(N - 1) / N * S",
             "It is one half of a ring all-reduce.",
             {
                 "answer * 2": "this is the whole all-reduce, both halves.",
-                "S / N": "this is what the rank ends with, one chunk. How many chunks does it "
-                "send?",
+                "S / N": "this is what the rank ends with. How many chunks does it send?",
                 "S": "this takes N rounds. One chunk is there to begin with.",
                 "answer * N": _WHOLE,
             },
@@ -86,13 +81,11 @@ PART = Part(
         ),
         number(
             "all_gather",
-            "what each rank sends in a ring all-gather in which each rank brings a tensor of S "
-            "and ends with all N of them",
+            "what each rank sends in a ring all-gather to which each rank brings a tensor of S",
             "(N - 1) * S",
             "What size has one message here? In a reduce-scatter of S it is S/N.",
             {
-                "answer / N": "this would be right if S were all that a rank ends with, as in the "
-                "second half of an all-reduce. Here S is what each rank brings.",
+                "answer / N": "this is as if S were all that a rank ends with. Each brings S.",
                 "N * S": "one of the N tensors is the rank's own, and needs no message.",
                 "S": "this passes on the rank's own tensor only. Who passes on the others?",
                 "answer * 2": _BOTH_WAYS,
@@ -114,8 +107,7 @@ PART = Part(
         ),
         choices(
             "unbounded",
-            "in which ways of doing an all-reduce does the busiest rank's load grow beyond any "
-            "bound as N grows, S staying as it is?",
+            "the all-reduces in which the busiest rank's load grows without bound as N grows",
             {"server": "through rank 0", "ring": "", "doubling": "recursive doubling"},
             {"server", "doubling"},
             "Write each load as a multiple of S for N = 8, 64 and 1024.",

@@ -18,18 +18,11 @@ from dtlab.grading.checking.values import labelled, total, wrong_sum
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "AllReduce",
-    "Answer",
-    "Broadcast",
-    "Call",
-    "Groups",
-    "HierarchicalAllReduce",
-    "ReduceScatter",
-    "draw_groups",
-]
+__all__ = ["AllReduce", "Answer", "Broadcast", "Call", "HierarchicalAllReduce", "ReduceScatter",
+           "draw_groups"]  # fmt: skip
 
 Tensors = Mapping[int, "torch.Tensor"]  # by rank
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # the tensor of the result first; keywords
 
 
 @dataclass(frozen=True)
@@ -44,21 +37,6 @@ class Answer:
     returned: torch.Tensor | None = None
     input: torch.Tensor | None = None
     finished: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What one rank calls the learner's function with.
-
-    The tensors come first, that of the result before all others; `members` are the ranks of its
-    group, among all `groups`.
-    """
-
-    tensors: Sequence[torch.Tensor]
-    others: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    groups: Groups
-    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -104,32 +82,30 @@ class Call(Case):
         wanted = self.wanted(self.members(rank, world_size))
         return 0 if list(wanted) == [rank] else 4 * self.size
 
-    def given(self, rank: int, world_size: int) -> Arguments:
-        members, own = self.members(rank, world_size), labelled(self.seed, self.size, rank)
-        tensors, others, keywords = self.arguments(own, members)
-        return Arguments(tensors, others, keywords, self.groups, tuple(members))
+    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
+        """What the learner's function is called with, without the group."""
+        return (own,), {}
 
-    def arguments(
-        self, own: torch.Tensor, members: Sequence[int]
-    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        """Tensors, other arguments and keywords of the call, without the group."""
-        return [own], (), {}
+    def given(self, rank: int, world_size: int) -> Any:
+        members, own = self.members(rank, world_size), labelled(self.seed, self.size, rank)
+        return *self.arguments(own, members), self.groups, tuple(members)
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
         import torch
         import torch.distributed as dist
 
-        made = {group: dist.new_group(list(group)) for group in given.groups}
-        group = {"group": made[given.members]} if made else {}
-        result, *inputs = given.tensors
+        arguments, keywords, groups, members = given
+        made = {group: dist.new_group(list(group)) for group in groups}
+        group = {"group": made[members]} if made else {}
+        result, *others = arguments
         with finished_calls("dtlab.collectives") as finished:
-            returned = fn(result, *inputs, *given.others, **given.keywords, **group)
+            returned = fn(*arguments, **keywords, **group)
         another = isinstance(returned, torch.Tensor) and returned is not result
         return {
             "result": result,
             "returned": returned if another else None,
-            "input": inputs[0] if inputs else None,
+            "input": next((one for one in others if isinstance(one, torch.Tensor)), None),
             "finished": sorted(finished),
         }
 
@@ -145,34 +121,23 @@ class Call(Case):
     def mistake(self, results: Sequence[Answer]) -> str:
         """What is wrong, seen from the lowest rank that is wrong: see `Case`."""
         inputs = self.inputs(len(results))
-        for rank, answer in enumerate(results):
-            sentence = self.wrong(answer, rank, inputs)
-            if sentence:
-                return f"rank {rank}: {sentence}"
-        return ""
+        sentences = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
+        return next((f"rank {rank}: {words}" for rank, words in sentences if words), "")
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
         """What is wrong with the answer of one rank; empty if nothing."""
         members = self.members(rank, len(inputs))
         parts = {each: self.part(tensor, members, rank) for each, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
-        if not sentence or answer.returned is None:
-            return sentence
-        if not answer.returned.equal(total(parts, self.wanted(members))):
+        is_right = answer.returned is not None and answer.returned.equal(
+            total(parts, self.wanted(members))
+        )
+        if not sentence or not is_right:
             return sentence
         return (
             f"you return the right {self.noun} but leave `{self.place}` as it was. Work in "
             f"place: {self.place}.copy_(...)."
         )
-
-
-    def rank_of_changed_input(self, results: Sequence[Answer]) -> int | None:
-        """The first rank on which a tensor that was only to be read has changed."""
-        for rank, own in self.inputs(len(results)).items():
-            kept = results[rank].input
-            if kept is not None and not kept.equal(own):
-                return rank
-        return None
 
 
 class AllReduce(Call):
@@ -188,10 +153,8 @@ class HierarchicalAllReduce(Call):
     def __str__(self) -> str:
         return f"{super().__str__()}, ranks_per_node={self.ranks_per_node}"
 
-    def arguments(
-        self, own: torch.Tensor, members: Sequence[int]
-    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        return [own], (), {"ranks_per_node": self.ranks_per_node}
+    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (own,), {"ranks_per_node": self.ranks_per_node}
 
 
 @dataclass(frozen=True)
@@ -211,10 +174,8 @@ class Broadcast(Call):
         """The source alone."""
         return [members[self.seat]]
 
-    def arguments(
-        self, own: torch.Tensor, members: Sequence[int]
-    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        return [own], (self.wanted(members)[0],), {}
+    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (own, members[self.seat]), {}
 
 
 class ReduceScatter(Call):
@@ -225,18 +186,14 @@ class ReduceScatter(Call):
 
     def needs(self, rank: int, world_size: int) -> int:
         """One chunk."""
-        members = self.members(rank, world_size)
-        return super().needs(rank, world_size) // len(members)
+        return super().needs(rank, world_size) // len(self.members(rank, world_size))
 
     def part(self, tensor: torch.Tensor, members: Sequence[int], rank: int) -> torch.Tensor:
         """The chunk of the rank's number in its group."""
         return tensor.chunk(len(members))[members.index(rank)]
 
-    def arguments(
-        self, own: torch.Tensor, members: Sequence[int]
-    ) -> tuple[list[torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-        output = own.new_full((self.size // len(members),), self.before)
-        return [output, own], (), {}
+    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (own.new_full((self.size // len(members),), self.before), own), {}
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
         """Another chunk, or what was in `output` before, has a sentence of its own."""
@@ -249,11 +206,19 @@ class ReduceScatter(Call):
             return "`output` is as it was: write the sum into it."
         if (result - self.before).equal(chunks[own]):
             return "this is the sum and what was in `output` before: overwrite it."
-        found = [number for number, chunk in enumerate(chunks) if result.equal(chunk)]
-        if not found:
-            return sentence
-        start = "earlier" if found[0] == (own + 1) % len(members) else "elsewhere"
-        return (
-            f"this is chunk {found[0]} of the sum, and rank {own} is to have chunk {own}: start "
-            f"one chunk {start}."
-        )
+        for number, chunk in enumerate(chunks):
+            if result.equal(chunk):
+                start = "earlier" if number == (own + 1) % len(members) else "elsewhere"
+                return (
+                    f"this is chunk {number} of the sum, and rank {own} is to have chunk {own}: "
+                    f"start one chunk {start}."
+                )
+        return sentence
+
+    def rank_of_changed_input(self, results: Sequence[Answer]) -> int | None:
+        """The first rank on which `input`, which is only to be read, has changed."""
+        for rank, own in self.inputs(len(results)).items():
+            kept = results[rank].input
+            if kept is not None and not kept.equal(own):
+                return rank
+        return None

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Case, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, links_of, nodes_of
 from dtlab.predict import (
@@ -26,63 +27,15 @@ from dtlab.predict import (
     recursive_doubling_all_reduce_seconds,
     tree_all_reduce_seconds,
 )
-from dtlab.units.unit01.judges import Seen
 
-__all__ = [
-    "ALGORITHMS",
-    "BUDGET",
-    "NETWORK",
-    "PART",
-    "TABLE",
-    "OnTheWire",
-    "Questions",
-    "best_seconds",
-    "seconds_of",
-]
+__all__ = ["ALGORITHMS", "BUDGET", "NETWORK", "PART", "TABLE", "OnTheWire", "Questions",
+           "best_seconds", "seconds_of"]  # fmt: skip
 
 # How long each all-reduce of `dtlab.collectives` takes on a network of two levels ----------------
 
-
-def _naive(nbytes: float, cluster: Cluster) -> float:
-    """Rank 0 talks to the other ranks of its node, and to all others between nodes."""
-    inside = cluster.gpus_per_node - 1
-    between = cluster.size - cluster.gpus_per_node
-    once = inside * cluster.intra.seconds(nbytes) + between * cluster.inter.seconds(nbytes)
-    return float(2 * once)
-
-
-def _ring(nbytes: float, cluster: Cluster) -> float:
-    return collective_seconds("all_reduce", nbytes, cluster)
-
-
-def _on_both_levels(
-    seconds: Callable[[float, int, Link], float],
-) -> Callable[[float, Cluster], float]:
-    """Whole tensors at distance 1, 2, 4, ...: partners are in the node, then in other nodes."""
-
-    def total(nbytes: float, cluster: Cluster) -> float:
-        inside = seconds(nbytes, cluster.gpus_per_node, cluster.intra)
-        return inside + seconds(nbytes, cluster.nodes, cluster.inter)
-
-    return total
-
-
-def _halving_doubling(nbytes: float, cluster: Cluster) -> float:
-    """The far partners get the large halves: S/n is left for the node."""
-    left, inside = nbytes / cluster.nodes, cluster.gpus_per_node
-    between = halving_doubling_all_reduce_seconds(nbytes, cluster.nodes, cluster.inter)
-    return between + halving_doubling_all_reduce_seconds(left, inside, cluster.intra)
-
-
-_SECONDS: dict[str, Callable[[float, Cluster], float]] = {
-    "naive": _naive,
-    "ring": _ring,
-    "tree": _on_both_levels(tree_all_reduce_seconds),
-    "recursive_doubling": _on_both_levels(recursive_doubling_all_reduce_seconds),
-    "halving_doubling": _halving_doubling,
-    "hierarchical": hierarchical_all_reduce_seconds,
-}
-ALGORITHMS = tuple(_SECONDS)
+ALGORITHMS = (
+    "naive", "ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical",
+)  # fmt: skip
 
 
 def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
@@ -92,7 +45,30 @@ def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
     than between nodes. For small tensors in a ring it is a bound: as if every round of every rank
     took the slow link.
     """
-    return _SECONDS[algorithm](nbytes, cluster)
+    nodes, per_node = cluster.nodes, cluster.gpus_per_node
+
+    def on_both_levels(seconds: Callable[[float, int, Link], float]) -> float:
+        """Whole tensors at distance 1, 2, 4, ...: partners are in the node, then in others."""
+        inside = seconds(nbytes, per_node, cluster.intra)
+        return inside + seconds(nbytes, nodes, cluster.inter)
+
+    match algorithm:
+        case "naive":  # rank 0 talks to the other ranks of its node, then to all in other nodes
+            inside = (per_node - 1) * cluster.intra.seconds(nbytes)
+            return 2 * (inside + (nodes - 1) * per_node * cluster.inter.seconds(nbytes))
+        case "ring":
+            return collective_seconds("all_reduce", nbytes, cluster)
+        case "tree":
+            return on_both_levels(tree_all_reduce_seconds)
+        case "recursive_doubling":
+            return on_both_levels(recursive_doubling_all_reduce_seconds)
+        case "halving_doubling":  # the far partners get the large halves: 1/nodes is left inside
+            seconds = halving_doubling_all_reduce_seconds
+            inside = seconds(nbytes / nodes, per_node, cluster.intra)
+            return inside + seconds(nbytes, nodes, cluster.inter)
+        case "hierarchical":
+            return hierarchical_all_reduce_seconds(nbytes, cluster)
+    raise ValueError(f"{algorithm!r} is none of {', '.join(ALGORITHMS)}")
 
 
 def best_seconds(nbytes: float, cluster: Cluster) -> float:
@@ -141,20 +117,16 @@ class Questions(Case):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Cluster, tuple[float, ...]]) -> list[str]:
         cluster, sizes = given
-        return [_name(fn(nbytes, cluster)) for nbytes in sizes]
-
-    def ratio(self, nbytes: float, name: str) -> float:
-        """How many times as long as the best one an algorithm takes."""
-        return seconds_of(name, nbytes, self.cluster) / best_seconds(nbytes, self.cluster)
+        answers = [fn(nbytes, cluster) for nbytes in sizes]
+        return [
+            one if isinstance(one, str) and one in ALGORITHMS else repr(one) for one in answers
+        ]
 
     def mistake(self, results: Sequence[Any]) -> str:
-        (names,) = results
-        for nbytes, name in zip(self.sizes, names, strict=True):
+        for nbytes, name in zip(self.sizes, results[0], strict=True):
             if name not in ALGORITHMS:
-                return (
-                    f"choose returns {name} for {amount(nbytes)}. Return one of: "
-                    f"{', '.join(ALGORITHMS)}."
-                )
+                names = ", ".join(ALGORITHMS)
+                return f"choose returns {name} for {amount(nbytes)}. Return one of: {names}."
         return ""
 
 
@@ -197,6 +169,11 @@ class OnTheWire(Case):
         return float(min(lasted))
 
 
+def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
+    fn = getattr(importlib.import_module("dtlab.collectives"), f"{name}_all_reduce")
+    fn(tensor, **({"ranks_per_node": ranks_per_node} if name == "hierarchical" else {}))
+
+
 class Asked(Trial):
     """A trial that says on which network `choose` was asked; how many ranks ask it is no news."""
 
@@ -204,11 +181,6 @@ class Asked(Trial):
         if case is None and len(self.cases) > 1:
             return "while choose is asked"
         return f"{self.cases[case or 0]}"
-
-
-def _name(answer: Any) -> str:
-    """The algorithm, or what was returned for it as one would type it."""
-    return answer if isinstance(answer, str) and answer in ALGORITHMS else repr(answer)
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -228,6 +200,12 @@ def _trials(seed: int) -> list[Trial]:
     return [Asked(1, [table, *asked, *wire])]
 
 
+def _drawn_sizes(draw: random.Random) -> tuple[float, ...]:
+    """Bytes from 1 kB to 250 MB, one from each of so many equal steps on a logarithmic scale."""
+    steps = ((number + draw.random()) / _SIZES for number in range(_SIZES))
+    return tuple(float(round(10 ** (3 + 5.4 * step))) for step in steps)
+
+
 def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     """What was answered for the wire, to be run there."""
     if seen[0].mistakes:
@@ -239,80 +217,72 @@ def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     ]
 
 
-def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
-    fn = getattr(importlib.import_module("dtlab.collectives"), f"{name}_all_reduce")
-    fn(tensor, **({"ranks_per_node": ranks_per_node} if name == "hierarchical" else {}))
-
-
-def _drawn_sizes(draw: random.Random) -> tuple[float, ...]:
-    """Bytes from 1 kB to 250 MB, one from each of so many equal steps on a logarithmic scale."""
-    steps = ((number + draw.random()) / _SIZES for number in range(_SIZES))
-    return tuple(float(round(10 ** (3 + 5.4 * step))) for step in steps)
-
-
 # How it is judged -------------------------------------------------------------------------------
 
 
-def _judge_budget(seen: Seen) -> Verdict:
+def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judge:
+    """Judges by what is `wrong`; an answer that is no name is lost where it is judged `first`."""
+
+    def judge(seen: Seen) -> Verdict:
+        if seen[0].mistakes:
+            waiting = blocked("judged once choose answers everywhere")
+            return lost(seen[0].mistakes[0]) if first else waiting
+        words = wrong(seen)
+        return lost(words) if words else ok(right)
+
+    return judge
+
+
+def _over_budget(seen: Seen) -> str:
     """The table, on the network of the notebook."""
-    if seen[0].mistakes:
-        return lost(seen[0].mistakes[0])
-    (names,) = seen[0].results[0]
     rows = [
         (count * seconds_of(name, nbytes, NETWORK), count, nbytes, name)
-        for (nbytes, count), name in zip(TABLE, names, strict=True)
+        for (nbytes, count), name in zip(TABLE, seen[0].results[0][0], strict=True)
     ]
     total = sum(row[0] for row in rows)
     if total <= BUDGET:
-        return ok(f"{total * 1e3:.1f} ms for the step; the budget is {BUDGET * 1e3:g} ms")
-    most = max(rows, key=lambda row: row[0] - row[1] * best_seconds(row[2], NETWORK))
-    return lost(
+        return ""
+    seconds, count, nbytes, name = max(
+        rows, key=lambda row: row[0] - row[1] * best_seconds(row[2], NETWORK)
+    )
+    return (
         f"{total * 1e3:.1f} ms for the step; the budget is {BUDGET * 1e3:g} ms. Most is lost at "
-        f"{amount(most[2])}: {most[1]} x {most[3]} take {most[0] * 1e3:.1f} ms."
+        f"{amount(nbytes)}: {count} x {name} take {seconds * 1e3:.1f} ms."
     )
 
 
-def _judge_elsewhere(seen: Seen) -> Verdict:
+def _slow_elsewhere(seen: Seen) -> str:
     """Other sizes on other networks: within a few per cent of the best, on each."""
-    if seen[0].mistakes:
-        return blocked("judged once choose answers everywhere")
     asked = list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1 : -len(_WIRE)]
     for case, results in asked:
         assert isinstance(case, Questions)
         ratios = [
-            (case.ratio(nbytes, name), nbytes, name)
-            for nbytes, name in zip(case.sizes, results[0], strict=True)
+            (seconds_of(name, size, case.cluster) / best_seconds(size, case.cluster), size, name)
+            for size, name in zip(case.sizes, results[0], strict=True)
         ]
-        mean, worst = sum(ratio for ratio, _, _ in ratios) / len(ratios), max(ratios)
+        mean, (_, size, name) = sum(ratio for ratio, _, _ in ratios) / len(ratios), max(ratios)
         if mean > _ENOUGH:
-            return lost(
+            return (
                 f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, what you choose "
                 f"takes {mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
-                f"Most is lost at {amount(worst[1])}, where you choose {worst[2]}."
+                f"Most is lost at {amount(size)}, where you choose {name}."
             )
-    return ok(f"at most {_ENOUGH:g} times as long as the best choice, on {len(asked)} networks")
+    return ""
 
 
-def _judge_wire(seen: Seen) -> Verdict:
+def _slow_on_the_wire(seen: Seen) -> str:
     """Real ranks on the emulated wire, a small tensor and a large one."""
-    if seen[0].mistakes:
-        return blocked("judged once choose answers everywhere")
-    return next(filter(None, map(_too_slow, seen[1:])), ok("as fast as predicted on the wire too"))
-
-
-def _too_slow(one: Observation) -> Verdict | None:
-    (case,) = one.trial.cases
-    assert isinstance(case, OnTheWire)
-    if one.error is not None:
-        return lost(one.trouble)
-    seconds = case.measured(one.results[0])
-    best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
-    if seconds <= _TOO_SLOW * best:
-        return None
-    return lost(
-        f"{case}: {case.name} took {seconds:.2f} s on the emulated wire; the best needs "
-        f"{best:.2f} s."
-    )
+    for one in seen[1:]:
+        (case,) = one.trial.cases
+        assert isinstance(case, OnTheWire)
+        if one.error is not None:
+            return one.trouble
+        seconds = case.measured(one.results[0])
+        best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
+        if seconds > _TOO_SLOW * best:
+            took = f"{case.name} took {seconds:.2f} s"
+            return f"{case}: {took} on the emulated wire; the best needs {best:.2f} s."
+    return ""
 
 
 PART = Part(
@@ -325,9 +295,9 @@ PART = Part(
         trials=_trials,
         then=_on_the_wire,
         rules=(
-            Rule("budget", 4, _judge_budget),
-            Rule("elsewhere", 4, _judge_elsewhere),
-            Rule("wire", 2, _judge_wire),
+            Rule("budget", 4, _judge("the step is within the budget", _over_budget, first=True)),
+            Rule("elsewhere", 4, _judge("nearly the best on other networks too", _slow_elsewhere)),
+            Rule("wire", 2, _judge("as fast as predicted on the wire too", _slow_on_the_wire)),
         ),
     ),
 )

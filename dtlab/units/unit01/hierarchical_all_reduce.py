@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.calls import HierarchicalAllReduce, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
-    Seen,
-    cannot_measure,
+    chunks_pattern,
     judge_result,
+    judge_sent,
     judge_subgroups,
     messages,
-    only_uneven_is_wrong,
     other_dtype,
 )
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
 
 _RANKS = 6  # of the trials in which bytes are counted
 _PER_NODE = (2, 3)  # one such trial for each
@@ -43,84 +45,40 @@ def _trials(seed: int) -> list[Trial]:
     return [*trials, Trial(6, [HierarchicalAllReduce(seed, 11, groups, ranks_per_node=2)])]
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """One measured trial: who sent how much inside the node, and to other nodes."""
+def _traffic_rule(*, crossing: bool) -> Rule:
+    """Limits what each rank sends to other nodes (`crossing`), or within its own node."""
+    name, where, formula = "inside", "within its node", "2(G-1)/G S"
+    if crossing:
+        name, where, formula = "between", "to other nodes", "2(n-1)/n S/G"
 
-    words: str
-    per_node: int
-    sent: list[Message]
+    def wrong(call: HierarchicalAllReduce, trace: Trace) -> str:
+        per_node, all_sent = call.ranks_per_node, messages(trace)
+        sent = [0] * _RANKS
+        for source, target, size, _ in all_sent:
+            if (source // per_node != target // per_node) == crossing:
+                sent[source] += size
+        parts, share = (_RANKS // per_node, _BYTES / per_node) if crossing else (per_node, _BYTES)
+        most = 2 * (parts - 1) / parts * share
+        if max(sent) <= (1 + _SLACK) * most:
+            return ""
+        advice = "Reduce-scatter before and all-gather after: send parts, not all of S."
+        if crossing:
+            advice = _advice(all_sent, sent, per_node)
+        worst = sent.index(max(sent))
+        return (
+            f"{call}: rank {worst} sent {amount(sent[worst])} {where}; it should be "
+            f"at most {formula} = {amount(most)}. {other_dtype(all_sent) or advice}"
+        )
 
-    @property
-    def nodes(self) -> int:
-        """How many nodes there are."""
-        return _RANKS // self.per_node
-
-    @property
-    def most_between(self) -> float:
-        """Bytes that a rank may send to other nodes: 2(n-1)/n S/G."""
-        return 2 * (self.nodes - 1) / self.nodes * _BYTES / self.per_node
-
-    @property
-    def most_inside(self) -> float:
-        """Bytes that a rank may send inside its node: 2(G-1)/G S."""
-        return 2 * (self.per_node - 1) / self.per_node * _BYTES
-
-    def bytes(self, *, crossing: bool) -> list[int]:
-        """What each rank sent to other nodes, or inside its own."""
-        totals = [0] * _RANKS
-        for source, target, size, _ in self.sent:
-            if (source // self.per_node != target // self.per_node) == crossing:
-                totals[source] += size
-        return totals
+    right = f"each rank sends at most {formula} {where}"
+    return Rule(name, 2, judge_sent(right, wrong, inf, measured=len(_PER_NODE)))
 
 
-def _judge_between(seen: Seen) -> Verdict:
-    """What each rank sends to other nodes: its share of the sums, by a ring."""
-    return _judge(seen, _too_much_between, "each rank sends at most 2(n-1)/n S/G to other nodes")
-
-
-def _judge_inside(seen: Seen) -> Verdict:
-    """What each rank sends inside its node: a reduce-scatter and an all-gather."""
-    return _judge(seen, _too_much_inside, "each rank sends at most 2(G-1)/G S within its node")
-
-
-def _judge(seen: Seen, objection: Callable[[_Measured], str], right: str) -> Verdict:
-    measured = []
-    for at, per_node in enumerate(_PER_NODE):
-        waiting = cannot_measure(seen, at)
-        if waiting:
-            return waiting
-        if seen[at].mistakes:
-            return blocked(f"judged once the sum is right on {_RANKS} ranks")
-        measured.append(_measure(seen[at], per_node))
-    return next((lost(what) for what in map(objection, measured) if what), ok(right))
-
-
-def _measure(one: Observation, per_node: int) -> _Measured:
-    assert one.trace is not None  # `cannot_measure` has said so
-    return _Measured(one.trial.words(0), per_node, messages(one.trace))
-
-
-def _too_much_between(measured: _Measured) -> str:
-    sent, most = measured.bytes(crossing=True), measured.most_between
-    worst = max(range(_RANKS), key=lambda rank: sent[rank])
-    if sent[worst] <= (1 + _SLACK) * most:
-        return ""
-    return (
-        f"{measured.words}: rank {worst} sent {amount(sent[worst])} to other nodes; it should be "
-        f"at most 2(n-1)/n S/G = {amount(most)}. {_advice(measured, sent)}"
-    )
-
-
-def _advice(measured: _Measured, sent: list[int]) -> str:
+def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
     """Why so much goes between nodes, as far as the amounts tell."""
-    nodes, per_node = measured.nodes, measured.per_node
-
+    nodes = _RANKS // per_node
     whole = 2 * (nodes - 1) / nodes * _BYTES
-    if other_dtype(measured.sent):
-        return other_dtype(measured.sent)
-    if all((one.target - one.source) % _RANKS in (1, _RANKS - 1) for one in measured.sent):
+    if all((one.target - one.source) % _RANKS in (1, _RANKS - 1) for one in all_sent):
         return "One ring over all ranks knows nothing of nodes: sum within each node first."
     if min(sent) < max(sent) / 2:
         return "The ranks of a node do not share the work: let each sum its part between nodes."
@@ -134,26 +92,6 @@ def _advice(measured: _Measured, sent: list[int]) -> str:
         f"Rank r belongs to node r // ranks_per_node, so node 0 is {first}; between nodes, ranks "
         "of the same seat sum their parts by a ring."
     )
-
-
-def _too_much_inside(measured: _Measured) -> str:
-    sent, most = measured.bytes(crossing=False), measured.most_inside
-    worst = max(range(_RANKS), key=lambda rank: sent[rank])
-    if sent[worst] <= (1 + _SLACK) * most:
-        return ""
-    advice = other_dtype(measured.sent) or (
-        "Within the node, reduce-scatter before and all-gather after: send parts, not all of S."
-    )
-    return (
-        f"{measured.words}: rank {worst} sent {amount(sent[worst])} within its node; it should be "
-        f"at most 2(G-1)/G S = {amount(most)}. {advice}"
-    )
-
-
-def _pattern(seen: Seen) -> str:
-    if only_uneven_is_wrong(seen):
-        return "Right where the size divides by N: let chunks differ (tensor.tensor_split(G))."
-    return ""
 
 
 PART = Part(
@@ -171,12 +109,12 @@ PART = Part(
                 3,
                 judge_result(
                     "the sum is right and in place on 1 to 6 ranks, in nodes of 1, 2 and 3",
-                    _pattern,
+                    lambda seen: chunks_pattern(seen, "G"),
                 ),
             ),
             Rule("subgroups", 1, judge_subgroups),
-            Rule("between", 2, _judge_between),
-            Rule("inside", 2, _judge_inside),
+            _traffic_rule(crossing=True),
+            _traffic_rule(crossing=False),
         ),
     ),
     reference="dtlab.collectives.hierarchical_all_reduce",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_messages
 from dtlab.grading.words import amount, count_ranks
@@ -14,23 +15,9 @@ from dtlab.units.unit01.calls import Call
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = [
-    "Message",
-    "Seen",
-    "calls_of",
-    "cannot_measure",
-    "judge_result",
-    "judge_subgroups",
-    "measured_call",
-    "messages",
-    "not_waited_for",
-    "only_uneven_is_wrong",
-    "other_dtype",
-    "over_the_world",
-    "world_sizes_right",
-]
-
-Seen = Sequence[Observation]
+__all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "judge_result",
+           "judge_sent", "judge_subgroups", "messages", "other_dtype", "over_the_world",
+           "world_sizes_right"]  # fmt: skip
 
 _POINT_TO_POINT = {"send", "recv", "barrier"}
 
@@ -59,11 +46,9 @@ def other_dtype(sent: Sequence[Message]) -> str:
     return f"Your messages are {names[0]}: send the tensor's own dtype, float32." if names else ""
 
 
-def measured_call(one: Observation) -> Call:
-    """The only call of a trial in which traffic is measured."""
-    (call,) = one.trial.cases
-    assert isinstance(call, Call)
-    return call
+def calls_of(one: Observation) -> list[Call]:
+    """The calls of a trial."""
+    return [call for call in one.trial.cases if isinstance(call, Call)]
 
 
 def over_the_world(seen: Seen) -> list[Observation]:
@@ -75,31 +60,20 @@ def over_the_world(seen: Seen) -> list[Observation]:
     return sorted((one for one in seen if not calls_of(one)[0].groups), key=extent)
 
 
-def calls_of(one: Observation) -> list[Call]:
-    """The calls of a trial."""
-    return [call for call in one.trial.cases if isinstance(call, Call)]
-
-
 # Whose work it was ------------------------------------------------------------------------------
 
 
 def _not_your_own(seen: Seen) -> str:
     """How the data moved, where it was not by messages of the learner's; empty where it was."""
     for one in seen:
-        name = _finished(one)
-        if name:
+        ours = {name for answers in one.results for answer in answers for name in answer.finished}
+        torchs = set(one.trace.ops() if one.trace is not None else ()) - _POINT_TO_POINT
+        for name in (*sorted(ours), *(f"dist.{name}" for name in sorted(torchs))):
             return (
-                f"{name} does the work for you, and a finished collective does not count: build "
-                "it from dist.isend and dist.recv."
+                f"{name[:100]} does the work for you, and a finished collective does not count: "
+                "build it from dist.isend and dist.recv."
             )
     return next(filter(None, (unseen_messages(one) or _unseen_source(one) for one in seen)), "")
-
-
-def _finished(one: Observation) -> str:
-    """The first finished collective that was called."""
-    ours = {name for answers in one.results for answer in answers for name in answer.finished}
-    torchs = set(one.trace.ops() if one.trace is not None else ()) - _POINT_TO_POINT
-    return next(iter([*sorted(ours), *(f"dist.{name}" for name in sorted(torchs))]), "")[:100]
 
 
 def _unseen_source(one: Observation) -> str:
@@ -119,6 +93,19 @@ def _unseen_source(one: Observation) -> str:
     return ""
 
 
+def by_luck(seen: Seen) -> str:
+    """Says that a rank does not wait for a message that it posted; empty if all wait."""
+    for one in seen:
+        for event in one.trace.events if one.trace is not None else ():
+            if event.name in ("send", "recv") and event.extra.get("blocked") == []:
+                return (
+                    f"{one.trial.words()}: the result is right, but by luck: rank {event.rank} "
+                    f"does not wait for its dist.i{event.name}. Keep what dist.i{event.name} "
+                    "returns, and call its wait(): only then the message has left or come."
+                )
+    return ""
+
+
 # Criteria that every part has -------------------------------------------------------------------
 
 
@@ -129,46 +116,35 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
     """
 
     def judge(seen: Seen) -> Verdict:
-        foreign = _not_your_own(seen)
-        if foreign:
-            return lost(foreign)
-        wrong = [sentence for one in over_the_world(seen) for sentence in one.mistakes]
-        if wrong:
-            return lost("\n".join(filter(None, (wrong[0], pattern(over_the_world(seen))))))
-        luck = next(filter(None, map(not_waited_for, over_the_world(seen))), "")
-        return lost(luck) if luck else ok(right)
+        world = over_the_world(seen)
+        mistakes = [sentence for one in world for sentence in one.mistakes]
+        wrong = f"{mistakes[0]}\n{pattern(world)}".rstrip() if mistakes else by_luck(world)
+        wrong = _not_your_own(seen) or wrong
+        return lost(wrong) if wrong else ok(right)
 
     return judge
 
 
-def not_waited_for(one: Observation) -> str:
-    """Says that nobody knows of some messages whether they have left or come; empty if none."""
-    events = one.trace.events if one.trace is not None else ()
-    left = [
-        event
-        for event in events
-        if event.name in ("send", "recv") and event.extra.get("blocked") == []
-    ]
-    if not left:
-        return ""
-    rank, name = left[0].rank, left[0].name
-    return (
-        f"{one.trial.words()}: the result is right, but by luck: rank {rank} does not wait for "
-        f"its dist.i{name}. Only once wait() has returned, a message has left or come; keep what "
-        f"dist.i{name} returns, and wait for it."
-    )
+def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
+    """Judges by what is `wrong`, once ranks have the right result by messages of their own."""
+
+    def judge(seen: Seen) -> Verdict:
+        if _not_your_own(seen):
+            return blocked("judged once your own messages move the data")
+        if any(one.mistakes for one in over_the_world(seen)):
+            return blocked("judged once the result over all ranks is right")
+        words = wrong(seen)
+        return lost(words) if words else ok(right)
+
+    return judge
 
 
-def judge_subgroups(seen: Seen) -> Verdict:
+def _wrong_in_groups(seen: Seen) -> str:
     """The same on groups whose members are not the first ranks of the world."""
-    if _not_your_own(seen):
-        return blocked("judged once your own messages move the data")
-    if any(one.mistakes for one in over_the_world(seen)):
-        return blocked("judged once the result over all ranks is right")
     one = next(one for one in seen if calls_of(one)[0].groups)
-    if one.mistakes:
-        return lost(f"{one.mistakes[0]}\n{_group_advice(one)} {calls_of(one)[0].note}".rstrip())
-    return ok("right on groups of some of the ranks too")
+    if not one.mistakes:
+        return ""
+    return f"{one.mistakes[0]}\n{_group_advice(one)} {calls_of(one)[0].note}".rstrip()
 
 
 def _group_advice(one: Observation) -> str:
@@ -185,17 +161,36 @@ def _group_advice(one: Observation) -> str:
     return count if "not part of group" in message else f"{give} {count}"
 
 
-def cannot_measure(seen: Seen, at: int = 0) -> Verdict | None:
-    """Why the measured trial says nothing on traffic, None where it does."""
-    if _not_your_own(seen):
-        return blocked("judged once your own messages move the data")
-    if len(seen) <= at or seen[at].trace is None:
-        return blocked(f"judged once the call comes back on {count_ranks(_ranks(seen, at))}")
-    return None
+judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)
 
 
-def _ranks(seen: Seen, at: int) -> int:
-    return seen[min(at, len(seen) - 1)].trial.world_size
+def judge_sent(
+    right: str,
+    wrong: Callable[[Any, Trace], str],
+    least: float = 0,
+    measured: int = 1,
+) -> Judge:
+    """Judges what was sent in the first `measured` trials, each of one call.
+
+    `wrong` says what is wrong with a call, by its trace; it is empty if nothing is. A wrong result
+    must be mended first if a rank sent less than `least` bytes for it.
+    """
+
+    def judge(seen: Seen) -> Verdict:
+        if _not_your_own(seen):
+            return blocked("judged once your own messages move the data")
+        sent = []
+        for one in seen[:measured]:
+            ranks = count_ranks(one.trial.world_size)
+            if one.trace is None:
+                return blocked(f"judged once the call comes back on {ranks}")
+            if one.mistakes and min(one.trace.bytes_sent()) < least:
+                return blocked(f"judged once the result is right on {ranks}")
+            sent.append(wrong(one.trial.cases[0], one.trace))
+        words = next(filter(None, sent), "")
+        return lost(words) if words else ok(right)
+
+    return judge
 
 
 # Patterns ---------------------------------------------------------------------------------------
@@ -207,15 +202,21 @@ def world_sizes_right(seen: Seen) -> set[int]:
     return {one.trial.world_size for one in seen} - wrong
 
 
-def only_uneven_is_wrong(seen: Seen) -> bool:
-    """Whether every call was right whose size is a multiple of the number of ranks."""
-    return all(_only_uneven_is_wrong(one) for one in seen)
+def chunks_pattern(seen: Seen, count: str = "N") -> str:
+    """Where to look if a tensor is cut into `count` chunks; empty if there is no pattern."""
+    if world_sizes_right(seen) == {1, 2}:
+        return "Right on 1 and 2 ranks only: a chunk takes N-1 rounds to meet every rank."
+    if all(map(_only_uneven_is_wrong, seen)):
+        split = f"tensor.tensor_split({count})"
+        return f"Right where the size divides by N: let chunks differ ({split})."
+    return ""
 
 
 def _only_uneven_is_wrong(one: Observation) -> bool:
+    """Whether every call was right whose size is a multiple of the number of ranks."""
     calls, ranks = calls_of(one), one.trial.world_size
     if one.error is not None:
         at = one.failed_case
         return at is not None and not one.hung and calls[at].size % ranks != 0
-    fitting = [case for case, call in enumerate(calls) if call.size % ranks == 0]
-    return not any(calls[case].mistake(one.results[case]) for case in fitting)
+    told = zip(calls, one.results, strict=True)
+    return not any(call.mistake(results) for call, results in told if call.size % ranks == 0)

@@ -3,37 +3,76 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.sums import labelled
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.waits import judge_waits
-from dtlab.grading.scripts.mends import Mend
-from dtlab.units.unit01.diagnose_cases import Blocks
-from dtlab.units.unit01.diagnose_traffic import (
+from dtlab.grading.words import ranks_in_words
+from dtlab.units.unit01.mending import (
     BYTES,
     ELEMENTS,
-    PROGRAMS,
-    Runs,
-    check_mended,
-    judge_traffic,
-    only,
-    sends_at_most,
-    strangers,
-    too_much_on_the_wire,
+    Returning,
+    are_tensors,
+    mend,
+    name_of,
+    same,
+    traffic,
 )
 
+if TYPE_CHECKING:
+    import torch
 
-def _block_trials(draw: random.Random, seed: int) -> Runs:
-    small: Runs = [(ranks, [Blocks(seed, draw.randint(1, 9))]) for ranks in (1, 3, 5)]
-    return [*small, (4, [Blocks(seed, ELEMENTS)])]
-
-
-def _one_block_for_each_other(one: Observation, rank: int) -> float:
-    return (one.trial.world_size - 1) * BYTES
+    from dtlab.trace import Trace
 
 
-_RING = "A block goes to the next neighbour once in each of N-1 rounds."
+@dataclass(frozen=True)
+class Blocks(Returning):
+    """`gather_blocks(block)`: the blocks of all ranks, in order."""
+
+    seed: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"blocks of {self.size}"
+
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
+        return (labelled(self.seed, self.size, rank),)
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        blocks = [labelled(self.seed, self.size, rank) for rank in range(len(results))]
+        for rank, noted in enumerate(results):
+            got = noted["returned"]
+            if not are_tensors(got, len(blocks)):
+                words = f"a list of {len(blocks)} blocks is asked for, one per rank."
+                yield "result", f"rank {rank}: {words}"
+                return
+            for place, block in enumerate(blocks):
+                if not same(got[place], block):
+                    what = name_of(got[place], blocks, "that of rank {}")
+                    yield "result", f"rank {rank}: place {place} holds {what}."
+
+
+def _trials(seed: int) -> list[Trial]:
+    draw = random.Random(seed)
+    small = [Trial(ranks, [Blocks(seed, draw.randint(1, 9))]) for ranks in (1, 3, 5)]
+    return [*small, Trial(4, [Blocks(seed, ELEMENTS)])]
+
+
+def _strangers(trace: Trace) -> str:
+    """Ranks exchange messages with their two neighbours in the ring only."""
+    ranks = trace.world_size
+    for rank in range(ranks):
+        others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
+        if others:
+            words = ranks_in_words(sorted(others))
+            return f"rank {rank} exchanges messages with {words}. In a ring only neighbours talk."
+    return ""
+
 
 PART = Part(
     "01/mend_1",
@@ -41,24 +80,19 @@ PART = Part(
     "A ring that stands still",
     10,
     1,
-    Mend(
-        PROGRAMS + "gather_blocks",
+    mend(
+        "gather_blocks",
         Trial(5, [Blocks(0, 3)]),
         judge_waits,
-        check_mended(
-            _block_trials,
-            "all blocks are in their places, on 1 to 5 ranks",
-            Rule(
-                "traffic",
-                1,
-                judge_traffic(
-                    "blocks travel round the ring, N-1 from each rank",
-                    only(("send", "recv"), 6, _RING),
-                    strangers,
-                    sends_at_most(_one_block_for_each_other, _RING),
-                    too_much_on_the_wire(_one_block_for_each_other, _RING),
-                ),
-            ),
+        _trials,
+        "all blocks are in their places, on 1 to 5 ranks",
+        "blocks travel round the ring, N-1 from each rank",
+        traffic(
+            ("send", "recv"),
+            6,
+            lambda ranks, rank: (ranks - 1) * BYTES,
+            "A block goes to the next neighbour once in each of N-1 rounds.",
+            _strangers,
         ),
     ),
 )

@@ -3,45 +3,115 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.sums import labelled
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.waits import judge_waits
-from dtlab.grading.scripts.mends import Mend
-from dtlab.units.unit01.diagnose_cases import Batches
-from dtlab.units.unit01.diagnose_traffic import (
-    BYTES,
-    ELEMENTS,
-    PROGRAMS,
-    Runs,
-    all_reduce_factor,
-    check_mended,
-    judge_traffic,
-    only,
-    too_much_on_the_wire,
+from dtlab.units.unit01.mending import BYTES, ELEMENTS, Returning, all_reduced, mend, traffic
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _mean(good: Sequence[torch.Tensor], ranks: int) -> torch.Tensor | float:
+    """The gradient of a step, from those of its good batches."""
+    return sum(good) / max(1, len(good))
+
+
+_USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # other gradients than the mean
+    (
+        lambda good, ranks: sum(good) / ranks,
+        "You divide by the number of ranks; divide by the number of good batches of the step.",
+    ),
+    (
+        lambda good, ranks: _mean(good, ranks) if len(good) == ranks else 0.0,
+        "You leave out a step for all ranks where one has a bad batch: the good ones still count.",
+    ),
+    (lambda good, ranks: sum(good), "This steps with the sum of the gradients; take their mean."),
 )
+_OTHERWISE = "Go through the steps: whose gradients are in the sum, and by what is it divided?"
 
 
-def _batch_trials(draw: random.Random, seed: int) -> Runs:
-    def bad(*places: tuple[int, int], steps: int = 3) -> Case:
+@dataclass(frozen=True)
+class Batches(Returning):
+    """`train(batches)`; the batches in `bad`, each a (rank, step), are not finite."""
+
+    seed: int
+    size: int
+    steps: int
+    bad: frozenset[tuple[int, int]] = frozenset()
+
+    def __str__(self) -> str:
+        places = ", ".join(f"rank {rank}'s of step {step}" for rank, step in sorted(self.bad))
+        return f"{self.steps} batches" + (f", bad: {places}" if places else ", all good")
+
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
+        """The batches of a rank, one below the other."""
+        batches = labelled(self.seed, self.size * self.steps, rank).view(self.steps, self.size)
+        for step in (step for who, step in self.bad if who == rank):
+            batches[step, (step + rank) % self.size] = float("nan" if step % 2 else "inf")
+        return (batches,)
+
+    def weights(self, ranks: int, mean: Callable[..., torch.Tensor | float]) -> torch.Tensor:
+        """The weights in the end; `mean(good, ranks)` gives the gradient of a step."""
+        import torch
+
+        weights = torch.zeros(self.size, dtype=torch.float64)
+        inputs = [self.given(rank, ranks)[0] for rank in range(ranks)]
+        for batches in zip(*inputs, strict=True):
+            good = [weights - batch for batch in batches if batch.isfinite().all()]
+            weights = weights - 0.5 * mean(good, ranks)
+        return weights
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        import torch
+
+        ranks = len(results)
+        right = self.weights(ranks, _mean)
+        for rank, noted in enumerate(results):
+            got = noted["returned"]
+            if isinstance(got, str | list) or (got.shape, got.dtype) != (
+                (self.size,),
+                torch.float,
+            ):
+                words = "a tensor like a batch is asked for, of its shape and dtype."
+                yield "result", f"rank {rank}: {words}"
+            elif not got.isfinite().all():
+                yield (
+                    "result",
+                    f"rank {rank}: the weights are not finite. A bad batch got into a sum; times "
+                    "zero it stays bad, so put zeros in its place.",
+                )
+            elif not _near(got, right):
+                why = [words for mean, words in _USUAL if _near(got, self.weights(ranks, mean))]
+                advice = why[0] if why else _OTHERWISE
+                yield "result", f"rank {rank}: the weights are not right. {advice}"
+
+
+def _near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return bool((got.double() - wanted).abs().max() <= 0.1)  # of numbers in the thousands
+
+
+def _trials(seed: int) -> list[Trial]:
+    draw = random.Random(seed)
+
+    def bad(*places: tuple[int, int], steps: int = 3) -> Batches:
         return Batches(seed, draw.randint(2, 5), steps, frozenset(places))
 
     everybody = [(rank, draw.randrange(3)) for rank in range(3)]
     all_at_once = [(rank, 1) for rank in range(3)]
     return [
-        (1, [bad(), bad(steps=1), bad((0, draw.randrange(3)))]),
-        (2, [bad(), bad((1, 2)), bad((0, 0), (1, 2))]),
-        (3, [bad((draw.randrange(3), 0)), bad(*everybody), bad(*all_at_once)]),
-        (4, [Batches(seed, ELEMENTS, 3, frozenset({(2, draw.randrange(3))}))]),
+        Trial(1, [bad(), bad(steps=1), bad((0, draw.randrange(3)))]),
+        Trial(2, [bad(), bad((1, 2)), bad((0, 0), (1, 2))]),
+        Trial(3, [bad((draw.randrange(3), 0)), bad(*everybody), bad(*all_at_once)]),
+        Trial(4, [Batches(seed, ELEMENTS, 3, frozenset({(2, draw.randrange(3))}))]),
     ]
 
-
-def _a_gradient_for_each_step(one: Observation, rank: int) -> float:
-    return 3 * all_reduce_factor(one.trial.world_size) * BYTES
-
-
-_STEP = "A step needs one all-reduce of the gradient, with a number beside it."
 
 PART = Part(
     "01/mend_2",
@@ -49,22 +119,18 @@ PART = Part(
     "A batch that one rank leaves out",
     14,
     2,
-    Mend(
-        PROGRAMS + "train",
+    mend(
+        "train",
         Trial(4, [Batches(0, 3, 4, frozenset({(2, 1), (0, 2)}))]),
         judge_waits,
-        check_mended(
-            _batch_trials,
-            "the weights are right on 1 to 4 ranks, wherever the bad batches are",
-            Rule(
-                "traffic",
-                1,
-                judge_traffic(
-                    "a step sends little more than one gradient",
-                    only(("all_reduce",), 6, _STEP),
-                    too_much_on_the_wire(_a_gradient_for_each_step, _STEP),
-                ),
-            ),
+        _trials,
+        "the weights are right on 1 to 4 ranks, wherever the bad batches are",
+        "a step sends little more than one gradient",
+        traffic(
+            ("all_reduce",),
+            6,
+            lambda ranks, rank: 3 * all_reduced(ranks, BYTES),
+            "A step needs one all-reduce of the gradient, with a number beside it.",
         ),
     ),
 )

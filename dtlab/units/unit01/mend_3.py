@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.faults import Fault, Faulty, Noted
+from dtlab.grading.checking.sums import labelled, wrong_sum
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.waits import judge_waits
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.waits import judge_waits
-from dtlab.grading.scripts.mends import Mend
-from dtlab.units.unit01.diagnose_cases import Grid
-from dtlab.units.unit01.diagnose_traffic import (
-    BYTES,
-    ELEMENTS,
-    PROGRAMS,
-    Runs,
-    all_reduce_factor,
-    check_mended,
-    judge_traffic,
-    only,
-    too_much_on_the_wire,
-)
+from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, traffic
+
+if TYPE_CHECKING:
+    import torch
 
 
-def _grid_trials(draw: random.Random, seed: int) -> Runs:
-    sizes = draw.randint(1, 9), draw.randint(1, 9)
-    small: Runs = [(1, [Grid(seed, sizes[0], 1)]), (4, [Grid(seed, sizes[1], 2)])]
-    return [*small, (6, [Grid(seed, ELEMENTS // 2, 3)])]
+@dataclass(frozen=True)
+class Grid(Faulty):
+    """`sum_grid(outputs, gradients, per_row)`, in place; `size` elements, and twice as many."""
+
+    seed: int
+    size: int
+    per_row: int
+    topic: str = "result"
+
+    def __str__(self) -> str:
+        return f"{self.per_row} in a row"
+
+    def inputs(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and gradients of a rank."""
+        return labelled(self.seed, self.size, rank), labelled(self.seed + 1, 2 * self.size, rank)
+
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return *self.inputs(rank), self.per_row
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Any) -> Any:
+        outputs, gradients, per_row = given
+        fn(outputs, gradients, per_row)
+        return {"outputs": outputs, "gradients": gradients}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        ranks = range(len(results))
+        inputs = [self.inputs(rank) for rank in ranks]
+        for rank, noted in enumerate(results):
+            row = [other for other in ranks if other // self.per_row == rank // self.per_row]
+            column = [other for other in ranks if other % self.per_row == rank % self.per_row]
+            for which, (name, members) in enumerate((("outputs", row), ("gradients", column))):
+                parts = {other: inputs[other][which] for other in ranks}
+                wrong = wrong_sum(noted[name], parts, members)
+                if wrong:
+                    yield "result", f"rank {rank}, {name}: {wrong}"
 
 
-def _row_and_column(one: Observation, rank: int) -> float:
-    return (all_reduce_factor(3) * BYTES) / 2 + all_reduce_factor(2) * BYTES
+def _trials(seed: int) -> list[Trial]:
+    draw = random.Random(seed)
+    sizes = ((1, draw.randint(1, 9), 1), (4, draw.randint(1, 9), 2), (6, ELEMENTS // 2, 3))
+    return [Trial(ranks, [Grid(seed, size, per_row)]) for ranks, size, per_row in sizes]
 
-
-_GRID = "One all-reduce on the row and one on the column are what there is to do."
 
 PART = Part(
     "01/mend_3",
@@ -41,22 +68,18 @@ PART = Part(
     "Rows and columns",
     12,
     2,
-    Mend(
-        PROGRAMS + "sum_grid",
+    mend(
+        "sum_grid",
         Trial(6, [Grid(0, 3, 3)]),
         judge_waits,
-        check_mended(
-            _grid_trials,
-            "both sums are right, on grids of 1, 4 and 6 ranks",
-            Rule(
-                "traffic",
-                1,
-                judge_traffic(
-                    "one all-reduce on the row, one on the column",
-                    only(("all_reduce",), 2, _GRID),
-                    too_much_on_the_wire(_row_and_column, _GRID),
-                ),
-            ),
+        _trials,
+        "both sums are right, on grids of 1, 4 and 6 ranks",
+        "one all-reduce on the row, one on the column",
+        traffic(
+            ("all_reduce",),
+            2,
+            lambda ranks, rank: all_reduced(3, BYTES / 2) + all_reduced(2, BYTES),
+            "One all-reduce on the row and one on the column are what there is to do.",
         ),
     ),
 )

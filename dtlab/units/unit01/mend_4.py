@@ -3,37 +3,143 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Rule
+from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.sums import labelled, wrong_sum
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.scripts.mends import Mend
-from dtlab.units.unit01.diagnose_cases import Rows, judge_rows
-from dtlab.units.unit01.diagnose_traffic import (
+from dtlab.grading.questions.quantities import short, whole
+from dtlab.units.unit01.judges import messages
+from dtlab.units.unit01.mending import (
     BYTES,
     ELEMENTS,
-    PROGRAMS,
-    Runs,
-    all_reduce_factor,
-    check_mended,
-    judge_traffic,
-    not_one_row_each,
-    only,
-    too_much_on_the_wire,
+    Returning,
+    all_reduced,
+    are_tensors,
+    compared,
+    mend,
+    name_of,
+    same,
+    traffic,
 )
 
+if TYPE_CHECKING:
+    import torch
 
-def _row_trials(draw: random.Random, seed: int) -> Runs:
-    small: Runs = [(ranks, [Rows(seed, draw.randint(1, 9))]) for ranks in (1, 3)]
-    return [*small, (4, [Rows(seed, ELEMENTS)])]
-
-
-def _rows_and_their_sum(one: Observation, rank: int) -> float:
-    rows = one.trial.world_size - 1 if rank == 0 else 0
-    return (rows + all_reduce_factor(one.trial.world_size)) * BYTES
+    from dtlab.trace import Trace
 
 
-_SHARE = "Rank 0 sends each rank its row, in one message; the broadcast is for the scale."
+@dataclass(frozen=True)
+class Rows(Returning):
+    """`share_out(images, scale)`, which only rank 0 knows: (row times scale, sum of them)."""
+
+    seed: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.size} numbers in a row"
+
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images as whole numbers of 16 bits, a row for each rank, and one factor."""
+        import torch
+
+        images = torch.zeros(world_size, self.size, dtype=torch.int16)
+        if rank > 0:
+            return images, torch.zeros(1)
+        for row in range(world_size):
+            images[row] = labelled(self.seed, self.size, row)
+        return images, torch.tensor([float(random.Random(self.seed).randint(2, 9))])
+
+    def scaled(self, world_size: int) -> list[torch.Tensor]:
+        """The row that each rank should have."""
+        images, scale = self.given(0, world_size)
+        return [row.float() * scale for row in images]
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        rows = self.scaled(len(results))
+        for rank, noted in enumerate(results):
+            got = noted["returned"]
+            if not are_tensors(got, 2):
+                words = "the scaled row and the sum are asked for, as mine, total."
+                yield "result", f"rank {rank}: {words}"
+                return
+            if not same(got[0], rows[rank]):
+                yield "result", f"rank {rank}: its row is {name_of(got[0], rows, 'row {}')}."
+        for rank, noted in enumerate(results):
+            wrong = wrong_sum(noted["returned"][1], dict(enumerate(rows)), range(len(rows)))
+            if wrong:
+                yield "result", f"rank {rank}, total: {wrong}"
+
+
+# The diagnosis: which row each rank really gets -------------------------------------------------
+
+_FORM = 'Write {"operation": "...", "rows": {rank: row of images, ...}}.'
+_INNOCENT = {
+    "recv": "A recv hands over what came: look at what was sent.",
+    "broadcast": "The scale arrives as it should.",
+    "all_reduce": "The all-reduce adds up what the ranks have, and does that right.",
+}
+
+
+def _misjudged(one: Observation, diagnosis: Mapping[str, Any]) -> str:
+    """What is wrong with {"operation": name, "rows": {rank: row}}; empty if nothing."""
+    (case,) = one.trial.cases
+    assert isinstance(case, Rows)
+    assert one.trace is not None
+    operation = str(diagnosis["operation"]).strip().casefold().rpartition(".")[2]
+    operation = {"isend": "send", "irecv": "recv"}.get(operation, operation)
+    if operation not in one.trace.ops():
+        names = ", ".join(sorted(one.trace.ops()))
+        return f"the trace has no operation {diagnosis['operation']!r}. It has: {names}."
+    if operation != "send":
+        return f"{operation} is not it. {_INNOCENT[operation]}"
+    if not isinstance(diagnosis["rows"], Mapping):
+        return f"the rows are {diagnosis['rows']!r}. {_FORM}"
+    rows = case.scaled(one.trial.world_size)
+    for rank in range(1, len(rows)):
+        said = diagnosis["rows"].get(rank)
+        number = whole(said)
+        if said is None:
+            return f"what does rank {rank} get? {_FORM}"
+        if number is None:
+            return f"{short(said)} is no row, for rank {rank}. {_FORM}"
+        got = one.results[0][rank]["returned"][0]
+        if not (0 <= number < len(rows) and same(got, rows[number])):
+            return (
+                f"rank {rank} does not get row {number}. What is in the buffer when its message "
+                "leaves?"
+            )
+    return ""
+
+
+judge_rows = compared(("operation", "rows"), _FORM, "these are the rows that come", _misjudged)
+
+
+# The mended program -----------------------------------------------------------------------------
+
+
+def _trials(seed: int) -> list[Trial]:
+    draw = random.Random(seed)
+    small = [Trial(ranks, [Rows(seed, draw.randint(1, 9))]) for ranks in (1, 3)]
+    return [*small, Trial(4, [Rows(seed, ELEMENTS)])]
+
+
+def _not_one_row_each(trace: Trace) -> str:
+    """Rank 0 sends another rank more or less than one message, or others send any."""
+    sent = messages(trace)
+    for message in sent:
+        if message.source > 0:
+            pair = f"rank {message.source} sends rank {message.target}"
+            return f"{pair} a message. Rank 0 shares out."
+    for rank in range(1, trace.world_size):
+        count = sum(message.target == rank for message in sent)
+        if count != 1:
+            return f"rank 0 sends {count} messages to rank {rank}: send each its row, in one."
+    return ""
+
 
 PART = Part(
     "01/mend_4",
@@ -41,23 +147,19 @@ PART = Part(
     "Rows that never arrive",
     12,
     2,
-    Mend(
-        PROGRAMS + "share_out",
+    mend(
+        "share_out",
         Trial(5, [Rows(0, 4)]),
         judge_rows,
-        check_mended(
-            _row_trials,
-            "each rank has its row, and all have the sum, on 1, 3 and 4 ranks",
-            Rule(
-                "traffic",
-                1,
-                judge_traffic(
-                    "rank 0 sends each rank its row, once",
-                    only(("send", "recv", "broadcast", "all_reduce"), 5, _SHARE),
-                    not_one_row_each,
-                    too_much_on_the_wire(_rows_and_their_sum, _SHARE),
-                ),
-            ),
+        _trials,
+        "each rank has its row, and all have the sum, on 1, 3 and 4 ranks",
+        "rank 0 sends each rank its row, once",
+        traffic(
+            ("send", "recv", "broadcast", "all_reduce"),
+            5,
+            lambda ranks, rank: all_reduced(ranks, BYTES) + (ranks - 1) * BYTES * (rank == 0),
+            "Rank 0 sends each rank its row, in one message; the broadcast is for the scale.",
+            _not_one_row_each,
         ),
     ),
 )

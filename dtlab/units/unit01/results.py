@@ -17,16 +17,10 @@ from dtlab.grading.questions.declared import asked, number
 _ROOT = "The root need not be rank 0."
 _ITSELF = "the root is missing: it takes part like every other rank."
 _DIVIDED = "these are averages. SUM does not divide."
-_OWN_ELEMENTS = (
-    "these are sums over the elements of one rank. A collective adds what stands in the same "
-    "place on different ranks."
-)
+_OWN_ELEMENTS = "these are sums over the elements of one rank, not over the ranks."
 _NOTHING_SENT = "each rank has what it brought, as if nobody had sent anything."
-_HINT = (
-    "Follow one element: on which rank does it begin, and where does it end? The lesson shows "
-    "every collective on labelled data."
-)
 _FIRST_ONLY = "these are whole tensors. Here each rank brings only the first element of its own."
+_ADDED = "this adds them up. An all-gather puts them one after another, and so does a gather."
 _AVERAGES = "[[one / 3 for one in content] for content in answer]"
 
 
@@ -35,8 +29,10 @@ def _draw(draw: Random) -> Values:
     return {"tensors": [numbers[0:3], numbers[3:6], numbers[6:9]], "root": draw.choice((1, 2))}
 
 
-def _held(name: str, prompt: str, right: str, wrong: Mapping[Any, str]) -> Question:
-    return number(name, prompt, right, _HINT, wrong, exact=True)
+def _held(name: str, prompt: str, wrong: Mapping[Any, str]) -> Question:
+    """What the ranks hold after the collective that `where` has under this name."""
+    hint = "Follow one element: on which rank does it begin, and where does it end?"
+    return number(name, prompt, name, hint, wrong, exact=True)
 
 
 PART = Part(
@@ -56,42 +52,36 @@ PART = Part(
         _held(
             "broadcast",
             "rank {root} broadcasts its tensor",
-            "broadcast",
             {
                 "[tensors[0]] * 3": f"this is rank 0's tensor. {_ROOT}",
-                "[[] if rank == root else tensors[root] for rank in range(3)]": "the root holds "
-                "its tensor afterwards too: a broadcast copies.",
+                "[[] if rank == root else tensors[root] for rank in range(3)]": "a broadcast "
+                "copies: the root keeps its tensor.",
                 "tensors": _NOTHING_SENT,
             },
         ),
         _held(
             "scatter",
             "rank {root} scatters its tensor, one element for each rank",
-            "one_each(tensors[root])",
             {
                 "broadcast": "every rank has the whole tensor: that is a broadcast.",
                 "one_each(tensors[0])": f"these are elements of rank 0's tensor. {_ROOT}",
-                "one_each(tensors[rank][rank] for rank in range(3))": "each rank has an element "
-                "of its own tensor, as if nobody had sent anything.",
+                "one_each(tensors[rank][rank] for rank in range(3))": _NOTHING_SENT,
             },
         ),
         _held(
             "gather",
             "each rank brings the first element of its tensor, and rank {root} gathers them",
-            "gather",
             {
                 "all_gather": "every rank has them: that is an all-gather.",
                 "on(0, firsts)": f"they are on rank 0. {_ROOT}",
                 "on(root, firsts[:root] + firsts[root + 1 :])": _ITSELF,
-                "on(root, [sum(firsts)])": "this adds them up. A gather puts them one after "
-                "another.",
+                "on(root, [sum(firsts)])": _ADDED,
                 "on(root, sum(tensors, []))": _FIRST_ONLY,
             },
         ),
         _held(
             "reduce",
             "the tensors are reduced to rank {root}, with SUM",
-            "reduce",
             {
                 "all_reduce": "every rank has the sum: that is an all-reduce.",
                 "on(0, sums)": f"the sum is on rank 0. {_ROOT}",
@@ -102,7 +92,6 @@ PART = Part(
         _held(
             "all_reduce",
             "an all-reduce with SUM",
-            "all_reduce",
             {
                 "reduce": "one rank has the sum: that is a reduce.",
                 "reduce_scatter": "each rank has one element of it: that is a reduce-scatter.",
@@ -113,19 +102,16 @@ PART = Part(
         _held(
             "all_gather",
             "each rank brings the first element of its tensor, and all ranks gather them",
-            "all_gather",
             {
                 "gather": "one rank has them: that is a gather.",
                 "one_each(firsts)": _NOTHING_SENT,
-                "[[sum(firsts)]] * 3": "this adds them up. An all-gather puts them one after "
-                "another.",
+                "[[sum(firsts)]] * 3": _ADDED,
                 "[sum(tensors, [])] * 3": _FIRST_ONLY,
             },
         ),
         _held(
             "reduce_scatter",
             "a reduce-scatter with SUM, one element for each rank",
-            "reduce_scatter",
             {
                 "all_reduce": "every rank has the whole sum: that is an all-reduce.",
                 "columns": "what arrives is not added up: that is an all-to-all.",
@@ -136,7 +122,6 @@ PART = Part(
         _held(
             "all_to_all",
             "an all-to-all: of every tensor, element r goes to rank r",
-            "columns",
             {
                 "reduce_scatter": "what arrives is added up: that is a reduce-scatter.",
                 "all_gather": "every rank has the same: that is an all-gather.",
@@ -151,11 +136,13 @@ PART = Part(
             "one_each": "lambda elements: [[one] for one in elements]",
             "on": "lambda rank, content: [content if one == rank else [] for one in range(3)]",
             "broadcast": "[tensors[root]] * 3",
+            "scatter": "one_each(tensors[root])",
             "gather": "on(root, firsts)",
             "reduce": "on(root, sums)",
             "all_reduce": "[sums] * 3",
             "all_gather": "[firsts] * 3",
             "reduce_scatter": "one_each(sums)",
+            "all_to_all": "columns",
         },
     ),
 )

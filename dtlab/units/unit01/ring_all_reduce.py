@@ -8,14 +8,11 @@ from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit01.calls import AllReduce, draw_groups
-from dtlab.units.unit01.judges import (
-    judge_result,
-    judge_subgroups,
-)
-from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, WHOLE, pattern
+from dtlab.units.unit01.judges import chunks_pattern, judge_result, judge_subgroups
+from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules
 
 
-def _ring_trials(seed: int) -> list[Trial]:
+def _trials(seed: int) -> list[Trial]:
     """1 to 5 ranks, with sizes that divide, that do not, and fewer elements than ranks."""
     draw = random.Random(seed)
     trials = [Trial(RANKS, [AllReduce(seed, BYTES // 4)])]
@@ -35,7 +32,7 @@ PART = Part(
     minutes=35,
     difficulty=2,
     check=Check(
-        trials=_ring_trials,
+        trials=_trials,
         rules=(
             Rule(
                 "result",
@@ -43,13 +40,11 @@ PART = Part(
                 judge_result(
                     "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, also when the size "
                     "does not divide and with fewer elements than ranks",
-                    pattern,
+                    chunks_pattern,
                 ),
             ),
             Rule("subgroups", 2, judge_subgroups),
-            Rule("bytes", 3, WHOLE.bytes),
-            Rule("neighbours", 1, WHOLE.neighbours),
-            Rule("rounds", 1, WHOLE.rounds),
+            *ring_rules(halves=2, points=3),
         ),
     ),
     reference="dtlab.collectives.ring_all_reduce",

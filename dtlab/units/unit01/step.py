@@ -49,8 +49,7 @@ PART = Part(
                 "total": "this is the sum. The loss is a mean over all samples.",
                 "[one / 2 for one in total]": "this divides by two. How many workers are there?",
                 "gradients[0]": "this is worker 0's own gradient: the others do not count.",
-                "own_means": "this averages over the elements of one worker. Average what stands "
-                "in the same place.",
+                "own_means": "this averages over the elements of one worker.",
             },
         ),
         number(
@@ -62,11 +61,9 @@ PART = Part(
                 "stepped(total, rate)": "this steps with the sum: three times as far.",
                 "stepped(mean, -rate)": "this goes uphill. A step goes against the gradient.",
                 "stepped(mean, 1)": "this leaves the learning rate out.",
-                "stepped(gradients[0], rate)": "this is worker 0's own step. To average the "
-                "weights before the step changes nothing, since they are equal then.",
+                "stepped(gradients[0], rate)": "this is worker 0's own step.",
                 "stepped(mean, rate / 3)": "this divides twice by the number of workers.",
-                "[rate * one for one in mean]": "this is the length of the step. Where does it "
-                "start?",
+                "[rate * one for one in mean]": "this is the step. Where does it start?",
             },
             points=2,
         ),
@@ -76,16 +73,14 @@ PART = Part(
             "stepped(gradients[who], rate)",
             "Its own gradient is all that it has.",
             {
-                "stepped(mean, rate)": "this is the step with the average. What does a worker "
-                "know by itself?",
+                "stepped(mean, rate)": "this is the step with the average.",
                 "stepped(gradients[0], rate)": "this is worker 0. Another one is asked for.",
                 "stepped(gradients[who], rate / 3)": "nothing is divided where nothing was added.",
             },
         ),
         number(
             "rate",
-            "the learning rate with which the sum of the gradients gives the same step as their "
-            "average",
+            "the learning rate with which the sum gives the same step as the average",
             "rate / 3",
             "Rate times gradient has to stay the same.",
             {
@@ -96,10 +91,9 @@ PART = Part(
         ),
         choice(
             "after",
-            "each worker steps alone with plain SGD, and then the weights are averaged; compared "
-            "with averaging the gradients first, the weights are",
+            "if each worker steps alone with plain SGD and the weights are averaged, they are",
             {
-                "the same": "",
+                "the same": "as with averaged gradients",
                 "different": "",
                 "the same if the gradients are": "only where all gradients are equal",
             },
@@ -107,8 +101,7 @@ PART = Part(
             "Work it out with your own numbers.",
             {
                 "different": "work it out with your own numbers.",
-                "the same if the gradients are": "work it out with your own numbers: these "
-                "gradients are not equal.",
+                "the same if the gradients are": "your gradients are not equal: work it out.",
             },
         ),
         where={

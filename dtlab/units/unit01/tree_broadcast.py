@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import random
+from math import inf
+from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 from dtlab.units.unit01.calls import Broadcast, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
-    Seen,
-    cannot_measure,
     judge_result,
+    judge_sent,
     judge_subgroups,
-    measured_call,
     messages,
     other_dtype,
     world_sizes_right,
 )
+
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
 
 __all__ = ["PART", "rounds_of"]
 
@@ -41,38 +45,30 @@ def _trials(seed: int) -> list[Trial]:
     return [*trials, Trial(5, [Broadcast(seed, 7, groups, seat=-1)])]
 
 
-def _judge_once(seen: Seen) -> Verdict:
+def _not_once(call: Broadcast, trace: Trace) -> str:
     """Every rank but the source receives the tensor, and no more than that."""
-    waiting = _cannot_measure(seen)
-    if waiting:
-        return waiting
-    assert seen[0].trace is not None
-    (source,) = measured_call(seen[0]).wanted(range(_RANKS))
-    for rank in (source, *range(_RANKS)):
-        came = sum(one.bytes for one in messages(seen[0].trace) if one.target == rank)
-        if rank == source and came:
-            return lost(
-                f"rank {rank} is the source and has the tensor already, but received "
-                f"{amount(came)}: send to ranks that still lack it."
+    source, sent = call.seat, messages(trace)
+    came = [sum(each.bytes for each in sent if each.target == rank) for rank in range(_RANKS)]
+    if came[source]:
+        return (
+            f"rank {source} is the source and has the tensor already, but received "
+            f"{amount(came[source])}: send to ranks that still lack it."
+        )
+    for rank, size in enumerate(came):
+        if size > 4 * _ELEMENTS:
+            return (
+                f"rank {rank} received {amount(size)}; the tensor has {amount(4 * _ELEMENTS)}. "
+                f"Send it to each rank once. {other_dtype(sent)}".rstrip()
             )
-        if rank != source and came > 4 * _ELEMENTS:
-            return lost(
-                f"rank {rank} received {amount(came)}; the tensor has {amount(4 * _ELEMENTS)}. "
-                f"Send it to each rank once. {other_dtype(messages(seen[0].trace))}".rstrip()
-            )
-    return ok("each rank receives the tensor once")
+    return ""
 
 
-def _judge_rounds(seen: Seen) -> Verdict:
+def _more_rounds(_: Broadcast, trace: Trace) -> str:
     """Ranks that have the tensor double in every round."""
-    waiting = _cannot_measure(seen)
-    if waiting:
-        return waiting
-    assert seen[0].trace is not None
-    rounds, goal = rounds_of(messages(seen[0].trace)), (_RANKS - 1).bit_length()
+    rounds, goal = rounds_of(messages(trace)), (_RANKS - 1).bit_length()
     if rounds <= goal:
-        return ok(f"{rounds} rounds on {_RANKS} ranks = log2 N, rounded up")
-    return lost(
+        return ""
+    return (
         f"{rounds} rounds on {_RANKS} ranks; a tree needs {goal} = log2 N, rounded up. In every "
         "round all ranks that have the tensor send it, each in one message to one rank that lacks "
         "it: first to the one with the most ranks below it."
@@ -89,13 +85,6 @@ def rounds_of(sent: list[Message]) -> int:
         busy[message.source] = busy.get(message.source, 0) + 1
         busy.setdefault(message.target, busy[message.source])
     return max(busy.values(), default=0)
-
-
-def _cannot_measure(seen: Seen) -> Verdict | None:
-    waiting = cannot_measure(seen)
-    if waiting is None and seen[0].mistakes:
-        return blocked(f"judged once the result is right on {_RANKS} ranks")
-    return waiting
 
 
 def _pattern(seen: Seen) -> str:
@@ -121,8 +110,8 @@ PART = Part(
                 judge_result("all ranks have what the source has, on 1 to 9 ranks", _pattern),
             ),
             Rule("subgroups", 1, judge_subgroups),
-            Rule("once", 1, _judge_once),
-            Rule("rounds", 2, _judge_rounds),
+            Rule("once", 1, judge_sent("each rank receives the tensor once", _not_once, inf)),
+            Rule("rounds", 2, judge_sent("log2 N rounds, rounded up", _more_rounds, inf)),
         ),
     ),
     reference="dtlab.collectives.tree_broadcast",

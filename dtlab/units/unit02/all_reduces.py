@@ -13,6 +13,7 @@ from random import Random
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.units.unit02.average_in_buckets import closed_before
 
 __all__ = ["PART", "buckets_of"]
 
@@ -26,16 +27,6 @@ def buckets_of(sizes: Sequence[int], first: int, others: int) -> list[list[int]]
             buckets.append([])
         buckets[-1].append(place)
     return buckets
-
-
-def _never_over(sizes: Sequence[int], limit: int) -> int:
-    """How many buckets there are if none may have more than its limit."""
-    count, filling = 0, limit + 1
-    for size in reversed(sizes):
-        filling += size
-        if filling > limit:
-            count, filling = count + 1, size
-    return count
 
 
 def _draw(draw: Random) -> Values:
@@ -57,12 +48,10 @@ PART = Part(
     asked(
         _draw,
         [
-            ("layer 1", "{layers[0]} MiB of parameters, in one tensor"),
-            ("layer 2", "{layers[1]} MiB of parameters, in one tensor"),
-            ("layer 3", "{layers[2]} MiB of parameters, in one tensor"),
-            ("layer 4", "{layers[3]} MiB of parameters, in one tensor"),
-            ("layer 5", "{layers[4]} MiB of parameters, in one tensor"),
-            ("layer 6", "{layers[5]} MiB of parameters, in one tensor"),
+            *(
+                (f"layer {place + 1}", f"{{layers[{place}]}} MiB of parameters, in one tensor")
+                for place in range(6)
+            ),
             ("bucket_cap_mb", "{bucket_cap_mb}"),
             ("k", "{micro}"),
         ],
@@ -85,8 +74,8 @@ PART = Part(
             "later",
             "From layer 6 on, add up sizes. With which layer has the bucket its limit or more?",
             {
-                "never_over(layers, cap)": "this closes a bucket before it has its limit. DDP "
-                "closes it with the gradient by which it has reached the limit or passed it.",
+                "never_over(layers[::-1], cap)": "this closes a bucket before it has its limit. "
+                "DDP closes it with the gradient that reaches the limit or passes it.",
                 "1": _AS_AT_FIRST,
                 "6": "this is one for each layer: each would be a bucket.",
             },
@@ -146,7 +135,7 @@ PART = Part(
         ),
         where={
             "buckets_of": buckets_of,
-            "never_over": _never_over,
+            "never_over": closed_before,
             "names": lambda places: frozenset(str(place + 1) for place in places),
             "cap": "bucket_cap_mb",
             "buckets": "buckets_of(layers, cap, cap)",

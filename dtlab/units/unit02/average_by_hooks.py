@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.groups import draw_groups
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.average_gradients import (
-    Seen,
-    advise_on_groups,
-    judge_all_reduces,
-    judge_gradients,
-    judge_topic,
-)
-from dtlab.units.unit02.training import Arguments, Training, begin, train
+from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards
+from dtlab.units.unit02.training import Arguments, Training, begin, rule, train
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_SAME_START = "all ranks begin the same"
+_FROZEN = "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
 
 
-class FromTheStart(Training):
+class FromTheStart(Afterwards):
     """`fn(module)` is called once, before the first step."""
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        module, group = begin(given)
-        return train(module, given, lambda: fn(module, **group))
+        def start(*args: Any, **group: Any) -> Callable[[], Any]:
+            fn(*args, **group)
+            return lambda: None
+
+        return train(given, start)
 
 
 @dataclass(frozen=True)
@@ -41,9 +37,10 @@ class Beginning(Training):
     """What ranks have after `fn(module)`, where each one began with something else."""
 
     topic: str = "start"
+    steps: int = 0
 
     def given(self, rank: int, world_size: int) -> Arguments:
-        return Training.given(self.on(seed=self.seed + 1 + rank), rank, world_size)
+        return Training.given(replace(self, seed=self.seed + 1 + rank), rank, world_size)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
@@ -53,82 +50,70 @@ class Beginning(Training):
         fn(module, **group)
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
 
-    def opened(self, result: Any) -> Any:
-        return dict(result)
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        """The first tensor that is not that of the first member of its group: see `Case`."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """A tensor that is not that of the first member of its group."""
         from dtlab.grading.checking.modules import tensors_of
 
-        states = [self.on(seed=self.seed + 1 + rank).module() for rank in range(len(results))]
-        every = [tensors_of(state) for state in states]
+        ranks = range(len(results))
+        every = [tensors_of(self.net.module(self.seed + 1 + rank)) for rank in ranks]
         for rank, got in enumerate(results):
-            first = self.members(rank, len(results))[0]
+            first = members_of(self.groups, rank, len(results))[0]
             for name, wanted in every[first].items():
-                if not got[name].equal(wanted):
-                    whose = self._whose(got[name], every, name, rank)
-                    return f"rank {rank}, {name}: {whose}, not what rank {first} began with."
-        return ""
+                if got[name].equal(wanted):
+                    continue
+                alike = [other for other in ranks if got[name].equal(every[other][name])]
+                whose = "this rank" if rank in alike else f"rank {alike[0]}" if alike else ""
+                what = f"what {whose} began with" if whose else "something else"
+                words = f"rank {rank}, {name}: {what}, not what rank {first} began with."
+                yield self.topic, f"{words}\n{self.advice(words)}"
 
-    def _whose(
-        self, got: Tensor, every: Sequence[dict[str, Tensor]], name: str, rank: int
-    ) -> str:
-        for other in (rank, *range(len(every))):
-            if got.shape == every[other][name].shape and got.equal(every[other][name]):
-                return f"what {'this rank' if other == rank else f'rank {other}'} began with"
-        return "something else"
+    def advice(self, trouble: str) -> str:
+        if self.groups:
+            return super().advice(trouble)
+        if "register a hook" in trouble:
+            return _FROZEN
+        if ", count: " in trouble:
+            return (
+                "`state_dict` leaves out buffers that are not saved, those with "
+                "persistent=False: `buffers()` has them all."
+            )
+        return (
+            "Before the first step every parameter, frozen ones too, and every buffer must be "
+            "the first rank's: dist.broadcast writes into the tensor of all other ranks."
+        )
 
 
 def _trials(seed: int) -> list[Trial]:
     """1 to 4 ranks; then frozen layers, different beginnings, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
-    trials = [Trial(ranks, [FromTheStart(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)]
     frozen = Net("frozen", (*nets[0].sizes, 5), "a frozen layer")
     head_first = Net("head first", nets[0].sizes, "three layers, the last one defined first")
     buffered = Net("buffered", nets[0].sizes, "a frozen layer and buffers")
     groups = draw_groups(draw, world_size=5, size=3)
     return [
-        *trials,
+        *(Trial(ranks, [FromTheStart(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)),
         Trial(2, [FromTheStart(seed, head_first)]),
-        Trial(3, [FromTheStart(seed, frozen, topic="frozen")]),
+        Trial(3, [FromTheStart(seed, frozen, "frozen", hint=_FROZEN)]),
         Trial(3, [Beginning(seed, buffered)]),
         Trial(
             5,
             [
-                FromTheStart(seed, nets[0], topic="subgroups", groups=groups),
-                Beginning(seed, buffered, topic="subgroups", groups=groups),
+                FromTheStart(seed, nets[0], "subgroups", groups=groups),
+                Beginning(seed, buffered, "subgroups", groups=groups),
             ],
         ),
     ]
 
 
-def _advise_on_order(seen: Seen) -> str:
+def _advise_on_order(trials: Seen, words: str) -> str:
     """Where only the model whose layers are defined in another order goes wrong."""
-    wrong = [case for one in seen if one.mistakes for case in one.trial.cases]
-    if not all(isinstance(case, Training) and case.net.kind == "head first" for case in wrong):
+    wrong: list[Any] = [case for one in trials if one.mistakes for case in one.trial.cases]
+    if not wrong or any(case.net.kind != "head first" for case in wrong):
         return ""
     return (
         "Right where layers are defined in the order in which they are used. No hook can tell "
         "which other gradients are there: each parameter's own hook averages its gradient."
-    )
-
-
-def _advise_on_frozen(one: Observation) -> str:
-    return "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
-
-
-def _advise_on_start(one: Observation) -> str:
-    if one.failure is not None and "register a hook" in one.failure.message:
-        return _advise_on_frozen(one)
-    if ", count: " in one.mistakes[0]:
-        return (
-            "`state_dict` leaves out buffers that are not saved, those with persistent=False: "
-            "`buffers()` has them all."
-        )
-    return (
-        "Before the first step every parameter, frozen ones too, and every buffer has to be the "
-        "first rank's: dist.broadcast writes into the tensor of all others."
     )
 
 
@@ -141,38 +126,21 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
+            rule(
                 "gradients",
                 2,
-                judge_gradients(
-                    "after backward every gradient is the mean, in every step", _advise_on_order
-                ),
+                "after backward every gradient is the mean, in every step",
+                advice=_advise_on_order,
             ),
-            Rule(
-                "start",
-                2,
-                judge_topic("start", _SAME_START, _advise_on_start, whatever_the_gradients=True),
-            ),
-            Rule(
+            rule("start", 2, "all ranks begin the same", shown_by=["gradients", "start"]),
+            rule(
                 "frozen",
                 1,
-                judge_topic(
-                    "frozen",
-                    "a model with frozen parameters trains too, and these get no gradient",
-                    _advise_on_frozen,
-                ),
+                "a model with frozen parameters trains too, and these get no gradient",
+                "gradients",
             ),
-            Rule("all_reduces", 1, judge_all_reduces),
-            Rule(
-                "subgroups",
-                1,
-                judge_topic(
-                    "subgroups",
-                    "right on groups of some of the ranks too",
-                    advise_on_groups,
-                    after=("start", _SAME_START),
-                ),
-            ),
+            ONE_EACH,
+            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", "start"),
         ),
     ),
     reference="dtlab.parallel.data.data_parallel.NaiveDataParallel",

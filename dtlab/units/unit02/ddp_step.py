@@ -10,7 +10,6 @@ Their letters are drawn, so what an event is follows from when it was and how ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 
 from dtlab.grading.parts import Part
@@ -71,13 +70,14 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return rows
 
 
-def _event(name: str, prompt: str, hint: str, wrong: Mapping[str, str]) -> Question:
+def _event(name: str, prompt: str, hint: str, **wrong: str) -> Question:
     known = {formula(f"letters[{other!r}]"): why for other, why in wrong.items()}
     return choice(name, prompt, _LETTERS, formula(f"letters[{name!r}]"), hint, known)
 
 
 _BYTES = "A parameter in float32 has 4 bytes, and its gradient as many. Compare the bytes."
 _ORDER = "Sort the events by their start, and walk through the script beside them."
+_PART = "so many bytes have {} layers alone. What of the others?"
 _BEFORE = "this is before any gradient was there."
 
 PART = Part(
@@ -93,77 +93,58 @@ PART = Part(
             "constructor",
             "line 1: all ranks get the parameters and buffers of rank 0",
             _BYTES,
-            {
-                "first_layers": "so many bytes have the first layers alone. What of the others?",
-                "last_layers": "so many bytes have the last layers alone. What of the others?",
-                "buffers": "these bytes are the buffers of the BatchNorm, which lines 1 and 3 "
-                "send.",
-            },
+            first_layers=_PART.format("the first"),
+            last_layers=_PART.format("the last"),
+            buffers="these bytes are the buffers of the BatchNorm, which lines 1 and 3 send.",
         ),
         _event(
             "buffers",
             "line 3, before the forward pass: all ranks get the buffers of rank 0",
             "A BatchNorm keeps a running mean and a running variance for each channel.",
-            {
-                "constructor": "this is before the first step, and far more than the buffers.",
-                "loss": "four bytes are one number. A BatchNorm keeps two for each channel.",
-            },
+            constructor="this is before the first step, and far more than the buffers.",
+            loss="four bytes are one number. A BatchNorm keeps two for each channel.",
         ),
         _event(
             "forward",
             "line 3: the forward pass",
             _ORDER,
-            {
-                "backward": "another stretch of compute comes before this one.",
-                "step": "this comes last of all compute.",
-            },
+            backward="another stretch of compute comes before this one.",
+            step="this comes last of all compute.",
         ),
         _event(
             "backward",
             "line 4: the backward pass",
             _ORDER,
-            {
-                "forward": "gradients travel during the backward pass, and none during this one.",
-                "step": "this begins when all gradients have arrived. Who has made them?",
-            },
+            forward="gradients travel during the backward pass, and none during this one.",
+            step="this begins when all gradients have arrived. Which event computes them?",
         ),
         _event(
             "last_layers",
             "line 4: the gradients of the last layers travel",
             _BYTES,
-            {
-                "first_layers": "this leaves when backward is nearly through: which layers does "
-                "it come to last?",
-                "constructor": _BEFORE,
-            },
+            first_layers="this leaves when backward is nearly through: which layers come last?",
+            constructor=_BEFORE,
         ),
         _event(
             "first_layers",
             "line 4: the gradients of the first layers travel",
             _BYTES,
-            {
-                "last_layers": "this leaves in the middle of backward: which layers has it come "
-                "to by then?",
-                "constructor": _BEFORE,
-            },
+            last_layers="this leaves in the middle of backward: which layers are done by then?",
+            constructor=_BEFORE,
         ),
         _event(
             "step",
             "line 5: the optimizer changes the parameters",
             _ORDER,
-            {
-                "forward": "this comes first of all compute, when there are no gradients yet.",
-                "backward": "gradients still travel while this goes on.",
-            },
+            forward="this comes first of all compute, when there are no gradients yet.",
+            backward="gradients still travel while this goes on.",
         ),
         _event(
             "loss",
             "line 7: the loss is summed over the ranks",
             "The loss of a rank is one number. How many bytes are that?",
-            {
-                "first_layers": "the loss is one number. This is a whole bucket of gradients.",
-                "buffers": "this is before the forward pass, so there is no loss yet.",
-            },
+            first_layers="the loss is one number. This is a whole bucket of gradients.",
+            buffers="this is before the forward pass, so there is no loss yet.",
         ),
         number(
             "exposed",

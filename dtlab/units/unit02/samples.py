@@ -41,11 +41,9 @@ PART = Part(
             "per_rank",
             "All ranks have to make as many steps, so all get as many samples.",
             {
-                "samples // ranks": "this leaves samples over. Unless it is told to drop them, "
-                "the sampler fills up.",
+                "samples // ranks": "this leaves samples over. The sampler fills up by default.",
                 "samples": "this is all of them, on every rank.",
-                "ceil(samples / batch)": "this divides by the batch size. Asked for are samples "
-                "of a rank.",
+                "ceil(samples / batch)": "these are batches, not samples of a rank.",
             },
             exact=True,
         ),
@@ -71,8 +69,7 @@ PART = Part(
                 "block for each rank. The sampler deals out one sample to each rank in turn.",
                 "[rank, rank + 1, rank + 2]": "the one after your first belongs to the rank after "
                 "yours.",
-                "[one + 1 for one in answer]": "these are those of the rank after yours: samples "
-                "and ranks count from 0.",
+                "[one + 1 for one in answer]": "the next rank has these: ranks count from 0.",
             },
             exact=True,
         ),

@@ -1,54 +1,26 @@
-"""02/samples_of_epoch: which samples a rank sees in an epoch, agreed on without a word."""
+"""02/samples_of_epoch: which samples a rank sees in an epoch, agreed on without a message."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, combinations, pairwise
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 __all__ = ["PART", "Epochs"]
 
-Seen = Sequence[Observation]
-
-_ALIKE = (
-    "All ranks have to draw the same order, from `seed` and `epoch` alone, and each takes its own "
-    "part of it."
-)
-_FILLED_UP = (
-    "Nothing may be repeated to fill shares up: some ranks have one sample fewer than others, in "
-    "as many batches."
-)
-_LEFT_OUT = (
-    "Nothing may be left out to make shares equal: some ranks have one sample more than others, "
-    "in as many batches."
-)
-
 
 @dataclass(frozen=True)
-class Shares:
-    """What one rank got: the batches of each epoch, those of its first epoch once more and with
-    another seed, and whether random states stayed the same."""
-
-    batches: dict[int, list[list[int]]]
-    again: list[list[int]]
-    reseeded: list[list[int]]
-    untouched: bool
-
-    def samples(self, epoch: int) -> list[int]:
-        """All samples of an epoch, in order."""
-        return [sample for batch in self.batches[epoch] for sample in batch]
-
-
-@dataclass(frozen=True)
-class Epochs(Case):
+class Epochs(Faulty):
     """`fn(num_samples, batch_size, epoch, seed)` for some epochs, in another order on each rank.
 
     Each rank's global random state is another one. At the end the first epoch is asked for again,
@@ -59,62 +31,164 @@ class Epochs(Case):
     batch_size: int
     seed: int
     epochs: tuple[int, ...]
+    topic: str = "covering"
 
     def __str__(self) -> str:
         return f"{self.num_samples} samples in batches of {self.batch_size}"
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+    def order(self, rank: int) -> tuple[int, ...]:
+        """The epochs as this rank is asked for them."""
         shift = rank % len(self.epochs)
-        order = self.epochs[shift:] + self.epochs[:shift]
-        own = {"samples": self.num_samples, "batch": self.batch_size, "seed": self.seed}
-        return own | {"epochs": order, "state": rank}
+        return self.epochs[shift:] + self.epochs[:shift]
+
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return self.num_samples, self.batch_size, self.seed, self.order(rank), 1000 + rank
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
         import torch
 
-        torch.manual_seed(1000 + given["state"])
-        random.seed(1000 + given["state"])
+        num_samples, batch_size, seed, epochs, state = given
+        torch.manual_seed(state)
+        random.seed(state)
         before = torch.get_rng_state().tolist(), random.getstate()
 
-        def ask(epoch: int, shift: int = 0) -> list[list[int]]:
-            batches = fn(given["samples"], given["batch"], epoch, given["seed"] + shift)
+        def ask(epoch: int, seed: int) -> list[list[int]]:
+            batches = fn(num_samples, batch_size, epoch, seed)
             return [[int(one) for one in batch] for batch in batches]
 
-        batches = [ask(epoch) for epoch in given["epochs"]]
-        again, reseeded = ask(given["epochs"][0]), ask(given["epochs"][0], shift=1)
-        untouched = before == (torch.get_rng_state().tolist(), random.getstate())
-        epochs = list(given["epochs"])
-        found = {"epochs": epochs, "batches": batches, "again": again, "reseeded": reseeded}
-        return found | {"untouched": untouched}
+        return {
+            "batches": [ask(epoch, seed) for epoch in epochs],
+            "again": ask(epochs[0], seed),
+            "reseeded": ask(epochs[0], seed + 1),
+            "untouched": before == (torch.get_rng_state().tolist(), random.getstate()),
+        }
 
-    def opened(self, result: Any) -> Shares:
-        batches = dict(zip(map(int, result["epochs"]), result["batches"], strict=True))
-        if set(batches) != set(self.epochs):
-            raise ValueError("other epochs than were asked for")
-        again, reseeded = list(result["again"]), list(result["reseeded"])
-        return Shares(batches, again, reseeded, result["untouched"] is True)
-
-    def mistake(self, results: Sequence[Shares]) -> str:
-        """Samples that nobody sees, or that are seen twice: see `Case`."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        batches = [
+            dict(zip(self.order(rank), result["batches"], strict=True))
+            for rank, result in enumerate(results)
+        ]
+        samples = [{epoch: [*chain(*each[epoch])] for epoch in self.epochs} for each in batches]
         for epoch in self.epochs:
-            times = Counter(one for share in results for one in share.samples(epoch))
-            strange = sorted(set(times) - set(range(self.num_samples)))
-            if strange:
-                return f"epoch {epoch}: there is no sample {strange[0]}."
-            twice = sorted(one for one, count in times.items() if count > 1)
-            missing = self.num_samples - len(times)
-            if twice:
-                owners = [r for r, share in enumerate(results) if twice[0] in share.samples(epoch)]
-                padded = not missing and times.total() - len(times) < len(results)
-                return (
-                    f"epoch {epoch}: {len(twice)} of the samples are seen more than once, sample "
-                    f"{twice[0]} on {ranks_in_words(owners)}.\n{_FILLED_UP if padded else _ALIKE}"
+            uncovered = self._uncovered(epoch, [own[epoch] for own in samples])
+            if uncovered:
+                yield "covering", uncovered
+                return
+            uneven = self._uneven([own[epoch] for own in batches])
+            if uneven:
+                yield "steps", f"in epoch {epoch} {uneven}"
+        for rank, result in enumerate(results):
+            yield from self._fixed_order(rank, result, samples[rank])
+            if len({frozenset(own) for own in samples[rank].values()}) == 1 < len(results):
+                yield (
+                    "mixing",
+                    f"in {len(self.epochs)} epochs rank {rank} sees the same "
+                    f"{len(samples[rank][self.epochs[0]])} samples, and never one of another "
+                    "rank's. Shuffle all samples first, and take the rank's part then.",
                 )
-            if missing:
-                noun = "1 sample is" if missing == 1 else f"{missing} samples are"
-                return f"epoch {epoch}: {noun} on no rank.\n{_LEFT_OUT}"
+            if result["untouched"] is not True:
+                yield (
+                    "quiet",
+                    f"the global random state of rank {rank} is another one afterwards, and "
+                    "dropout or a new layer draws from it. Use a torch.Generator of your own.",
+                )
+        # A few samples may come out in a row by chance, but not time after time.
+        if all(_in_a_row(own) for each in samples for own in each.values()):
+            yield "epochs", "the samples are not shuffled, in any epoch."
+
+    def _uncovered(self, epoch: int, samples: Sequence[Sequence[int]]) -> str:
+        """Samples of one epoch that no rank sees, or that are seen twice; empty if none."""
+        times = Counter(chain(*samples))
+        strange = sorted(set(times) - set(range(self.num_samples)))
+        if strange:
+            return f"there is no sample {strange[0]}, as in epoch {epoch}."
+        twice = sorted(one for one, count in times.items() if count > 1)
+        missing = self.num_samples - len(times)
+        if twice:
+            owners = [rank for rank, own in enumerate(samples) if twice[0] in own]
+            padded = not missing and times.total() - len(times) < len(samples)
+            advice = (
+                "Nothing may be repeated to fill shares up: some ranks have one sample fewer than "
+                "others, in as many batches."
+                if padded
+                else "All ranks must draw the same order, from `seed` and `epoch` alone, and each "
+                "takes its own part of it."
+            )
+            return (
+                f"in epoch {epoch} {len(twice)} of the samples are seen more than once, sample "
+                f"{twice[0]} on {ranks_in_words(owners)}.\n{advice}"
+            )
+        if missing:
+            return (
+                f"in epoch {epoch} {missing} sample{' is' if missing == 1 else 's are'} on no "
+                "rank.\nNothing may be left out to make shares equal: some ranks have one sample "
+                "more than others, in as many batches."
+            )
         return ""
+
+    def _uneven(self, batches: Sequence[Sequence[Sequence[int]]]) -> str:
+        """Why ranks have not as many batches, as few as can be, and none empty."""
+        goal = -(-self.num_samples // (len(batches) * self.batch_size))
+        counts = [len(own) for own in batches]
+        sizes = [len(batch) for batch in chain(*batches)]
+        odd = [size for size in (min(sizes), max(sizes)) if not 0 < size <= self.batch_size]
+        if len(set(counts)) > 1:
+            return (
+                f"ranks 0 to {len(counts) - 1} have {', '.join(map(str, counts))} batches. Those "
+                "with more would wait in backward for ever: cut every share into as many batches."
+            )
+        if odd:
+            return f"there is a batch of {odd[0]} samples. It may have 1 to {self.batch_size}."
+        if counts[0] > goal:
+            return (
+                f"each rank has {counts[0]} batches where {goal} hold all samples. Deal samples "
+                "out evenly, and fill batches as far as all ranks can."
+            )
+        return ""
+
+    def _fixed_order(
+        self, rank: int, result: Noted, samples: Mapping[int, Sequence[int]]
+    ) -> Iterator[Fault]:
+        """An order that does not depend on the seed and the epoch alone."""
+        first = self.order(rank)[0]
+        if result["again"] != result["batches"][0]:
+            yield (
+                "epochs",
+                f"on rank {rank}, epoch {first} is not the same when it is asked for again, and a "
+                "run that resumes needs that. Make a generator in each call.",
+            )
+        for epoch, other in combinations(sorted(self.epochs), 2):
+            if samples[epoch] == samples[other]:
+                yield (
+                    "epochs",
+                    f"on rank {rank}, with seed={self.seed}, epochs {epoch} and {other} have the "
+                    "same samples in the same order. The order has to depend on `epoch` too, "
+                    "whatever the seed is.",
+                )
+        if result["reseeded"] == result["batches"][0]:
+            yield (
+                "epochs",
+                f"on rank {rank}, epoch {first} has the same order with seed={self.seed} and "
+                f"seed={self.seed + 1}. The order has to depend on `seed` too, in every epoch.",
+            )
+
+
+def _in_a_row(samples: Sequence[int]) -> bool:
+    """Whether most samples follow the one before at the same distance."""
+    distances = Counter(after - before for before, after in pairwise(samples))
+    return max(distances.values(), default=0) > len(samples) / 2
+
+
+def _calls(seen: Seen) -> str:
+    """The first operation that ranks called, to agree on the samples; empty if none."""
+    for one in seen:
+        if one.trace is not None and (called := sorted(one.trace.ops())):
+            return (
+                f"{count_ranks(one.trial.world_size)}: dist.{called[0]} took part. All ranks know "
+                "seed and epoch, so they can draw the same order without a message."
+            )
+    return ""
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -136,135 +210,6 @@ def _trials(seed: int) -> list[Trial]:
     return trials
 
 
-def _shares(seen: Seen) -> Iterator[tuple[str, Epochs, list[Shares]]]:
-    """What each case gave, in words and by rank."""
-    for one in seen:
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=False)):
-            if isinstance(case, Epochs):
-                yield one.trial.words(number), case, results
-
-
-def _judge_covering(seen: Seen) -> Verdict:
-    """Each sample on one rank, once."""
-    wrong = [sentence for one in seen for sentence in one.mistakes]
-    return lost(wrong[0]) if wrong else ok("in every epoch each sample is on one rank, once")
-
-
-def _waits(seen: Seen) -> Verdict | None:
-    if any(one.mistakes for one in seen):
-        return blocked("judged once each sample is on one rank, once")
-    return None
-
-
-def _judge_steps(seen: Seen) -> Verdict:
-    """As many batches on all ranks, as few as can be, and none empty."""
-    waiting = _waits(seen)
-    if waiting:
-        return waiting
-    for words, case, results in _shares(seen):
-        largest = -(-case.num_samples // len(results))
-        goal = -(-largest // case.batch_size)
-        for epoch in case.epochs:
-            counts = [len(share.batches[epoch]) for share in results]
-            sizes = [len(batch) for share in results for batch in share.batches[epoch]]
-            if len(set(counts)) > 1:
-                return lost(
-                    f"{words}, epoch {epoch}: {', '.join(map(str, counts))} batches on ranks 0 to "
-                    f"{len(counts) - 1}. The ranks with more would wait in backward for ever: cut "
-                    "every share into as many batches."
-                )
-            if min(sizes) == 0 or max(sizes) > case.batch_size:
-                wrong = max(sizes) if min(sizes) else 0
-                return lost(
-                    f"{words}, epoch {epoch}: a batch of {wrong} samples. It may have 1 to "
-                    f"{case.batch_size}."
-                )
-            if counts[0] > goal:
-                return lost(
-                    f"{words}, epoch {epoch}: {counts[0]} batches where {goal} hold all samples. "
-                    "Deal samples out evenly, and fill batches as far as all ranks can."
-                )
-    return ok("all ranks have as many batches, and as few as can be")
-
-
-def _judge_epochs(seen: Seen) -> Verdict:
-    """A shuffled order that depends on the seed and the epoch alone."""
-    waiting = _waits(seen)
-    if waiting:
-        return waiting
-    for words, case, results in _shares(seen):
-        for rank, share in enumerate(results):
-            first = (case.epochs[rank % len(case.epochs):] + case.epochs)[0]
-            if share.again != share.batches[first]:
-                return lost(
-                    f"{words}, rank {rank}: epoch {first} is not the same when it is asked for "
-                    "again, and a run that resumes needs that. Make a generator in each call."
-                )
-            for epoch, other in product(case.epochs, repeat=2):
-                if epoch < other and share.samples(epoch) == share.samples(other):
-                    return lost(
-                        f"{words}, rank {rank}: with seed={case.seed}, epochs {epoch} and {other} "
-                        "have the same samples in the same order. The order has to depend on "
-                        "`epoch` too, whatever the seed is."
-                    )
-            if share.reseeded == share.batches[first]:
-                return lost(
-                    f"{words}, rank {rank}: epoch {first} has the same order with seed="
-                    f"{case.seed} and seed={case.seed + 1}. The order has to depend on `seed` "
-                    "too, in every epoch."
-                )
-        # A few samples may come out in a row by chance, but not time after time.
-        if all(_in_a_row(share.samples(epoch)) for share in results for epoch in case.epochs):
-            return lost(f"{words}: the samples are not shuffled, in any epoch.")
-    return ok("each epoch has an order of its own, the same whenever it is asked for")
-
-
-def _in_a_row(samples: Sequence[int]) -> bool:
-    """Whether most samples follow the one before at the same distance."""
-    distances = Counter(after - before for before, after in pairwise(samples))
-    return max(distances.values(), default=0) > len(samples) / 2
-
-
-def _judge_mixing(seen: Seen) -> Verdict:
-    """A rank sees other samples in another epoch, not its own ones in another order."""
-    waiting = _waits(seen)
-    if waiting:
-        return waiting
-    for words, case, results in _shares(seen):
-        if len(results) == 1:
-            continue
-        for rank, share in enumerate(results):
-            if len({frozenset(share.samples(epoch)) for epoch in case.epochs}) == 1:
-                return lost(
-                    f"{words}, rank {rank}: in {len(case.epochs)} epochs it sees the same "
-                    f"{len(share.samples(case.epochs[0]))} samples, and never one of another "
-                    "rank's. Shuffle all samples first, and take the rank's part then."
-                )
-    return ok("a rank sees other samples in another epoch")
-
-
-def _judge_quiet(seen: Seen) -> Verdict:
-    """No communication, and nobody else's random numbers."""
-    waiting = _waits(seen)
-    if waiting:
-        return waiting
-    for one in seen:
-        called = sorted(one.trace.ops()) if one.trace is not None else []
-        if called:
-            return lost(
-                f"{count_ranks(one.trial.world_size)}: dist.{called[0]} took part. All ranks know "
-                "seed and epoch, so they can draw the same order without a message."
-            )
-    for words, _, results in _shares(seen):
-        for rank, share in enumerate(results):
-            if not share.untouched:
-                return lost(
-                    f"{words}, rank {rank}: the global random state is another one afterwards, "
-                    "and dropout or a new layer draws from it. Use a torch.Generator of your own."
-                )
-    return ok("no messages, and the global random state is as it was")
-
-
 PART = Part(
     name="02/samples_of_epoch",
     level=2,
@@ -275,11 +220,22 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("covering", 2, _judge_covering),
-            Rule("steps", 1, _judge_steps),
-            Rule("epochs", 1, _judge_epochs),
-            Rule("mixing", 1, _judge_mixing),
-            Rule("quiet", 1, _judge_quiet),
+            rule("covering", 2, "in every epoch each sample is on one rank, once"),
+            rule("steps", 1, "all ranks have as many batches, and as few as can be", "covering"),
+            rule(
+                "epochs",
+                1,
+                "each epoch has an order of its own, the same whenever it is asked for",
+                "covering",
+            ),
+            rule("mixing", 1, "a rank sees other samples in another epoch", "covering"),
+            rule(
+                "quiet",
+                1,
+                "no messages, and the global random state is as it was",
+                "covering",
+                also=_calls,
+            ),
         ),
     ),
 )

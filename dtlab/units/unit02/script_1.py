@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.script_runs import (
-    ADAM,
-    SCRIPTS,
-    SYMPTOMS,
-    copies_check,
-)
+from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
+from dtlab.grading.scripts.mend import script_part
 
-PART = Part(
+PART = script_part(
     "02/script_1",
-    3,
     "Four copies, four models",
     7,
     1,
-    MendScript(
-        SCRIPTS + "train_1",
-        Trial(2, [Training(0, 128)]),
-        copies_check(ADAM),
-        symptoms=SYMPTOMS,
-        lines=["loss = F.cross_entropy(model(images), labels)"],
-        look="Who is called here, and who would have averaged the gradients?",
-        optimizer=ADAM,
-    ),
+    "dtlab.units.unit02.scripts.train_1",
+    SCENE,
+    shared,
+    equal_copies(ADAM),
+    SYMPTOMS,
+    ["loss = F.cross_entropy(model(images), labels)"],
+    "Who is called here, and who would have averaged the gradients?",
+    optimizer=ADAM,
 )

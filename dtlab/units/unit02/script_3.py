@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.script_runs import (
-    MOMENTUM,
-    SCRIPTS,
-    SYMPTOMS,
-    for_long,
-    samples_check,
-)
+from functools import partial
 
-PART = Part(
+from dtlab.grading.scripts.data_parallel import SCENE, SYMPTOMS, shared, shared_samples
+from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.reference import Optimizer
+
+_MOMENTUM = Optimizer(0.05, momentum=0.9)
+_EPOCHS = 6  # enough to see orders that come back
+
+PART = script_part(
     "02/script_3",
-    3,
     "Every epoch the first",
     7,
     1,
-    MendScript(
-        SCRIPTS + "train_3",
-        Trial(2, [Training(0, 128)]),
-        samples_check(
-            MOMENTUM, "order", "every epoch shares the samples out in another order", for_long
-        ),
-        symptoms=SYMPTOMS,
-        lines=[
-            "for epoch in range(epochs):",
-            "total = 0.0",
-            "losses.append(total / len(loader))",
-        ],
-        look="A line is missing. Below which one does an epoch begin?",
-        optimizer=MOMENTUM,
-    ),
+    "dtlab.units.unit02.scripts.train_3",
+    SCENE,
+    partial(shared, epochs=_EPOCHS),
+    shared_samples(_MOMENTUM, "order", "every epoch shares the samples out in another order"),
+    SYMPTOMS,
+    ["for epoch in range(epochs):", "total = 0.0", "losses.append(total / len(loader))"],
+    "A line is missing. Below which one does an epoch begin?",
+    optimizer=_MOMENTUM,
 )

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.units.unit02.script_runs import (
-    ADAM,
-    SCRIPTS,
-    SYMPTOMS,
-    copies_check,
-    more_than_gradients,
-)
+from collections.abc import Sequence
 
-PART = Part(
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
+from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.run import events_of
+from dtlab.grading.words import amount
+
+_MORE = 1.25  # a factor: a loss or a count may travel too
+
+
+def _more_than_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """A rank has something else averaged in every step, of the size of the gradients."""
+    for rank, seen in enumerate(results):
+        needed = 4 * len(seen.after) * len(seen.passes)
+        handed = sum(event.bytes for event in events_of(one, "all_reduce", rank=rank))
+        if handed > _MORE * needed:
+            return (
+                f"rank {rank} has {amount(handed)} averaged, and its gradients are "
+                f"{amount(needed)}. What else is averaged, and what for? Copies that begin equal "
+                "and take equal steps stay equal."
+            )
+    return ""
+
+
+PART = script_part(
     "02/script_5",
-    3,
     "A hook of one's own",
     11,
     2,
-    MendScript(
-        SCRIPTS + "train_5",
-        Trial(2, [Training(0, 128)]),
-        copies_check(ADAM, more_than_gradients),
-        symptoms=SYMPTOMS,
-        lines=["dist.all_reduce(parameter.data)", "parameter.data /= size"],
-        look="What is averaged, and when: before the optimizer steps, or after it?",
-        optimizer=ADAM,
-    ),
+    "dtlab.units.unit02.scripts.train_5",
+    SCENE,
+    shared,
+    equal_copies(ADAM, _more_than_gradients),
+    SYMPTOMS,
+    ["dist.all_reduce(parameter.data)", "parameter.data /= size"],
+    "What is averaged, and when: before the optimizer steps, or after it?",
+    optimizer=ADAM,
 )

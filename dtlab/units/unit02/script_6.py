@@ -2,54 +2,53 @@
 
 from __future__ import annotations
 
+import random
+
+from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
 from dtlab.grading.scripts.cases import Training
+from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
+    too_large_passes,
     too_much_sent,
 )
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.training import not_as_one_process, too_large_passes
-from dtlab.units.unit02.script_runs import (
-    AS_ONE,
-    SCRIPTS,
-    SGD,
-    SYMPTOMS,
-    accumulated,
-    two_criteria,
-)
+from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.reference import not_as_one_process
 
-PART = Part(
+
+def _accumulated(seed: int, samples: int, accumulate: int, hidden: int = 8) -> Training:
+    """`script(model, data, epochs, accumulate)`, in microbatches of 8."""
+    return Training(seed, samples, 2, hidden, (accumulate,), accumulate, micro_batch=8)
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Microbatches that make whole steps, of a model large enough to be seen on the wire."""
+    draw = random.Random(seed)
+
+    def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
+        samples = ranks * accumulate * 8 * steps
+        return Trial(ranks, [_accumulated(seed + number, samples, accumulate, hidden=256)])
+
+    return [trial(2, 4, draw.randint(2, 3), 0), trial(3, draw.choice((2, 3)), 3, 1)]
+
+
+PART = script_part(
     "02/script_6",
-    3,
     "Four times the traffic",
     11,
     2,
-    MendScript(
-        SCRIPTS + "train_6",
-        Trial(2, [Training(0, 128, more=(4,), passes=4, micro_batch=8)]),
-        two_criteria(
-            accumulated,
-            ("traffic", 2, "a rank sends one gradient for each step", [too_much_sent]),
-            (
-                "training",
-                1,
-                AS_ONE,
-                [
-                    too_large_passes,
-                    not_shared_out,
-                    copies_differ,
-                    not_as_one_process(SGD),
-                ],
-            ),
+    "dtlab.units.unit02.scripts.train_6",
+    Trial(2, [_accumulated(0, 128, 4)]),
+    _trials,
+    (
+        criterion("traffic", 2, "a rank sends one gradient for each step", too_much_sent),
+        trained(
+            1, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
         ),
-        symptoms=SYMPTOMS,
-        lines=[
-            "loss = F.cross_entropy(replica(images), labels) / accumulate",
-            "with replica.no_sync():",
-        ],
-        look="When does DDP make up its mind whether a backward pass sends?",
     ),
+    SYMPTOMS,
+    ["loss = F.cross_entropy(replica(images), labels) / accumulate", "with replica.no_sync():"],
+    "When does DDP make up its mind whether a backward pass sends?",
 )

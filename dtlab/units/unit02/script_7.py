@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.judges import (
-    copies_differ,
-    not_shared_out,
-)
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.training import not_as_one_process
-from dtlab.units.unit02.script_runs import (
-    AS_ONE,
-    COPIES,
-    FAST,
-    FORWARD,
-    SCRIPTS,
-    SYMPTOMS,
-    piled_up_in_an_epoch,
-    shared,
-    two_criteria,
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.data_parallel import COPIES, SCENE, SYMPTOMS, shared, trained
+from dtlab.grading.scripts.judges import copies_differ, not_shared_out
+from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.reference import (
+    NEAR,
+    Optimizer,
+    gradient_of,
+    mean,
+    not_as_one_process,
+    off,
+    steps_of,
 )
 
-PART = Part(
+if TYPE_CHECKING:
+    import torch
+
+_FAST = Optimizer(0.5)
+
+
+def _piled_up_in_an_epoch(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """Gradients are set to zero where an epoch begins, and pile up from there on."""
+    steps = steps_of(case, results)
+    each = len(steps) // case.epochs
+    if each < 2 or case.epochs < 2:  # as if zeroed in every step, or never
+        return ""
+    left: list[torch.Tensor] = []
+
+    def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
+        new = gradient_of(case, now, mean(steps[step]))
+        left.append(new + left[-1] if step % each else new)
+        return left[-1]
+
+    wanted = _FAST.run(case.start(0), gradients, len(steps))
+    if any(off(own.after, wanted, case.start(0)) >= NEAR for own in results):
+        return ""
+    return (
+        "gradients pile up within an epoch, and begin anew with the next one: from its second "
+        "step on, `.grad` still holds earlier batches of it. Which loop is the line for?"
+    )
+
+
+PART = script_part(
     "02/script_7",
-    3,
     "A step that grows",
     7,
     1,
-    MendScript(
-        SCRIPTS + "train_7",
-        Trial(2, [Training(0, 128)]),
-        two_criteria(
-            shared,
-            (
-                "training",
-                2,
-                AS_ONE,
-                [not_shared_out, piled_up_in_an_epoch(FAST), not_as_one_process(FAST)],
-            ),
-            ("copies", 1, f"{COPIES}, on 2 and 3 ranks", [copies_differ]),
-        ),
-        symptoms=SYMPTOMS,
-        lines=[
-            "for images, labels in loader:",
-            FORWARD,
-            "optimizer.step()",
-            "total += loss.item()",
-        ],
-        look="A line is missing: between one backward pass and the next, outside of which two?",
-        optimizer=FAST,
+    "dtlab.units.unit02.scripts.train_7",
+    SCENE,
+    shared,
+    (
+        trained(2, "", not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)),
+        criterion("copies", 1, COPIES, copies_differ, after="training"),
     ),
+    SYMPTOMS,
+    [
+        "for images, labels in loader:",
+        "loss = F.cross_entropy(replica(images), labels)",
+        "optimizer.step()",
+        "total += loss.item()",
+    ],
+    "A line is missing: between one backward pass and the next, outside of which two?",
+    optimizer=_FAST,
 )

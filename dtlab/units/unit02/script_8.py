@@ -2,46 +2,133 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.judges import (
-    copies_differ,
-    not_shared_out,
-)
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.training import not_as_one_process
-from dtlab.units.unit02.script_runs import (
-    AS_ONE,
-    SCRIPTS,
-    SGD,
-    SYMPTOMS,
-    OnCards,
-    no_card_of_its_own,
-    on_nodes,
-    two_criteria,
-)
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-PART = Part(
+from dtlab.errors import RankError
+from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.scripts.cases import Seen, Training
+from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
+from dtlab.grading.scripts.judges import copies_differ, not_shared_out
+from dtlab.grading.scripts.mend import script_part
+from dtlab.grading.scripts.reference import not_as_one_process
+from dtlab.grading.scripts.run import Program
+from dtlab.grading.words import nodes_of, ranks_in_words
+from dtlab.predict import Cluster
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PART", "OnCards", "no_card_of_its_own"]
+
+
+@dataclass(frozen=True)
+class OnCards(Training):
+    """`script(model, data, epochs, card)` on nodes with two cards, and a LOCAL_RANK for each rank.
+
+    Ranks fill one node after the other, or go `round` the nodes as some launchers have it.
+    """
+
+    nodes: int = 1
+    round: bool = False
+
+    def __str__(self) -> str:
+        nodes = nodes_of(Cluster(self.nodes, 2))
+        spread = "ranks dealt round the nodes" if self.round else "one node after the other"
+        return f"{nodes}" + (f", {spread}" if self.nodes > 1 else "")
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The node of a rank, and its LOCAL_RANK."""
+        local, node = divmod(rank, self.nodes)
+        return (node, local) if self.round else divmod(rank, 2)
+
+    def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
+        node, local = map(str, self.place(rank))
+        places = {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": node}
+        return {**super().inputs(rank, world_size), "environment": places}
+
+    @classmethod
+    def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
+        import operator
+        import os
+
+        import torch
+
+        os.environ.update(given["environment"])
+        asked: list[int] = []
+
+        def card(index: Any) -> torch.device:
+            asked.append(operator.index(index))
+            if asked[-1] not in (0, 1):
+                raise RuntimeError(f"CUDA error: invalid device ordinal ({index})")
+            return torch.device("cpu")
+
+        return {**super().run(fn, model, {**given, "more": [card]}), "cards": asked}
+
+
+def _trials(seed: int) -> list[Trial]:
+    """One node; two that are filled one after the other; two that ranks are dealt round."""
+    draw = random.Random(seed)
+    samples = 4 * draw.randint(12, 16)
+    two = OnCards(seed + 1, samples + 4, nodes=2)
+    dealt = OnCards(seed + 2, samples + 8, nodes=2, round=True)
+    return [Trial(2, [OnCards(seed, samples)]), Trial(4, [two, dealt])]
+
+
+def _no_such_card(one: Observation) -> str:
+    """Why the ranks did not come back: one of them may have asked for a card that is not there."""
+    if "device ordinal" not in one.trouble or not isinstance(one.error, RankError):
+        return one.trouble
+    return (
+        f"{one.trial.words(one.failed_case)}: rank {min(one.error.failures)} asks for a card that "
+        "its node does not have. Every node counts its cards from 0."
+    )
+
+
+def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation) -> str:
+    """A rank asks for another card than that of its LOCAL_RANK."""
+    for rank, own in enumerate(results):
+        node, local = case.place(rank)
+        if not own.cards:
+            return f"rank {rank} asks for no card: `device = card(...)` stays."
+        wrong = set(own.cards) - {local}
+        if not wrong:
+            continue
+        others = [
+            other
+            for other, seen in enumerate(results)
+            if other != rank and min(wrong) in seen.cards and case.place(other)[0] == node
+        ]
+        shared = f", which {ranks_in_words(others)} on its node has too" if others else ""
+        return (
+            f"rank {rank} asks for card {min(wrong)}{shared}. Which number does a launcher give "
+            "each rank of a node, however the ranks are spread?"
+        )
+    return ""
+
+
+PART = script_part(
     "02/script_8",
-    3,
     "The second node",
     11,
     2,
-    MendScript(
-        SCRIPTS + "train_8",
-        Trial(4, [OnCards(0, 128, nodes=2)]),
-        two_criteria(
-            on_nodes,
-            ("devices", 2, "each rank has the card of its LOCAL_RANK", [no_card_of_its_own]),
-            (
-                "training",
-                1,
-                AS_ONE,
-                [not_shared_out, copies_differ, not_as_one_process(SGD)],
-            ),
+    "dtlab.units.unit02.scripts.train_8",
+    Trial(4, [OnCards(0, 128, nodes=2)]),
+    _trials,
+    (
+        criterion(
+            "devices",
+            2,
+            "each rank has the card of its LOCAL_RANK",
+            no_card_of_its_own,
+            trouble=_no_such_card,
         ),
-        symptoms=SYMPTOMS,
-        lines=["device = card(rank)"],
-        look="Which number is counted over all nodes, and which one is asked for here?",
+        trained(1, "devices", not_shared_out, copies_differ, not_as_one_process(SGD)),
     ),
+    SYMPTOMS,
+    ["device = card(rank)"],
+    "Which number is counted over all nodes, and which one is asked for here?",
 )

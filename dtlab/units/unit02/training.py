@@ -1,26 +1,32 @@
 """Some steps of data-parallel training with a learner's function, and what must come of them.
 
-A `Training` is a `Case`: it draws a model and batches, has each rank train on its own ones, and
-compares every gradient with the mean over the ranks, which one process computes here.
+A `Training` is a case: it draws a model and batches, and each rank trains on its own ones.
 
     step:   zero the gradients ─► forward, backward on the rank's own batch ─► average ─► SGD
             └───────────────────── the learner's function, wherever it belongs ───┘
+
+`faults` compares every gradient with the mean over the ranks, which one process computes here.
+`objections` look at what one rank sent in one step, by the trace. `rule` judges by both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Case, Observation
-from dtlab.grading.checking.unseen import inside_marks
-from dtlab.grading.checking.values import close, same_bits, sgd_step
+from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.trials import Observation
+from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
+from dtlab.grading.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,15 +34,15 @@ if TYPE_CHECKING:
     from dtlab.trace import Event
 
 __all__ = [
-    "OWN_GRADIENT",
     "Arguments",
     "Step",
-    "Trained",
     "Training",
+    "amounts",
     "begin",
+    "rule",
     "steps_of",
     "train",
-    "trainings_of",
+    "wrong",
     "wrong_gradient",
 ]
 
@@ -56,10 +62,7 @@ _SAMPLES = 3  # in a rank's batch
 class Arguments:
     """What one rank trains, and on what: `batches` are its own ones, `members` its group."""
 
-    kind: str
-    sizes: tuple[int, ...]
-    state: list[Tensor]
-    turned: bool
+    model: tuple[Any, ...]  # see `modules.filled`
     batches: list[tuple[Tensor, Tensor]]
     bucket_bytes: int
     groups: Groups
@@ -67,16 +70,8 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What one rank saw: the gradients after each step, and which finished code was called."""
-
-    gradients: list[list[Tensor | None]]
-    finished: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Training(Case):
-    """`topic` says what it is there to show, for the judges; `steps` it takes."""
+class Training(Faulty):
+    """`topic` is the criterion that its gradients belong to; `hint` is told where it is lost."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
@@ -86,17 +81,21 @@ class Training(Case):
     steps: int = 2
     groups: Groups = ()
     bucket_bytes: int = 0
+    hint: str = ""
 
     def __str__(self) -> str:
         words = [self.net.words]
         words += [f"buckets of {self.bucket_bytes} bytes"] if self.bucket_bytes else []
         return ", ".join(words + ([groups_in_words(self.groups)] if self.groups else []))
 
-    # ------------------------------------------------------------------ what ranks do
-
-    def members(self, rank: int, world_size: int) -> tuple[int, ...]:
-        """The global ranks that average together with `rank`."""
-        return members_of(self.groups, rank, world_size)
+    def given(self, rank: int, world_size: int) -> Arguments:
+        return Arguments(
+            (self.net.kind, self.net.sizes, self.net.state(self.seed), rank % 2 == 1),
+            [self.batch(rank, step) for step in range(self.steps)],
+            self.bucket_bytes,
+            self.groups,
+            members_of(self.groups, rank, world_size),
+        )
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
         """What one rank trains on in one step: inputs and targets."""
@@ -107,55 +106,39 @@ class Training(Case):
         inputs = torch.randn(_SAMPLES, sizes[0], generator=generator)
         return inputs, 2 * torch.randn(_SAMPLES, sizes[-1], generator=generator)
 
-    def given(self, rank: int, world_size: int) -> Arguments:
-        return Arguments(
-            self.net.kind,
-            self.net.sizes,
-            self.net.state(self.seed),
-            turned=rank % 2 == 1,
-            batches=[self.batch(rank, step) for step in range(self.steps)],
-            bucket_bytes=self.bucket_bytes,
-            groups=self.groups,
-            members=self.members(rank, world_size),
-        )
+    def shows(self, criterion: str) -> bool:
+        return criterion == self.topic
 
-    def opened(self, result: Any) -> Any:
-        import torch
+    def advice(self, trouble: str) -> str:
+        return self.hint or (_advice_on_groups(trouble) if self.groups else "")
 
-        steps = [list(step) for step in result["gradients"]]
-        if not all(one is None or isinstance(one, torch.Tensor) for step in steps for one in step):
-            raise TypeError("a rank sent back something else than gradients")
-        return Trained(steps, frozenset(map(str, result["finished"])))
-
-    # ------------------------------------------------------------------ what must come of it
-
-    def mistake(self, results: Sequence[Trained]) -> str:
-        """The first step that is wrong, on the first rank of its group: see `Case`."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """The first step that is wrong, on the first rank of its group."""
         for members in self.groups or (tuple(range(len(results))),):
-            for step, (names, own) in enumerate(self.averaged(members, results)):
-                got = {member: results[member].gradients[step] for member in members}
+            for step, (names, own) in enumerate(self.averaged(members, len(results))):
+                got = {member: results[member]["gradients"][step] for member in members}
                 sentence = _wrong_step(got, names, own)
                 if sentence:
-                    return f"step {step + 1}, {sentence}"
-        return ""
+                    words = f"step {step + 1}, {sentence}"
+                    yield self.topic, f"{words}\n{self.advice(words)}".rstrip()
+                    return
+
+    def objections(self, step: Step) -> Iterator[Fault]:
+        """What is wrong with the communication of one rank in one step."""
+        yield from ()
 
     def averaged(
-        self, members: Sequence[int], results: Sequence[Trained] = ()
+        self, members: Sequence[int], ranks: int
     ) -> Iterator[tuple[list[str], dict[int, list[Tensor | None]]]]:
-        """For each step the names of the parameters, and every rank's own gradients.
+        """For each step the names of the parameters, and the own gradients of all ranks.
 
         Ranks beside the members are there too: a mistake may have taken theirs.
         """
-        module = self.module()
-        everyone = range(max(len(results), max(members) + 1))
+        module = self.net.module(self.seed)
         for step in range(self.steps):
-            own = {rank: self._gradients(module, rank, step) for rank in everyone}
+            own = {rank: self._gradients(module, rank, step) for rank in range(ranks)}
             yield [name for name, _ in module.named_parameters()], own
             sgd_step(module, [own[member] for member in members])
-
-    def module(self) -> nn.Module:
-        """The model as it is at first: the same on all ranks."""
-        return self.net.module(self.seed)
 
     def _gradients(self, module: nn.Module, rank: int, step: int) -> list[Tensor | None]:
         module.zero_grad()
@@ -163,15 +146,18 @@ class Training(Case):
         return [None if one.grad is None else one.grad.clone() for one in module.parameters()]
 
     @cached_property
-    def sizes_of_gradients(self) -> list[tuple[int, str]]:
-        """Bytes and dtype of each gradient that there is, in the order of the parameters."""
-        module = self.module()
-        found = [one for one in self._gradients(module, 0, 0) if one is not None]
-        return [(one.numel() * one.element_size(), str(one.dtype)) for one in found]
+    def gradients(self) -> list[tuple[int, str]]:
+        """Bytes and dtype of each gradient that there is, of the last parameter first."""
+        found = self._gradients(self.net.module(self.seed), 0, 0)[::-1]
+        return [(one.nbytes, str(one.dtype)) for one in found if one is not None]
 
-    def on(self, **changes: Any) -> Training:
-        """The same with some fields changed."""
-        return replace(self, **changes)
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each gradient that there is, of the last parameter first."""
+        return [size for size, _ in self.gradients]
+
+
+# What ranks do -----------------------------------------------------------------------------------
 
 
 def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
@@ -180,24 +166,21 @@ def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
 
     from dtlab.grading.checking.modules import filled
 
-    module = filled(given.kind, given.sizes, given.state, given.turned)
     made = {group: dist.new_group(list(group)) for group in given.groups}
-    return module, {"group": made[given.members]} if made else {}
+    return filled(*given.model), {"group": made[given.members]} if made else {}
 
 
-def train(
-    module: nn.Module,
-    given: Arguments,
-    before: Callable[[], Any],
-    after: Callable[[], Any] = lambda: None,
-) -> dict[str, Any]:
-    """Runs on every rank: calls `before` once, and `after` when the gradients of a step are there.
+def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str, Any]:
+    """Runs on every rank: calls `start(module, group=...)`, and what it returns in each step.
+
+    That is called after backward. What is noted are the gradients after each step.
     """
     from dtlab.trace import span
 
-    seen = []
+    module, group = begin(given)
+    noted = []
     with finished_calls(*FINISHED, refuse=True) as finished, _marked_waits():
-        before()
+        after = start(module, **group)
         for inputs, targets in given.batches:
             module.zero_grad()
             loss = _loss(module, inputs, targets)
@@ -206,9 +189,9 @@ def train(
                     loss.backward()
                 after()
             gradients = [one.grad for one in module.parameters()]
-            seen.append([None if one is None else one.detach().clone() for one in gradients])
+            noted.append([None if one is None else one.detach().clone() for one in gradients])
             sgd_step(module, [gradients])
-    return {"gradients": seen, "finished": sorted(finished)}
+    return {"gradients": noted, "finished": sorted(finished)}
 
 
 @contextmanager
@@ -217,6 +200,8 @@ def _marked_waits() -> Iterator[None]:
 
     The recorder notes no wait for what had ended before it.
     """
+    from unittest.mock import patch
+
     import torch
     import torch.distributed as dist
 
@@ -229,19 +214,23 @@ def _marked_waits() -> Iterator[None]:
 
         return wait
 
-    classes = (dist.Work, torch._C.Future)
-    before = [each.wait for each in classes]
-    for each, plain in zip(classes, before, strict=True):
-        each.wait = marked(plain)  # type: ignore[attr-defined]
-    try:
+    with (
+        patch.object(dist.Work, "wait", marked(dist.Work.wait)),
+        patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
+    ):
         yield
-    finally:
-        for each, plain in zip(classes, before, strict=True):
-            each.wait = plain  # type: ignore[attr-defined]
 
 
 def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
     return (module(inputs) - targets).square().mean()
+
+
+# Says what is wrong with gradients, as far as the numbers themselves tell ------------------------
+
+_OWN_GRADIENT = (
+    "this is the rank's own gradient: if there were all-reduces, none left its result in this "
+    "`.grad`. Of a copy, or of pieces put together, the result has to be written back."
+)
 
 
 def _wrong_step(
@@ -262,15 +251,10 @@ def _wrong_step(
             if not same_bits(got[rank][place], got[first][place]):
                 return (
                     f"{name}: right on ranks {first} and {rank} up to rounding, but not the same "
-                    "bits, so their copies of the model drift apart. Every rank has to add up in "
+                    "bits, so their copies of the model drift apart. Every rank must add up in "
                     "the same order, as one all-reduce does."
                 )
     return ""
-
-
-# Says what is wrong with a gradient, as far as the numbers themselves tell -----------------------
-
-OWN_GRADIENT = "this is the rank's own gradient"
 
 
 def wrong_gradient(
@@ -292,7 +276,7 @@ def wrong_gradient(
         return ""
     everyone = [one for one in own.values() if one is not None]
     for value, what in (
-        (own[rank], f"{OWN_GRADIENT}: nobody else's is in it."),
+        (own[rank], _OWN_GRADIENT),
         (total, "this is the sum over the ranks, not the mean."),
         (total / count**2, "this is divided twice by the number of ranks."),
         (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),
@@ -304,58 +288,149 @@ def wrong_gradient(
     return f"this is off the mean over the ranks by up to {worst:.2g}."
 
 
-# The communication of each step of training, out of a trace --------------------------------------
+def _advice_on_groups(trouble: str) -> str:
+    """What to look at where it goes wrong on groups alone."""
+    what, give = trouble.partition("\n")[0], "Hand `group` to every call of torch.distributed."
+    if "'group'" in what:
+        return "Your function takes no `group`: write group=None as its last argument."
+    if "not part of group" in what or "src" in what:
+        return "In a group, src= is a global rank, and group_src= counts within the group."
+    if "began with" in what:
+        return f"{give} The first member's parameters are wanted: group_src=0 counts in the group."
+    return f"{give} And divide by dist.get_world_size(group)."
+
+
+# What each rank sent in each step, out of the trace ----------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank did in one step of one case, in order.
+    """What one rank did in one step of one case, in order."""
 
-    `layers` are the marks of a `Marked` model: the last one begins when all gradients are there
-    but those of the first layer. `waits` are those for an operation, however short.
-    """
-
+    one: Observation
     case: Training
     rank: int
     number: int
-    communication: Sequence[Event]
-    layers: Sequence[Event]
-    waits: Sequence[Event]
-    backward: Event | None
+    events: Sequence[Event]
 
     @property
+    def words(self) -> str:
+        """Where this was: "4 ranks, a chain of layers, step 2, rank 0"."""
+        case = self.one.trial.cases.index(self.case)
+        return f"{self.one.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
+
+    @cached_property
     def all_reduces(self) -> list[Event]:
         """In the order in which they began."""
-        return [event for event in self.communication if event.name == "all_reduce"]
+        return [one for one in self.events if (one.kind, one.name) == ("comm", "all_reduce")]
 
     @property
-    def others(self) -> list[str]:
-        """The names of all other communication."""
-        return sorted({e.name for e in self.communication if e.name != "all_reduce"})
+    def others(self) -> str:
+        """The calls of all other communication, in words; empty if there was none."""
+        names = {one.name for one in self.events if one.kind == "comm"} - {"all_reduce"}
+        return " and ".join(f"dist.{name}" for name in sorted(names))
 
-    def words(self, one: Observation) -> str:
-        """Where this was: "4 ranks, a chain of layers, step 2, rank 0"."""
-        case = one.trial.cases.index(self.case)
-        return f"{one.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
+    def sent(self, before: float = inf) -> int:
+        """Bytes of the all-reduces that began before this time."""
+        return sum(event.bytes for event in self.all_reduces if event.start < before)
 
+    def marks(self, name: str) -> list[Event]:
+        """`wait` for an operation, `backward`, or a `layer` of a `Marked` model.
 
-def trainings_of(one: Observation) -> list[Training]:
-    """The cases of a trial that train."""
-    return [case for case in one.trial.cases if isinstance(case, Training)]
+        The last `layer` begins when all gradients are there but those of the first layer.
+        """
+        return [event for event in self.events if event.name == name]
 
 
 def steps_of(one: Observation) -> Iterator[Step]:
     """Every step of every rank: what lies between one mark `step` and the end of it."""
+    cases = [case for case in one.trial.cases if isinstance(case, Training)]
+    numbered = [(case, number) for case in cases for number in range(case.steps)]
     for rank in range(one.trial.world_size):
-        numbered = [(case, number) for case in trainings_of(one) for number in range(case.steps)]
         steps = inside_marks(one.trace, rank, "step")
-        for (case, number), inside in zip(numbered, steps, strict=False):
-            yield Step(
-                case,
-                rank,
-                number,
-                [event for event in inside if event.kind == "comm"],
-                [event for event in inside if event.name == "layer"],
-                [event for event in inside if event.name == "wait"],
-                next((event for event in inside if event.name == "backward"), None),
-            )
+        for (case, number), events in zip(numbered, steps, strict=False):
+            yield Step(one, case, rank, number, events)
+
+
+def amounts(one: int, other: int) -> tuple[str, str]:
+    """Two different counts of bytes in words, to the byte where they would read the same."""
+    if amount(one) != amount(other):
+        return amount(one), amount(other)
+    return f"{one} bytes", f"{other} bytes"
+
+
+# Rules -------------------------------------------------------------------------------------------
+
+_LUCK = "waited for"  # a fault that `gradients` is lost by, also where all numbers are right
+
+
+def rule(
+    name: str,
+    points: float,
+    right: str,
+    *before: str,
+    shown_by: Sequence[str] = (),
+    also: Callable[[Seen], str] = lambda _: "",
+    advice: Callable[[Seen, str], str] = lambda _, __: "",
+) -> Rule:
+    """As `faults.rule`, by objections too.
+
+    `shown_by` are the topics of the trials that it is judged on, if not those of its own name.
+    `advice` says what to look at, of these trials and of what is wrong. Where gradients moved
+    unseen, `gradients` is lost and all others are blocked.
+    """
+
+    def judged(seen: Seen) -> Verdict:
+        unseen = next(filter(None, map(_unseen, seen)), "")
+        if unseen and name != "gradients":
+            return blocked("judged once your own calls average the gradients")
+        if any(wrong(seen, other) for other in before):
+            return blocked("judged once what is lost here is right")
+        for topic in shown_by or (name,):
+            trials = of_topic(seen, topic)
+            if not trials or (topic != name and any(one.error for one in trials)):
+                return blocked("judged once the ranks come back from what is tried")
+        luck = wrong(seen, _LUCK) if name == "gradients" else ""
+        words = luck or wrong(seen, name) or unseen or also(seen)
+        return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
+
+    return Rule(name, points, judged)
+
+
+def wrong(seen: Seen, name: str) -> str:
+    """The first thing that is wrong with a criterion, by the numbers or the trace; else empty."""
+    found = (words for one in seen for topic, words in _objections(one) if topic == name)
+    return judge(name, "")(seen).message or next(found, "")
+
+
+def _objections(one: Observation) -> list[Fault]:
+    """What is wrong with any step, with words that say which."""
+    if "objections" not in vars(one):  # kept as `mistakes` are: every criterion looks at them
+        vars(one)["objections"] = [
+            (name, f"{step.words}: {words}")
+            for step in steps_of(one)
+            for name, words in (*_not_waited_for(step), *step.case.objections(step))
+        ]
+    found: list[Fault] = vars(one)["objections"]
+    return found
+
+
+def _not_waited_for(step: Step) -> Iterator[Fault]:
+    """An all-reduce whose result may be there or not, whatever has come of it."""
+    if step.case.topic == "gradients" and len(step.marks("wait")) < len(step.all_reduces):
+        yield (
+            _LUCK,
+            "nobody waits for a dist.all_reduce with async_op=True, so its result may be there "
+            "or not. Keep what it returns, and call wait() on it, also where is_completed() has "
+            "said True.",
+        )
+
+
+def _unseen(one: Observation) -> str:
+    """How gradients moved where the check cannot see it; empty where it can."""
+    hidden = unseen_collectives(one)
+    if hidden or one.mistakes:
+        return hidden
+    cases = [case for case in one.trial.cases if isinstance(case, Training)]
+    size = sum(case.steps * sum(case.sizes) for case in cases)
+    return unseen_source(one, "the gradients are", size, cases[0].groups)

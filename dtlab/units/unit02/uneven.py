@@ -40,8 +40,7 @@ PART = Part(
             {
                 "total / n": "this weighs each rank by its samples. DDP does not know of samples.",
                 "sum(gradients)": "this is the sum. DDP divides by the number of ranks.",
-                "sum(gradients[:2]) / 2": "this leaves the last rank out. It takes part in every "
-                "all-reduce.",
+                "sum(gradients[:2]) / 2": "this leaves out the last rank, which takes part too.",
             },
         ),
         number(
@@ -50,8 +49,7 @@ PART = Part(
             "total / n",
             "Add up over samples: a rank's mean times its samples is its sum.",
             {
-                "mean_of_means": "this is the mean of three means. Ranks have not as many "
-                "samples.",
+                "mean_of_means": "this is the mean of three means, of unequal numbers of samples.",
                 "total / 3": "this divides the sum over all samples by the number of ranks.",
                 "sum(gradients) / n": "this adds up means as if each were one sample's gradient.",
             },

@@ -66,8 +66,7 @@ PART = Part(
             "b['gpus'] * b['micro']",
             "Gradients are averaged over the GPUs before the step: over how many samples is that?",
             {
-                "b['micro']": "this is what one GPU sees. The step is taken with the gradients of "
-                "all.",
+                "b['micro']": "this is what one GPU sees. The step takes the gradients of all.",
                 "b['micro'] / b['gpus']": "this splits a microbatch among the GPUs. Each of them "
                 "has one of its own.",
                 "b['micro'] + b['gpus']": "this adds GPUs to samples.",
@@ -82,12 +81,10 @@ PART = Part(
             {
                 "gpus * micro * count": "this counts every GPU as a copy of the model. Those that "
                 "share one copy see the same samples.",
-                "micro * count": "this is what one copy of the model sees. How many copies are "
-                "there?",
+                "micro * count": "this is what one copy sees. How many copies are there?",
                 "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They see "
                 "the same samples.",
-                "copies * micro": "this is one microbatch of every copy. A step waits for "
-                "several.",
+                "copies * micro": "this is one microbatch of each copy. A step waits for several.",
             },
         ),
         _count(
@@ -96,11 +93,9 @@ PART = Part(
             "wanted // (copies * micro)",
             "How many samples do all copies take together, in one microbatch each?",
             {
-                "wanted / micro": "so many it takes with one copy of the model. There are more of "
-                "them at work.",
+                "wanted / micro": "so many it takes with one copy of the model. There are more.",
                 "wanted / (gpus * micro)": "this counts every GPU as a copy of the model.",
-                "wanted / copies": "so many samples each copy has to take to a step. In how many "
-                "microbatches?",
+                "wanted / copies": "so many samples each copy has to take. In how many parts?",
             },
         ),
         _count(
@@ -109,10 +104,8 @@ PART = Part(
             "steps",
             "Divide the data set by the effective batch of run C.",
             {
-                "rounds // count": "this leaves samples over at the end of the epoch. They get a "
-                "step too.",
-                "rounds / count": "this is not a whole number. What is left over at the end of "
-                "the epoch gets a step too.",
+                "rounds // count": "this leaves samples over at the end. They get a step too.",
+                "rounds / count": "this is not a whole number. The samples left over get a step.",
                 "rounds": "these are the microbatches of one copy. How many of them make a step?",
                 "ceil(samples / (gpus * micro * count))": "this takes an effective batch in which "
                 "every GPU counts as a copy of the model.",
@@ -125,10 +118,8 @@ PART = Part(
             "What does every backward pass do, without `no_sync`?",
             {
                 "steps": "so many there would be if gradients travelled once for every step.",
-                "steps * count": "this counts the last step like the others. It has fewer "
-                "microbatches.",
-                "samples // micro": "these are the microbatches of all copies. In one all-reduce, "
-                "all copies take part.",
+                "steps * count": "this counts the last step like the others. It has fewer.",
+                "samples // micro": "these are the microbatches of all copies. All share in each.",
             },
         ),
         _count(
@@ -138,8 +129,7 @@ PART = Part(
             "Which backward passes average gradients, and how many of those are there?",
             {
                 "rounds": "so many there are without `no_sync`.",
-                "rounds - steps": "these are the backward passes inside `no_sync`: they send "
-                "nothing.",
+                "rounds - steps": "these are the passes inside `no_sync`: they send nothing.",
                 "rounds // count": "and the short step at the end of the epoch?",
             },
         ),

@@ -6,29 +6,26 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.finished import called_by, finished_calls
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
-from dtlab.grading.checking.topics import Seen, judge_topic, of_topic, right_on_some
-from dtlab.grading.checking.trials import Case, Observation, Trial
-from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
-from dtlab.grading.checking.values import close
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
+from dtlab.units.unit03.rules import foreign, in_each_step, own_rule, shown_rule
 from dtlab.units.unit03.shares import plain_value
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PART", "Measured", "Measuring", "Norms"]
+__all__ = ["PART", "Measuring", "Norms"]
 
-# What ranks do to measure a noise scale, and what must come of it --------------------------------
-
-FINISHED = ("dtlab.training.learning_rate",)
-_RELATIVE = 2e-3  # of a scale: float32 takes 1e-5
+_FINISHED = ("dtlab.training.learning_rate",)
 
 
 class Norms(NamedTuple):
@@ -56,22 +53,13 @@ class Norms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one rank has: the value, or what else it was in words; and its gradient afterwards."""
-
-    value: float | str
-    gradient: Tensor
-    finished: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Measuring(Case):
+class Measuring(Faulty):
     """`fn(gradient, batch)` with another gradient on every rank.
 
     `signal` says what all have in common: "clear", "none", or "zero", where it comes out as 0.
     """
 
-    finished: ClassVar[tuple[str, ...]] = FINISHED
+    finished: ClassVar[tuple[str, ...]] = _FINISHED
 
     seed: int
     elements: int
@@ -83,6 +71,15 @@ class Measuring(Case):
     def __str__(self) -> str:
         words = f"{self.elements} elements, {self.batch} samples each"
         return words + (f", {groups_in_words(self.groups)}" if self.groups else "")
+
+    def shows(self, criterion: str) -> bool:
+        shown = ("scale", "traffic", "untouched") if self.topic == "scale" else (self.topic,)
+        return criterion in shown
+
+    @property
+    def reduced(self) -> list[int]:
+        """Bytes that ranks have to add up in each step."""
+        return [4 * self.elements]
 
     def gradients(self, world_size: int) -> list[Tensor]:
         """That of every rank."""
@@ -117,17 +114,15 @@ class Measuring(Case):
         made = {group: dist.new_group(list(group)) for group in given["groups"]}
         group = {"group": made[tuple(given["members"])]} if made else {}
         gradient = given["gradient"].clone()
-        with finished_calls(*FINISHED, refuse=True) as finished, span("step"):
+        with finished_calls(*_FINISHED, refuse=True) as finished, span("step"):
             value = fn(gradient, given["batch"], **group)
         found = {"value": plain_value(value), "gradient": gradient}
         return found | {"finished": sorted(finished)}
 
-    def opened(self, result: Any) -> Any:
-        value, gradient = result["value"], result["gradient"]
-        if gradient.ndim != 1:
-            raise ValueError("a gradient of another shape")
-        value = value if isinstance(value, float) else str(value)
-        return Measured(value, gradient, frozenset(map(str, result["finished"])))
+    def advice(self, trouble: str) -> str:
+        if self.topic == "subgroups" and "'group'" in trouble:
+            return "Your function takes no `group`: write group=None as its last argument."
+        return _ADVICE.get(self.topic, "")
 
     def norms(self, world_size: int, members: Sequence[int]) -> Norms:
         """What these ranks have, in float64."""
@@ -138,15 +133,28 @@ class Measuring(Case):
         small, big = own.square().sum(1).mean(), own.mean(0).square().sum()
         return Norms(float(small), float(big), self.batch, len(members))
 
-    def mistake(self, results: Sequence[Measured]) -> str:
-        """The first rank with another value: see `Case`."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        wrong = self._wrong(results)
+        if wrong:
+            yield self.topic, f"{wrong}\n{_ADVICE.get(self.topic, '')}".rstrip()
+        if self.topic == "scale":
+            changed = self._changed(results)
+            if changed:
+                yield "untouched", changed
+            elif wrong:
+                yield "untouched waits", wrong
+
+    def _wrong(self, results: Sequence[Noted]) -> str:
+        """The first rank with another value, or another one than its group."""
         for members in self.groups or (tuple(range(len(results))),):
             norms = self.norms(len(results), members)
-            for rank in members:
-                sentence = self._wrong(results[rank].value, norms, rank, len(results))
-                if sentence:
-                    return f"rank {rank}: {sentence}"
-            values = {rank: results[rank].value for rank in members}
+            values = {rank: results[rank]["value"] for rank in members}
+            for rank, value in values.items():
+                if isinstance(value, str):
+                    return f"rank {rank}: your function returns {value}, not a float."
+                if not _same(value, norms.scale):
+                    why = self._why(value, norms, rank, len(results))
+                    return f"rank {rank}: {why}"
             if len(set(values.values())) > 1:
                 return (
                     "right up to rounding, but not the same on all ranks, which may then decide "
@@ -154,76 +162,91 @@ class Measuring(Case):
                 )
         return ""
 
-    def _wrong(self, got: float | str, norms: Norms, rank: int, world_size: int) -> str:
-        if isinstance(got, str):
-            return f"your function returns {got}, not a float."
-        if _same(got, norms.scale):
-            return ""
+    def _why(self, got: float, norms: Norms, rank: int, world_size: int) -> str:
+        """What a wrong value is, as far as that is known."""
         if norms.scale == math.inf:
             return (
                 f"your function returns {got:.4g}, where |G|^2 comes out as {norms.signal:.4g}: "
                 "no signal was measured, and the noise scale is infinite."
             )
-        for value, words in self._mistakes(norms, rank, world_size):
-            if _same(got, value):
-                return words
-        return (
-            f"your function returns {got:.4g}, where {norms.scale:.4g} is tr(Sigma) / |G|^2."
-        )
+        batch, size, apart = norms.batch, norms.ranks, norms.small - norms.big
 
-    def _mistakes(
-        self, norms: Norms, rank: int, world_size: int
-    ) -> Iterator[tuple[float, str]]:
-        batch, size = norms.batch, norms.ranks
-        yield (
-            norms.scale / batch,
-            "this is the noise of a whole batch over the signal. tr(Sigma) is that of one sample, "
-            "`batch` times as much.",
-        )
-        variance = batch * (norms.small - norms.big)
-        yield (
-            variance / (norms.big - variance / (batch * size)),
-            "the spread about the mean of N gradients is divided by N - 1, not by N: the mean is "
-            "nearer to them than the true gradient is.",
-        )
-        yield (
-            norms.variance / norms.big,
-            "the mean gradient has noise of its own, so its squared norm is too large: take "
-            "tr(Sigma) / (samples of all ranks) off.",
-        )
-        yield 1 / norms.scale, "this is upside down: the signal over the noise."
-        yield norms.variance, "this is tr(Sigma) alone, not yet divided by |G|^2."
-        yield (
-            norms._replace(big=size**2 * norms.big).scale,
-            "for the large batch this takes the squared norm of the *sum* of the gradients: that "
-            "of their mean is wanted.",
-        )
-        gap = 1 / batch - 1 / (batch * size)  # of which tr(Sigma) is what the two norms differ by
-        for other in (gap, 1 / (batch * size - batch)):
-            variance = (norms.small - norms.big) * other
-            yield (
-                variance / (norms.big - variance / (batch * size)),
-                "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b): by what is their "
-                "difference to be divided?",
-            )
-        own = self.gradients(world_size)[rank].double().square().sum()
-        yield (
-            norms._replace(small=float(own)).scale,
-            "here the squared norm of a small batch is the rank's own: take the mean over ranks.",
-        )
-        yield (
-            self.norms(world_size, range(world_size)).scale,
-            "this is the noise scale over all ranks.",
-        )
+        def biased(variance: float) -> float:
+            return variance / (norms.big - variance / (batch * size))
 
-    @cached_property
-    def bytes(self) -> int:
-        """Of a gradient."""
-        return 4 * self.elements
+        own = float(self.gradients(world_size)[rank].double().square().sum())
+        gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
+        known = {
+            "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
+            "the spread about the mean of N gradients is divided by N - 1, not by N.": (
+                biased(batch * apart)
+            ),
+            "the mean gradient has noise of its own: take tr(Sigma) / (samples of all ranks) off "
+            "its squared norm.": norms.variance / norms.big,
+            "this is upside down: the signal over the noise.": 1 / norms.scale,
+            "this is tr(Sigma) alone, not yet divided by |G|^2.": norms.variance,
+            "this takes the squared norm of the *sum* of the gradients: that of their mean is "
+            "wanted.": norms._replace(big=size**2 * norms.big).scale,
+            f"{gap}: by what is their difference to be divided?": (
+                biased(apart * (1 / batch - 1 / (batch * size)))
+            ),
+            f"{gap}, not by (N b - b) tr(Sigma): by what is their difference to be divided?": (
+                biased(apart / (batch * size - batch))
+            ),
+            "the norm of a small batch is the rank's own here: take the mean over ranks.": (
+                norms._replace(small=own).scale
+            ),
+            "this is the noise scale over all ranks.": (
+                self.norms(world_size, range(world_size)).scale
+            ),
+        }
+        plain = (
+            f"your function returns {got:.4g}, where {norms.scale:.4g} is tr(Sigma) / |G|^2 of "
+            f"{size} ranks."
+        )
+        return next((why for why, value in known.items() if _same(got, value)), plain)
+
+    def _changed(self, results: Sequence[Noted]) -> str:
+        """The first gradient that is another one afterwards; empty if none is."""
+        every = self.gradients(len(results))
+        total = sum(every[1:], every[0])
+        for rank, result in enumerate(results):
+            after = result["gradient"]
+            if not after.equal(every[rank]):
+                known = {"the sum": total, "the mean": total / len(every)}
+                alike = (
+                    f"{what} over the ranks"
+                    for what, value in known.items()
+                    if after.shape == value.shape and close(after, value)
+                )
+                return (
+                    f"rank {rank}: the gradient is {next(alike, 'another one')} afterwards. Work "
+                    "on a copy, gradient.clone()."
+                )
+        return ""
+
+
+_ADVICE = {
+    "signal": "Ask whether |G|^2 is above zero before you divide by it.",
+    "subgroups": "Hand `group` to every call of torch.distributed: without it, all ranks take "
+    "part. And count them with dist.get_world_size(group).",
+}
 
 
 def _same(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=_RELATIVE)
+    return math.isclose(got, wanted, rel_tol=2e-3)  # float32 takes 1e-5
+
+
+def _travels_often(seen: Seen) -> str:
+    """More travels than one all-reduce of the gradient, and a few numbers."""
+    for where, size, events in in_each_step(seen, "scale"):
+        wrong = travels_once(events, size, "the gradient")
+        if wrong:
+            return (
+                f"{where}: {wrong} One all-reduce, of the gradient in its own dtype, will do: all "
+                "else follows from that sum and the sum of the squared norms."
+            )
+    return ""
 
 
 # The part ----------------------------------------------------------------------------------------
@@ -247,110 +270,6 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
-# Judges -----------------------------------------------------------------------------------------
-
-
-def _foreign(seen: Seen) -> str:
-    """How the value came about where the check cannot see it."""
-    for one in seen:
-        name = called_by(result for results in one.results for result in results)
-        if name:
-            return f"{name} does the work for you, and finished code does not count."
-        found = unseen_collectives(one)
-        cases = [case for case in one.trial.cases if isinstance(case, Measuring)]
-        if not found and one.results and not one.mistakes and cases:
-            size = sum(case.bytes for case in cases)
-            found = unseen_source(one, "the value is", size, cases[0].groups)
-        if found:
-            return found
-    return ""
-
-
-def _waits(seen: Seen) -> Verdict | None:
-    if _foreign(seen):
-        return blocked("judged once your own calls bring the gradients together")
-    if any(one.mistakes for one in of_topic(seen, "scale")):
-        return blocked("judged once the noise scale is right")
-    return None
-
-
-def _judge_scale(seen: Seen) -> Verdict:
-    trials = of_topic(seen, "scale")
-    others, wrong = _foreign(seen), [sentence for one in trials for sentence in one.mistakes]
-    if others or wrong:
-        return lost(others or "\n".join(filter(None, (wrong[0], right_on_some(trials)))))
-    return ok("the noise scale, the same on all of 2 to 4 ranks")
-
-
-def _judge_traffic(seen: Seen) -> Verdict:
-    """One all-reduce of the gradient, and a few numbers."""
-    if _foreign(seen):
-        return blocked("judged once your own calls bring the gradients together")
-    trials = of_topic(seen, "scale")
-    if not trials or any(one.trace is None for one in trials):
-        return blocked("judged once the ranks come back")
-    for one in trials:
-        cases = [case for case in one.trial.cases if isinstance(case, Measuring)]
-        for rank in range(one.trial.world_size):
-            marks = inside_marks(one.trace, rank, "step")
-            for number, (case, events) in enumerate(zip(cases, marks, strict=False)):
-                sentence = travels_once(events, case.bytes, "the gradient")
-                if sentence:
-                    return lost(
-                        f"{one.trial.words(number)}, rank {rank}: {sentence} One all-reduce, of "
-                        "the gradient in its own dtype, will do: all else follows from that sum "
-                        "and the sum of the squared norms."
-                    )
-    return ok("one all-reduce of the gradient, and a few numbers")
-
-
-def _judge_untouched(seen: Seen) -> Verdict:
-    """The gradients are as they were: an optimizer is yet to step with them.
-
-    One that is not is told so at once: it may be why the noise scale is wrong.
-    """
-    if _foreign(seen):
-        return blocked("judged once your own calls bring the gradients together")
-    changed = _changed(seen)
-    if changed:
-        return lost(changed)
-    return _waits(seen) or ok("the gradient is left as it was")
-
-
-def _changed(seen: Seen) -> str:
-    """What the first gradient is that is another one afterwards; empty if none is."""
-    import torch
-
-    for one in of_topic(seen, "scale"):
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=False)):
-            if not isinstance(case, Measuring):
-                continue
-            every = case.gradients(one.trial.world_size)
-            total = torch.stack(every).sum(0)
-            for rank, result in enumerate(results):
-                if result.gradient.shape != total.shape:
-                    return "the gradient has another shape afterwards."
-                if not result.gradient.equal(every[rank]):
-                    known = (("the sum", total), ("the mean", total / len(every)))
-                    found = [what for what, value in known if close(result.gradient, value)]
-                    what = f"{found[0]} over the ranks" if found else "another one"
-                    return (
-                        f"{one.trial.words(number)}, rank {rank}: the gradient is {what} "
-                        "afterwards. Work on a copy, gradient.clone()."
-                    )
-    return ""
-
-
-def _advise_on_groups(one: Observation) -> str:
-    message = one.failure.message if one.failure is not None else one.mistakes[0]
-    if "'group'" in message:
-        return "Your function takes no `group`: write group=None as its last argument."
-    return (
-        "Hand `group` to every call of torch.distributed: without it, all ranks take part. And "
-        "count them with dist.get_world_size(group)."
-    )
-
-
 PART = Part(
     name="03/measure_noise_scale",
     level=2,
@@ -361,29 +280,18 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("scale", 2, _judge_scale),
-            Rule(
-                "signal",
-                1,
-                judge_topic(
-                    "signal",
-                    "infinite where no signal is measured",
-                    lambda one: "Ask whether |G|^2 is above zero before you divide by it.",
-                    _waits,
-                ),
+            shown_rule(
+                "scale", 2, "the noise scale, the same on all of 2 to 4 ranks", also=foreign
             ),
-            Rule("traffic", 1, _judge_traffic),
-            Rule("untouched", 1, _judge_untouched),
-            Rule(
-                "subgroups",
+            shown_rule("signal", 1, "infinite where no signal is measured", after="scale"),
+            own_rule(
+                "traffic",
                 1,
-                judge_topic(
-                    "subgroups",
-                    "right on groups of some of the ranks too",
-                    _advise_on_groups,
-                    _waits,
-                ),
+                "one all-reduce of the gradient, and a few numbers",
+                also=_travels_often,
             ),
+            own_rule("untouched", 1, "the gradient is left as it was", "untouched waits"),
+            shown_rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),
         ),
     ),
     reference="dtlab.training.learning_rate.gradient_noise_scale",

@@ -68,10 +68,8 @@ PART = Part(
             "sum(gradients)",
             "What does a backward pass do with what is in `.grad` already?",
             {
-                "answer / 4": "nobody has divided. Backward does not know how many passes there "
-                "will be.",
-                "gradients[-1]": "this is so if each pass overwrote what is there. Or is it added "
-                "to?",
+                "answer / 4": "nobody has divided. Backward does not know of other passes.",
+                "gradients[-1]": "this is so if each pass overwrote what is there. Does it?",
                 "0": "this is so after `zero_grad`.",
             },
         ),
@@ -96,8 +94,7 @@ PART = Part(
             {
                 "4": "this is so for SGD. Adam divides by a root of mean squared gradients.",
                 "2": "both of Adam's moments grow: the root is taken of one.",
-                "1 / 4": "this grows the divisor with the square of the gradient. Is a root taken "
-                "of it?",
+                "1 / 4": "the divisor grows with the squared gradient. Is a root taken of it?",
             },
         ),
         number(
@@ -108,8 +105,7 @@ PART = Part(
             "Every microbatch counts alike: on a rank, and then over the ranks.",
             {
                 "true": "this weighs by tokens. Neither the script nor DDP does.",
-                "mean_of_true_means": "this weighs the tokens of a rank alike. The script halves "
-                "every mean loss.",
+                "mean_of_true_means": "this weighs by tokens. The script halves every mean loss.",
                 "added_up": "this is the sum of four means. What divides them?",
                 "added_up / 2": "this divides once. The script does so, and DDP does.",
             },
@@ -121,10 +117,8 @@ PART = Part(
             "Add up over tokens: a mean times its tokens is a sum.",
             {
                 "added_up / 4": "this is the mean of four means: few tokens count like many.",
-                "mean_of_true_means": "this is right on each rank, and then it takes the ranks "
-                "alike. They have not as many tokens.",
-                "sum(totals) / 4": "this divides the sum over all tokens by the number of "
-                "microbatches.",
+                "mean_of_true_means": "this is right on each rank. But ranks differ in tokens.",
+                "sum(totals) / 4": "this divides the sum by the number of microbatches.",
             },
         ),
         number(
@@ -137,8 +131,7 @@ PART = Part(
             {
                 "answer / 2": "then the sum over both ranks is right, and DDP still divides it.",
                 "answer / 4": "this divides by the ranks where DDP does so as well.",
-                "1 / counts[0]": "this makes a mean over the tokens of rank 0. How many are there "
-                "in all?",
+                "1 / counts[0]": "this makes a mean over the tokens of rank 0. And rank 1?",
                 "2 * answer": "the sums of microbatches add up to the sum over all of them, and "
                 "nobody divides by how many those are.",
                 "1": "with this one, nothing changes: `.grad` grows with the tokens.",

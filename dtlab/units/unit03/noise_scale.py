@@ -71,8 +71,7 @@ PART = Part(
                 "(norms[0] - norms[1]) * small": "this takes the gradient of the larger batch for "
                 "one without noise.",
                 "norms[0] * small": "this takes all of the gradient for noise.",
-                "answer / small": "this is the noise in a mean over the small batch. One sample "
-                "has more.",
+                "answer / small": "this is the noise in a mean over the small batch, not of one.",
             },
         ),
         number(
@@ -84,8 +83,7 @@ PART = Part(
                 "norms[1]": "there is noise in it still: less of it than with the small batch.",
                 "norms[0] - norms[1]": "the signal is in both norms: in their difference it is "
                 "gone.",
-                "sqrt(answer)": "this is the norm. Its square is asked for, as with the norms "
-                "that are given.",
+                "sqrt(answer)": "this is the norm. Asked for is its square, as given above.",
             },
         ),
         number(
@@ -137,10 +135,8 @@ PART = Part(
             "100 * saved",
             "Work out 1 + B_simple / B before and after. What part of the first one is gone?",
             {
-                "50": "to halve the steps by doubling the batch takes one that is far below "
-                "B_simple.",
-                "100 * fall": "this is a part of the fewest steps. Asked for is a part of those "
-                "before.",
+                "50": "to halve the steps, a batch must be one that is far below B_simple.",
+                "100 * fall": "this is a part of the fewest steps, not of those before.",
                 "100 - answer": "this is the part of the steps that is left.",
                 "0": "a little noise is left, even far above B_simple.",
             },

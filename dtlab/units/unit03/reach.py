@@ -8,43 +8,41 @@ parallel ranks, for what travels; then in full, with unseen seeds, each on a ran
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.bench import HERE, Bench, warm_up
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
-from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.judges import bytes_left
 from dtlab.grading.words import amount, count_ranks
 
-__all__ = [
-    "BATCH",
-    "FIRST",
-    "MEMORY",
-    "PART",
-    "RANKS",
-    "SAMPLES",
-    "TARGET",
-    "Setting",
-    "judge_batch",
-    "judge_updates",
-]
+__all__ = ["BATCH", "FIRST", "MEMORY", "PART", "RANKS", "SAMPLES", "TARGET", "Setting"]
 
-# What `plan` of 03/reach is asked, and what it may return: settings, and misfits in words --------
+BATCH, SAMPLES, RANKS, MEMORY = 512, 8 * 12942, 2, 64
+FIRST, TARGET = 12.0, 5.0  # test errors to reach, in %
+_SEEDS, _HAVE_FIRST, _HAVE_TARGET = 6, 3, 4  # trainings; how many have to reach each of the two
+
+# What `plan` returns for a setting ---------------------------------------------------------------
 
 _WHOLE = ("micro_batch", "micro_batches", "updates", "warmup")
 _NUMBERS = (*_WHOLE, "rate", "start_factor")
 _DECAYS = ("cosine", "linear", "constant")
+
+
 @dataclass(frozen=True)
-class Setting(Case):
+class Setting(Faulty):
     """`plan(batch, samples, ranks, memory)`: what it returns for one setting.
 
     `seeds` are those of the trainings that come of it, if any.
     """
+
+    alone = True
+    topic = "batch"
 
     batch: int
     samples: int
@@ -59,110 +57,139 @@ class Setting(Case):
         return self.batch, self.samples, self.ranks, self.memory
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[int, ...]) -> Any:
-        planned = fn(*given)
-        if not isinstance(planned, Mapping):
-            return type(planned).__name__
-        return {str(name): _plain(value) for name, value in planned.items()}
+    def on_rank(fn: Callable[..., Any], given: tuple[int, ...]) -> dict[str, Any]:
+        plan = fn(*given)
+        if not isinstance(plan, Mapping):
+            return {"plan": type(plan).__name__}
+        return {"plan": {str(name): _plain(value) for name, value in plan.items()}}
 
-    def opened(self, result: Any) -> Any:
-        """See `Case`. Whole numbers are whole, also where they came as 202.0."""
-        if not isinstance(result, Mapping):
-            return result
-        return {
-            name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, value in result.items()
-        }
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        (planned,) = results
-        return _misfit(planned)
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        plan = results[0]["plan"]
+        misfit = next(_misfits(plan), "")
+        if misfit:
+            yield from (("batch", misfit), ("no plan", misfit))
+            return
+        micro, count, updates = plan["micro_batch"], plan["micro_batches"], plan["updates"]
+        took, needed = micro * count * self.ranks, updates * self.batch
+        if micro > self.memory:
+            yield (
+                "batch",
+                f"a forward pass of {micro} samples on a rank that has memory for {self.memory}.",
+            )
+        elif took != self.batch:
+            yield (
+                "batch",
+                f"{micro} samples x {count} microbatches x {count_ranks(self.ranks)} are {took} "
+                f"in an update; {self.batch} are asked for.",
+            )
+        elif micro < min(self.memory, self.batch // self.ranks):
+            yield (
+                "batch",
+                f"{count} microbatches of {micro} samples, and there is memory for {self.memory}. "
+                "Each one more costs a forward and a backward pass that could have been shared.",
+            )
+        if needed > self.samples:
+            yield (
+                "updates",
+                f"{updates} updates of {self.batch} samples take {needed}, and there are "
+                f"{self.samples}.",
+            )
+        elif needed + self.batch <= self.samples:
+            yield (
+                "updates",
+                f"{updates} updates leave {self.samples - needed} samples over, enough for "
+                "another update.",
+            )
 
 
 def _plain(value: Any) -> Any:
-    """A number, a word or a list of whole numbers; of anything else the name of its type."""
+    """A number, a word or a list of whole numbers; of anything else the name of its type.
+
+    Whole numbers are whole, also where they come as 202.0.
+    """
     if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, list | tuple | set | frozenset | range):
         return [one if isinstance(one, int) else type(one).__name__ for one in value]
-    return {"type": type(value).__name__}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, bool | int | float | str) else {"type": type(value).__name__}
 
 
-def _misfit(planned: Any) -> str:
-    """Why this is no plan; empty if it is one."""
-    if not isinstance(planned, Mapping):
-        return f"returns {planned}. Return a dict, as the cell above does."
-    missing = [name for name in (*_NUMBERS, "decay", "travel_in") if name not in planned]
-    if missing:
-        return f"returns a dict without {missing[0]!r}."
+def _misfits(plan: Any) -> Iterator[str]:
+    """Why this is no plan: the first reason counts, and later ones take it that there is none."""
+    if not isinstance(plan, Mapping):
+        yield f"returns {plan}. Return a dict, as the cell above does."
+    for name in (*_NUMBERS, "decay", "travel_in"):
+        if name not in plan:
+            yield f"returns a dict without {name!r}."
     for name in _NUMBERS:
-        value = planned[name]
+        value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return f"returns {short(value)} for {name!r}: a number is asked for."
+            yield f"returns {short(value)} for {name!r}: a number is asked for."
         if name in _WHOLE and not isinstance(value, int):
-            return f"returns {short(value)} for {name!r}: a whole number is asked for."
-    return _out_of_bounds(planned)
-
-
-def _out_of_bounds(planned: Mapping[str, Any]) -> str:
+            yield f"returns {short(value)} for {name!r}: a whole number is asked for."
     for name, least in {"micro_batch": 1, "micro_batches": 1, "updates": 1, "warmup": 0}.items():
-        if planned[name] < least:
-            return f"returns {planned[name]} for {name!r}."
-    if not 0 < planned["rate"] < 1e3:
-        return f"returns {short(planned['rate'])} for 'rate'."
-    if not 0 <= planned["start_factor"] <= 1:
-        return f"returns {short(planned['start_factor'])} for 'start_factor': a share, 0 to 1."
-    if planned["warmup"] > planned["updates"]:
-        return f"has a warm-up of {planned['warmup']} updates, of {planned['updates']} in all."
-    if planned["decay"] not in _DECAYS:
-        return f"returns {short(planned['decay'])} for 'decay'. There are: {', '.join(_DECAYS)}."
-    if not isinstance(planned["travel_in"], list) or any(
-        not isinstance(one, int) for one in planned["travel_in"]
-    ):
-        return "has to list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
-    return ""
+        if plan[name] < least:
+            yield f"returns {plan[name]} for {name!r}."
+    if not 0 < plan["rate"] < 1e3:
+        yield f"returns {short(plan['rate'])} for 'rate'."
+    if not 0 <= plan["start_factor"] <= 1:
+        yield f"returns {short(plan['start_factor'])} for 'start_factor': a share, 0 to 1."
+    if plan["warmup"] > plan["updates"]:
+        yield f"has a warm-up of {plan['warmup']} updates, of {plan['updates']} in all."
+    if plan["decay"] not in _DECAYS:
+        yield f"returns {short(plan['decay'])} for 'decay'. There are: {', '.join(_DECAYS)}."
+    travel = plan["travel_in"]
+    if not isinstance(travel, list) or not all(isinstance(one, int) for one in travel):
+        yield "has to list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
 
 
-# What ranks of ours do with a plan of 03/reach: a rehearsal, and whole trainings -----------------
+# What ranks of ours do with a plan ---------------------------------------------------------------
 
-BATCH, SAMPLES, RANKS, MEMORY = 512, 8 * 12942, 2, 64
-REHEARSED = 40  # updates
-_SEEDS, _LAUNCHES = 6, 3
-_LIMIT = 30.0  # seconds for a launch of trainings, which takes one
-class _OfOurs(Case):
-    """What our ranks do with a plan."""
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        return ""
+_REHEARSED = 40  # updates
 
 
 @dataclass(frozen=True)
-class Rehearsal(_OfOurs):
+class Rehearsal(Faulty):
     """The first updates of a plan, at a low rate: what travels, and whether copies stay equal."""
+
+    topic = "traffic"
+    guilty = ""  # where it fails, that is not the plan's doing
 
     plan: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return f"{REHEARSED} updates"
+        return f"{_REHEARSED} updates"
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        return {**self.plan, "updates": REHEARSED, "warmup": 0, "rate": 0.05}
+        return {**self.plan, "updates": _REHEARSED, "warmup": 0, "rate": 0.05}
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         from dtlab.training.datasets import digits
 
-        return fn(given, digits(), 0)[2]
+        return {"copy": fn(given, digits(), 0)[2]}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        if not all(one["copy"].equal(results[0]["copy"]) for one in results):
+            yield (
+                "traffic",
+                f"gradients travel in the microbatches {self.plan['travel_in']} of "
+                f"{self.plan['micro_batches']}, counted from 0, and in the end the copies of the "
+                "ranks differ. What comes after the last journey stays on its rank.",
+            )
 
 
 @dataclass(frozen=True)
-class Trainings(_OfOurs):
+class Trainings(Faulty):
     """A whole training by the plan for each seed, on one rank: test errors in %.
 
     A rank takes the samples of an update at once, which comes to the same up to rounding.
     """
+
+    topic = "error"
+    guilty = ""
 
     plan: Mapping[str, Any]
     seeds: tuple[int, ...]
@@ -175,14 +202,44 @@ class Trainings(_OfOurs):
         return {**self.plan, **at_once}, list(self.seeds[rank::world_size])
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[dict[str, Any], list[int]]) -> Any:
+    def on_rank(fn: Callable[..., Any], given: tuple[dict[str, Any], list[int]]) -> dict[str, Any]:
         import torch.distributed as dist
 
         from dtlab.training.datasets import digits
 
         (plan, seeds), data = given, digits()
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-        return [fn(plan, data, seed, alone[dist.get_rank()])[0] for seed in seeds]
+        return {"errors": [fn(plan, data, seed, alone[dist.get_rank()])[0] for seed in seeds]}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        errors = sorted(error for one in results for error in one["errors"])
+        shown = ", ".join(f"{error:.1f}" for error in errors)
+        for name, limit, wanted, look in (
+            ("error", FIRST, _HAVE_FIRST, "Which rate does a batch of this size take?"),
+            (
+                "target",
+                TARGET,
+                _HAVE_TARGET,
+                "How high does the rate go, and how does it get there?",
+            ),
+        ):
+            reached = sum(error <= limit for error in errors)
+            if reached < wanted:
+                yield (
+                    name,
+                    f"test errors {shown} %: {reached} of {len(errors)} are at most {limit:g} %, "
+                    f"and {wanted} have to be. {look}",
+                )
+
+
+def _carry_out(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+    """What was planned for the digits, once it fits: what it sends, and where it ends."""
+    if seen[0].mistakes:
+        return []
+    setting, plan = seen[0].trial.cases[0], seen[0].results[0][0]["plan"]
+    assert isinstance(setting, Setting)
+    cases = (Rehearsal(plan), Trainings(plan, setting.seeds))
+    return [(Trial(RANKS, [case], limit=60.0), _train_by) for case in cases]  # it takes three
 
 
 def _train_by(*given: Any) -> Any:
@@ -191,201 +248,35 @@ def _train_by(*given: Any) -> Any:
     return train_by(*given)
 
 
-def trials_for(seed: int) -> list[Trial]:
-    """The setting of the notebook, and four that are drawn; some have memory for all at once."""
-    draw = random.Random(seed)
-    seeds = tuple(draw.randrange(1000, 1 << 30) for _ in range(_SEEDS))
-    drawn = [
-        _drawn(draw, ranks, micro_batches)
-        for ranks, micro_batches in ((1, 4), (draw.choice((4, 8)), 8), (2, 2), (4, 1))
-    ]
-    return [Trial(1, [Setting(BATCH, SAMPLES, RANKS, MEMORY, seeds), *drawn])]
-
-
-def _drawn(draw: random.Random, ranks: int, micro_batches: int) -> Setting:
-    memory = draw.choice((8, 16, 32))
-    batch = ranks * micro_batches * memory
-    if micro_batches == 1:
-        memory += draw.choice((4, 8, 24))  # there is room for more than the share of a rank
-    updates, rest = draw.randint(150, 900), draw.randint(1, batch - 1)
-    return Setting(batch, updates * batch + rest, ranks, memory)
-
-
-def trainings_of(
-    setting: Setting, plan: Mapping[str, Any]
-) -> list[tuple[Trial, Callable[..., Any]]]:
-    """What was planned for the digits, to be carried out with each seed."""
-    shares = [setting.seeds[k::_LAUNCHES] for k in range(_LAUNCHES)]
-    cases = [Rehearsal(plan), *(Trainings(plan, seeds) for seeds in shares)]
-    return [(Trial(RANKS, [case], limit=_LIMIT), _train_by) for case in cases]
-
-
-# How a plan of 03/reach is judged: by arithmetic, what travels, and the errors it reaches --------
-
-FIRST, TARGET = 12.0, 5.0
-HAVE_FIRST, HAVE_TARGET = 3, 4
-_SENT_MORE, _OWN = 1.25, 1 << 16  # a factor; bytes of gloo's and of the start
-_WAITING = blocked("judged once batch and updates are right")
-def _each(one: Observation, objection: Callable[[Setting, Mapping[str, Any]], str]) -> str:
-    """The first objection to a plan, with the setting that it is for."""
-    for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-        assert isinstance(case, Setting)
-        what = objection(case, results[0])
-        if what:
-            where = "" if one.trial.secret and number else f"{case}: "
-            return f"{where}{what}"
+def _too_much_sent(seen: Seen) -> str:
+    for one in seen:
+        if isinstance(one.trial.cases[0], Rehearsal) and one.trace is not None:
+            gradient, left = 4 * one.results[0][0]["copy"].numel(), bytes_left(one.trace, 0)
+            if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):  # of the start, of gloo
+                return (
+                    f"{amount(left)} left rank 0 in {_REHEARSED} updates, "
+                    f"{left / _REHEARSED / gradient:.1f} gradients for each. They add up on a "
+                    "rank until the last microbatch."
+                )
     return ""
-
-
-def wrong_batch(one: Observation) -> str:
-    def objection(case: Setting, plan: Mapping[str, Any]) -> str:
-        micro, count = plan["micro_batch"], plan["micro_batches"]
-        if micro > case.memory:
-            return (
-                f"a forward pass of {micro} samples on a rank that has memory for {case.memory}."
-            )
-        took = micro * count * case.ranks
-        if took != case.batch:
-            return (
-                f"{micro} samples x {count} microbatches x {count_ranks(case.ranks)} are "
-                f"{took} in an update; {case.batch} are asked for."
-            )
-        if micro < min(case.memory, case.batch // case.ranks):
-            return (
-                f"{count} microbatches of {micro} samples, and there is memory for "
-                f"{case.memory}. Each one more costs a forward and a backward pass that could "
-                "have been shared."
-            )
-        return ""
-
-    return _each(one, objection)
-
-
-def wrong_updates(one: Observation) -> str:
-    def objection(case: Setting, plan: Mapping[str, Any]) -> str:
-        needed = plan["updates"] * case.batch
-        if needed > case.samples:
-            return (
-                f"{plan['updates']} updates of {case.batch} samples take {needed}, and there are "
-                f"{case.samples}."
-            )
-        if needed + case.batch <= case.samples:
-            return (
-                f"{plan['updates']} updates leave {case.samples - needed} samples over, enough "
-                "for another update."
-            )
-        return ""
-
-    return _each(one, objection)
-
-
-def judge_batch(seen: Sequence[Observation]) -> Verdict:
-    if seen[0].mistakes:
-        return lost(seen[0].mistakes[0])
-    what = wrong_batch(seen[0])
-    return lost(what) if what else ok(f"the batch is right in {len(seen[0].trial.cases)} settings")
-
-
-def judge_updates(seen: Sequence[Observation]) -> Verdict:
-    if seen[0].mistakes:
-        return blocked("judged once plan returns a plan everywhere")
-    what = wrong_updates(seen[0])
-    return lost(what) if what else ok("as many updates as there are samples for")
-
-
-def judge_traffic(seen: Sequence[Observation]) -> Verdict:
-    if len(seen) == 1 or _untrained(seen):
-        return _untrained(seen) or _WAITING
-    what = _sent(seen[1])
-    return lost(what) if what else ok("a rank sends one gradient for each update")
-
-
-def _untrained(seen: Sequence[Observation]) -> Verdict | None:
-    """What to say where a training of ours did not come to its end."""
-    trouble = next((one.trouble for one in seen[1:] if one.error is not None), "")
-    if not trouble:
-        return None
-    return blocked(f"{trouble}\nThat is not the plan's doing: run the check again.")
-
-
-def _sent(one: Observation) -> str:
-    """What is wrong with what a training has sent."""
-    (case,), (copies,) = one.trial.cases, one.results
-    assert isinstance(case, Rehearsal)
-    if not all(copy.equal(copies[0]) for copy in copies):
-        return (
-            f"gradients travel in the microbatches {case.plan['travel_in']} of "
-            f"{case.plan['micro_batches']}, counted from 0, and in the end the copies of the "
-            "ranks differ. What comes after the last journey stays on its rank."
-        )
-    assert one.trace is not None
-    updates, gradient = REHEARSED, 4 * copies[0].numel()
-    left = bytes_left(one.trace, 0)
-    if left > _SENT_MORE * updates * gradient + gradient + _OWN:
-        return (
-            f"{amount(left)} left rank 0 in {updates} updates, {left / updates / gradient:.1f} "
-            "gradients for each. They add up on a rank until the last microbatch."
-        )
-    return ""
-
-
-def judge_error(seen: Sequence[Observation]) -> Verdict:
-    return _reached(seen, FIRST, HAVE_FIRST, "Which rate does a batch of this size take?")
-
-
-def judge_target(seen: Sequence[Observation]) -> Verdict:
-    if len(seen) > 1 and judge_error(seen).status != "ok":
-        return blocked("judged once the first error is reached")
-    look = "How high does the rate go, and how does it get there?"
-    return _reached(seen, TARGET, HAVE_TARGET, look)
-
-
-def _reached(seen: Sequence[Observation], limit: float, how_many: int, look: str) -> Verdict:
-    if len(seen) == 1 or _untrained(seen):
-        return _untrained(seen) or _WAITING
-    errors = sorted(error for one in seen[2:] for rank in one.results[0] for error in rank)
-    reached = sum(error <= limit for error in errors)
-    shown = ", ".join(f"{error:.1f}" for error in errors)
-    words = f"test errors {shown} %: {reached} of {len(errors)} are at most {limit:g} %"
-    if reached >= how_many:
-        return ok(words)
-    return lost(f"{words}, and {how_many} have to be. {look}")
 
 
 # The part ----------------------------------------------------------------------------------------
 
 
-def _trainings(seen: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
-    """What was planned for the digits, once it fits, to be carried out."""
-    if seen[0].mistakes or wrong_batch(seen[0]) or wrong_updates(seen[0]):
-        return []
-    setting, plan = seen[0].trial.cases[0], seen[0].results[0][0]
-    assert isinstance(setting, Setting)
-    return trainings_of(setting, plan)
-
-
-@dataclass(frozen=True)
-class _Warm:
-    """A check of trainings: the server of ranks has imported what optimizers need."""
-
-    check: Check
-
-    @property
-    def points(self) -> float:
-        """Points that can be had."""
-        return self.check.points
-
-    def run(
-        self,
-        symbol: str,
-        answer: Any,
-        seed: int = 0,
-        learner: str | None = None,
-        bench: Bench = HERE,
-    ) -> list[Criterion]:
-        if bench is HERE:
-            warm_up()
-        return self.check.run(symbol, answer, seed, learner, bench)
+def _trials(seed: int) -> list[Trial]:
+    """The setting of the notebook, and four that are drawn; some have memory for all at once."""
+    draw = random.Random(seed)
+    seeds = tuple(draw.randrange(1000, 1 << 30) for _ in range(_SEEDS))
+    settings = [Setting(BATCH, SAMPLES, RANKS, MEMORY, seeds)]
+    for ranks, micro_batches in ((1, 4), (draw.choice((4, 8)), 8), (2, 2), (4, 1)):
+        memory = draw.choice((8, 16, 32))
+        batch = ranks * micro_batches * memory
+        if micro_batches == 1:
+            memory += draw.choice((4, 8, 24))  # there is room for more than the share of a rank
+        samples = draw.randint(150, 900) * batch + draw.randint(1, batch - 1)
+        settings.append(Setting(batch, samples, ranks, memory))
+    return [Trial(1, settings)]
 
 
 PART = Part(
@@ -394,18 +285,24 @@ PART = Part(
     title="Sixteen times the batch",
     minutes=31,
     difficulty=3,
-    check=_Warm(
-        Check(
-            trials=trials_for,
-            then=_trainings,
-            rules=(
-                Rule("batch", 3, judge_batch),
-                Rule("updates", 3, judge_updates),
-                Rule("traffic", 4, judge_traffic),
-                Rule("error", 4, judge_error),
-                Rule("target", 6, judge_target),
+    check=Check(
+        trials=_trials,
+        then=_carry_out,
+        rules=(
+            rule("batch", 3, "the batch is right in all settings"),
+            rule("updates", 3, "as many updates as there are samples for", "no plan"),
+            rule(
+                "traffic",
+                4,
+                "a rank sends one gradient for each update",
+                "batch",
+                "updates",
+                also=_too_much_sent,
             ),
-        )
+            rule("error", 4, f"at most {FIRST:g} % in the end", "batch", "updates"),
+            rule("target", 6, f"at most {TARGET:g} % in the end", "batch", "updates", "error"),
+        ),
+        compiles=True,
     ),
     symbol="plan",
     grade_id="plan-check",

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.units.unit03.run_trials import (
+    SYMPTOMS,
     accumulated,
     linear,
-    run_check,
-    run_part,
+    measured,
+    rates_and_end,
     scene,
 )
 
-PART = run_part(
-    1,
+PART = script_part(
+    "03/run_1",
     "Slow, and nobody complains",
     10,
     1,
-    run_check(
-        accumulated, linear, "rate", "updates have the rates of the linear rule, on 2 and 3 ranks"
-    ),
+    "dtlab.units.unit03.runs.train_1",
     scene(8, (32, 8)),
-    "rate too low",
+    accumulated,
+    rates_and_end(linear, "rate", "updates have the rates of the linear rule, on 2 and 3 ranks"),
+    SYMPTOMS,
     ["optimizer = SGD(replica.parameters(), lr=0.05, momentum=0.9)"],
     "Where is it settled how high the rate goes?",
+    proof=proof(
+        measured,
+        "times",
+        "Count the samples of an update, over all ranks and microbatches, and compare the peak "
+        "with 0.05 for every 32 of them.",
+        {
+            "1 / times": "that is the other way round.",
+            "times ** 0.5": "that is the square-root rule.",
+            "times / ranks": "an update takes the samples of all ranks.",
+            "times / case.passes": "an update has several microbatches.",
+            "batch": "these are the samples of an update: how many times 32?",
+        },
+        unit="times",
+        tolerance=0.02,
+    ),
 )

@@ -2,26 +2,65 @@
 
 from __future__ import annotations
 
+import random
+
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.scripts.cases import Training
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.units.unit03.run_trials import (
+    BASE_BATCH,
     BATCH,
     RATE,
-    of_recipe,
-    one_recipe,
-    run_check,
-    run_part,
+    SYMPTOMS,
+    measured,
+    rates_and_end,
     scene,
+    schedule,
+    training,
 )
 
-PART = run_part(
-    4,
+
+def one_recipe(seed: int) -> list[Trial]:
+    """`script(model, data, epochs, batch, rate, accumulate)`: one GPU's batch, shared out."""
+    draw = random.Random(seed)
+
+    def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
+        micro = draw.choice((20, 24, 28))
+        batch, rate = ranks * accumulate * micro, draw.choice((0.06, 0.08, 0.1))
+        more = (batch, rate, accumulate)
+        return Trial(ranks, [training(seed + number, batch * steps, more, accumulate, micro)])
+
+    return [trial(2, draw.choice((3, 4)), 3, 0), trial(3, 2, draw.randint(2, 3), 1)]
+
+
+def _of_recipe(case: Training, ranks: int) -> list[float]:
+    """The rates of updates whose peak is that of the recipe."""
+    batch, peak, _ = case.more
+    return schedule(peak, case.updates(ranks), BASE_BATCH / batch)
+
+
+PART = script_part(
+    "03/run_4",
     "Eight passes, eight times the rate",
     11,
     2,
-    run_check(
-        one_recipe, of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"
-    ),
+    "dtlab.units.unit03.runs.train_4",
     scene(4, (BATCH, RATE, 4)),
-    "rate too high",
+    one_recipe,
+    rates_and_end(_of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"),
+    SYMPTOMS,
     ["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
     "What is it that the rate should grow with, and does that grow here?",
+    proof=proof(
+        measured,
+        "batch",
+        "Divide the samples of an epoch by its updates.",
+        {
+            "batch / ranks": "these are the samples of one rank.",
+            "batch / case.passes": "an update has several microbatches.",
+            "case.micro_batch": "that is one forward pass on one rank.",
+            "batch / times": "this is the batch that the rate would fit.",
+        },
+        unit="samples",
+    ),
 )

@@ -59,10 +59,8 @@ PART = Part(
             "full",
             "How many steps with the small batch does one with the large batch stand for?",
             {
-                "sqrt(k) * rate": "this is the other rule. Goyal et al. want one step to go as "
-                "far as k did.",
-                "rate": "with the same rate and a k-th of the steps, the weights get a k-th as "
-                "far.",
+                "sqrt(k) * rate": "this is the other rule. One step should go as far as k did.",
+                "rate": "with a k-th of the steps, the weights get a k-th as far.",
                 "rate / k": "there are fewer steps to an epoch now, and this makes them shorter.",
             },
         ),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.values import close, sgd_step
+from dtlab.grading.checking.gradients import RATE, close
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,11 +80,17 @@ def shares_of(
 
     `steps` are the microbatches of all ranks. The module is another one afterwards.
     """
+    import torch
+    from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
     found = []
     for batches in steps:
         shares = _shares(module, batches, members, before)
         found.append(shares)
-        sgd_step(module, [_cut(shares.wanted, shares)])
+        with torch.no_grad():
+            every = zip(module.parameters(), shares.there, strict=True)
+            trained = [parameter for parameter, there in every if there]
+            vector_to_parameters(parameters_to_vector(trained) - RATE * shares.wanted, trained)
     return found
 
 
@@ -121,20 +127,7 @@ def _shares(
     )
 
 
-def _cut(flat: Tensor, shares: Shares) -> list[Tensor | None]:
-    """A vector as one gradient for each parameter that has one."""
-    places = list(zip(shares.shapes, shares.there, strict=True))
-    sizes = [math.prod(shape) * there for shape, there in places]
-    pieces = flat.split(sizes)  # type: ignore[no-untyped-call]
-    return [
-        piece.view(shape) if there else None
-        for piece, (shape, there) in zip(pieces, places, strict=True)
-    ]
-
-
-# Says what is wrong with an accumulated gradient or a loss, as far as the numbers tell -----------
-
-_RELATIVE = 1e-4  # of a loss: rounding takes 1e-6
+# What is wrong with an accumulated gradient or a loss, as far as the numbers tell ----------------
 
 
 def plain_value(value: Any) -> float | str:
@@ -144,13 +137,11 @@ def plain_value(value: Any) -> float | str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-# Gradients --------------------------------------------------------------------------------------
-
-
 def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> str:
     """What is wrong with the gradients of a rank, one for each parameter; empty if nothing."""
     import torch
 
+    kept = []
     every = zip(got, shares.names, shares.shapes, shares.there, strict=True)
     for gradient, name, shape, there in every:
         if gradient is not None and not there and not shares.before.any():
@@ -159,24 +150,20 @@ def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> 
             return f"{name} has no gradient. Call backward for every microbatch."
         if gradient is not None and tuple(gradient.shape) != shape:
             return f"the gradient of {name} is {tuple(gradient.shape)} now."
-    kept = [one for one, there in zip(got, shares.there, strict=True) if there and one is not None]
-    return _wrong_vector(torch.cat([one.flatten() for one in kept]), shares, rank)
-
-
-def _wrong_vector(got: Tensor, shares: Shares, rank: int) -> str:
-    if close(got, shares.wanted):
+        if gradient is not None and there:
+            kept.append(gradient.flatten())
+    vector = torch.cat(kept)
+    if close(vector, shares.wanted):
         return ""
-    if not got.isfinite().all():
+    if not vector.isfinite().all():
         return "not all of it are finite numbers: what is divided by nothing?"
-    named = (
-        *_of_what_was_before(got, shares),
-        *_of_groups(shares),
-        *_of_ranks(shares, rank),
-        *_of_one_rank(shares),
+    known = _known(vector, shares, rank)
+    return next(
+        (words for value, words in known if close(vector, value)), _unknown(vector, shares)
     )
-    for value, words in named:
-        if close(got, value):
-            return words
+
+
+def _unknown(got: Tensor, shares: Shares) -> str:
     times = float(got @ shares.wanted) / float(shares.wanted @ shares.wanted)
     if times > 0 and close(got, times * shares.wanted):
         return (
@@ -184,13 +171,23 @@ def _wrong_vector(got: Tensor, shares: Shares, rank: int) -> str:
             "divided?"
         )
     worst = float((got - shares.wanted).abs().max())
-    return f"this is off the gradient that is wanted by up to {worst:.2g}."
+    return (
+        f"this is off the gradient that is wanted by up to {worst:.2g}. Every sample counts the "
+        "same, whichever microbatch it is in: how many are there?"
+    )
 
 
-Named = Iterator[tuple["Tensor", str]]
+def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
+    """Vectors that come of known mistakes, and what is said of each."""
+    yield from _of_what_was_before(got, shares)
+    if len(shares.members) < len(shares.sums):
+        yield from _of_groups(shares)
+    if len(shares.members) > 1:
+        yield from _of_ranks(shares, rank)
+    yield from _of_one_rank(shares)
 
 
-def _of_what_was_before(got: Tensor, shares: Shares) -> Named:
+def _of_what_was_before(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
     """The new is right, and the old is not: whatever it has been multiplied by."""
     old, rest = shares.before, got - shares.mean
     if old.any():
@@ -201,73 +198,19 @@ def _of_what_was_before(got: Tensor, shares: Shares) -> Named:
         yield shares.mean + times * old, f"what was in .grad before {words}."
 
 
-def _of_one_rank(shares: Shares) -> Named:
-    """Mistakes that one process makes as well; wrappers give the mean of what ranks make."""
-    samples, size = shares.samples(shares.members), len(shares.members)
-    yield (
-        _averaged(shares, lambda sums, counts: sum(sums)),
-        "this is the sum over the samples, not the mean: divide by the number of samples."
-        if size == 1
-        else "the losses added up are divided by the number of ranks, not by the number of "
-        "samples.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: sum(_means(sums, counts)) / len(sums)),
-        "this is the mean of the microbatches' means: a sample counts for more in a small one. "
-        "Divide the sum of every microbatch by the same number, that of all samples.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: sum(_means(sums, counts))),
-        "these are the means of the microbatches, added up: divide every sum by the number of "
-        "all samples, not by that of its microbatch.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: sum(sums) / len(sums)),
-        "this is divided by the number of microbatches, not by the number of samples.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums))),
-        "this is right where all microbatches have as many samples as the first: count those of "
-        "each.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: size * sums[-1] / samples),
-        "only the last microbatch is in it: call backward for every one, and let .grad stay in "
-        "between.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: size * sums[0] / samples),
-        "only the first microbatch is in it.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: size * (sum(sums) - sums[-1]) / samples),
-        "the last microbatch is not in it.",
-    )
-
-
-def _of_groups(shares: Shares) -> Named:
+def _of_groups(shares: Shares) -> Iterator[tuple[Tensor, str]]:
     """What comes of all ranks where a group is meant."""
-    members, everyone = shares.members, list(shares.sums)
-    if len(everyone) == len(members):
-        return
-    ratio = len(everyone) / len(members)
-    of_all = shares.total(members) / shares.samples(everyone)
-    yield of_all, "the samples of all ranks are counted, not those of the model's group."
-    yield (
-        ratio * shares.mean,
-        "this is multiplied by the number of all ranks, not of the group's.",
-    )
-    yield (
-        ratio * of_all,
-        "the samples of all ranks are counted, and all ranks too, not those of the model's group.",
-    )
+    counted = "the samples of all ranks are counted"
+    ratio = len(shares.sums) / len(shares.members)
+    of_all = shares.total(shares.members) / shares.samples(list(shares.sums))
+    yield of_all, f"{counted}, not those of the model's group."
+    yield ratio * shares.mean, "this is multiplied by the number of all ranks, not of the group's."
+    yield ratio * of_all, f"{counted}, and all ranks too, not those of the model's group."
 
 
-def _of_ranks(shares: Shares, rank: int) -> Named:
+def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
     """Mistakes that it takes several ranks for."""
     size, samples = len(shares.members), shares.samples(shares.members)
-    if size == 1:
-        return
     yield (
         shares.mean / size,
         "this is divided by the number of ranks once too often: the wrapper averages over them, "
@@ -284,66 +227,84 @@ def _of_ranks(shares: Shares, rank: int) -> Named:
         "Divide by the samples of all ranks.",
     )
     for journey in range(1, min(len(shares.sums[one]) for one in shares.members)):
-        late = sum(shares.sums[rank][journey:])
+        early = _averaged(shares, lambda sums, counts, j=journey: sum(sums[:j]))
         yield (
-            _averaged(shares, lambda sums, counts, j=journey: size * sum(sums[:j]) / samples)
-            + size * late / samples,
+            (early + sum(shares.sums[rank][journey:])) * size / samples,
             "gradients travel before the last microbatch, and what comes after their journey "
             "stays on its rank.",
         )
-    own = shares.total([rank])
     for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
         yield (
-            own * scale,
+            shares.total([rank]) * scale,
             "this comes from the rank's own samples alone: the last microbatch has to be outside "
             "no_sync, and with it the wrapper averages all that has come together.",
         )
 
 
-def _averaged(shares: Shares, of_rank: Any) -> Tensor:
+def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
+    """Mistakes that one process makes as well; wrappers give the mean of what ranks make."""
+    size = len(shares.members)
+    scale = size / shares.samples(shares.members)
+    known: dict[str, Callable[[Any, Any], Any]] = {
+        "this is the sum over the samples, not the mean: divide by the number of samples."
+        if size == 1
+        else "the losses added up are divided by the number of ranks, not by the number of "
+        "samples.": lambda sums, counts: sum(sums),
+        "this is the mean of the microbatches' means: a sample counts for more in a small one. "
+        "Divide the sum of every microbatch by the same number, that of all samples.": (
+            lambda sums, counts: sum(_means(sums, counts)) / len(sums)
+        ),
+        "these are the means of the microbatches, added up: divide every sum by the number of "
+        "all samples, not by that of its microbatch.": (
+            lambda sums, counts: sum(_means(sums, counts))
+        ),
+        "this is divided by the number of microbatches, not by the number of samples.": (
+            lambda sums, counts: sum(sums) / len(sums)
+        ),
+        "this is right where all microbatches have as many samples as the first: count those of "
+        "each.": lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums)),
+        "only the last microbatch is in it: call backward for every one, and let .grad stay in "
+        "between.": lambda sums, counts: scale * sums[-1],
+        "only the first microbatch is in it.": lambda sums, counts: scale * sums[0],
+        "the last microbatch is not in it.": lambda sums, counts: scale * (sum(sums) - sums[-1]),
+    }
+    yield from ((_averaged(shares, of_rank), words) for words, of_rank in known.items())
+
+
+def _averaged(shares: Shares, of_rank: Callable[..., Any]) -> Tensor:
     """The mean over the members of what each makes of its sums and counts."""
     each = [of_rank(shares.sums[rank], shares.counts[rank]) for rank in shares.members]
     total: Tensor = sum(each) / len(each)
     return total
 
 
-def _means(sums: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+def _means(sums: Sequence[Any], counts: Sequence[int]) -> list[Any]:
     return [one / max(1, count) for one, count in zip(sums, counts, strict=True)]
-
-
-# Losses -----------------------------------------------------------------------------------------
 
 
 def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
     """What is wrong with the mean loss that a rank returned; empty if nothing."""
     if isinstance(got, str):
         return f"your function returns {got}, not a float; loss.item() makes one of a tensor."
-    if math.isclose(got, shares.loss, rel_tol=_RELATIVE):
+    if _same(got, shares.loss):
         return ""
-    for value, words in _losses(shares, rank):
-        if math.isclose(got, value, rel_tol=_RELATIVE):
-            return f"your function returns {words}."
-    return (
-        f"your function returns {got:.4g}, where the mean over the samples is {shares.loss:.4g}."
-    )
-
-
-def _losses(shares: Shares, rank: int) -> Iterator[tuple[float, str]]:
-    members = shares.members
-    sums = {one: sum(shares.losses[one]) for one in members}
-    means = {one: sums[one] / max(1, sum(shares.counts[one])) for one in members}
-    micro = {
-        one: [
-            loss / max(1, count)
-            for loss, count in zip(shares.losses[one], shares.counts[one], strict=True)
+    sums = {one: sum(shares.losses[one]) for one in shares.members}
+    means = {one: sums[one] / max(1, sum(shares.counts[one])) for one in shares.members}
+    micro = {one: _means(shares.losses[one], shares.counts[one]) for one in shares.members}
+    every = [mean for each in micro.values() for mean in each]
+    known = [(sum(sums.values()), "the sum of the losses, not their mean")]
+    if len(shares.members) > 1:
+        known += [
+            (sums[rank], "the sum of the losses of this rank"),
+            (means[rank], "the mean over the rank's own samples, not over those of all ranks"),
+            (sum(means.values()) / len(means), "the mean of the ranks' means"),
+            (sum(every) / len(every), "the mean of the microbatches' means"),
         ]
-        for one in members
-    }
-    yield sum(sums.values()), "the sum of the losses, not their mean"
-    if len(members) > 1:
-        yield sums[rank], "the sum of the losses of this rank"
-        yield means[rank], "the mean over the rank's own samples, not over those of all ranks"
-        yield sum(means.values()) / len(members), "the mean of the ranks' means"
-        every = [one for each in micro.values() for one in each]
-        yield sum(every) / len(every), "the mean of the microbatches' means"
-    yield sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"
+    known.append((sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"))
+    plain = f"{got:.4g}, where the mean over the samples is {shares.loss:.4g}"
+    what = next((words for value, words in known if _same(got, value)), plain)
+    return f"your function returns {what}."
+
+
+def _same(got: float, wanted: float) -> bool:
+    return math.isclose(got, wanted, rel_tol=1e-4)  # rounding takes 1e-6

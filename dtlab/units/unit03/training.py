@@ -10,16 +10,15 @@ compares what `.grad` has then with what one process computes here (`shares`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Case
-from dtlab.grading.checking.values import sgd_step
 from dtlab.units.unit03.shares import (
     Shares,
     loss_sum,
@@ -32,19 +31,20 @@ from dtlab.units.unit03.shares import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "FINISHED",
-    "Accumulated",
-    "Accumulating",
-    "Arguments",
-    "begin",
-    "gradients_of",
-]
+__all__ = ["FINISHED", "Accumulating", "Arguments", "begin", "gradients_of"]
 
 FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
 Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # of each rank, in each step: its microbatches
 
+# Criteria that a case of a topic shows besides it; advice on one that fails.
+_ALSO = {"equal": ("once", "graphs", "loss"), "uneven": ("loss",)}
+_ADVICE = {
+    "uneven": "Here ranks have other numbers of microbatches, and one has none but one of no "
+    "samples. Every rank has to take part in every all-reduce, whatever it has.",
+    "subgroups": "Groups of the wrappers: `process_group` of PyTorch's DDP, `group` of dtlab's "
+    "DataParallel. Hand it to dist.all_reduce and dist.get_world_size.",
+}
 _WRAPPERS = {"": "", "ddp": " in PyTorch's DDP", "dtlab": " in dtlab's DataParallel"}
 
 
@@ -66,21 +66,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Accumulated:
-    """What one rank saw in each step, and which finished code was called.
-
-    `passes` has the samples and the tensors held before, for each forward pass; `losses` are what
-    the function returned: a number, or what else it was in words.
-    """
-
-    gradients: list[list[Tensor | None]]
-    losses: list[float | str]
-    passes: list[list[list[int]]]
-    finished: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Accumulating(Case):
+class Accumulating(Faulty):
     """`fn(model, loss_sum, micro_batches)` in every step; `topic` says what it is to show."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -100,12 +86,11 @@ class Accumulating(Case):
             words.append(f"steps of {' and '.join(each)} samples")
         return ", ".join(words + ([groups_in_words(self.groups)] if self.groups else []))
 
-    @property
-    def num_steps(self) -> int:
-        """Steps of training, which all ranks take."""
-        return len(self.sizes[0])
+    def shows(self, criterion: str) -> bool:
+        return criterion in (self.topic, *_ALSO.get(self.topic, ()))
 
-    # ------------------------------------------------------------------ what ranks do
+    def advice(self, trouble: str) -> str:
+        return _ADVICE.get(self.topic, "") if self.wrapper else ""
 
     def micro_batches(self, rank: int, step: int) -> list[Pair]:
         """What one rank goes through in one step."""
@@ -134,7 +119,7 @@ class Accumulating(Case):
             self.net.sizes,
             self.net.state(self.seed),
             self.wrapper,
-            [self.micro_batches(rank, step) for step in range(self.num_steps)],
+            [self.micro_batches(rank, step) for step in range(len(self.sizes[0]))],
             self.before(),
             self.groups,
             members_of(self.groups, rank, world_size),
@@ -157,66 +142,60 @@ class Accumulating(Case):
                 sgd_step(module, [gradients])
         return {"steps": seen, "finished": sorted(finished)}
 
-    def opened(self, result: Any) -> Any:
-        import torch
-
-        gradients, losses, passes = map(list, zip(*result["steps"], strict=True))
-        if len(gradients) != self.num_steps:
-            raise ValueError("not as many steps as there were")
-        every = [one for step in gradients for one in step]
-        if not all(one is None or isinstance(one, torch.Tensor) for one in every):
-            raise TypeError("a rank sent back something else than gradients")
-        counted = [[(int(samples), int(held)) for samples, held in step] for step in passes]
-        return Accumulated(
-            gradients,
-            [one if isinstance(one, float) else str(one) for one in losses],
-            [[list(one) for one in step] for step in counted],
-            frozenset(map(str, result["finished"])),
-        )
-
-    # ------------------------------------------------------------------ what must come of it
-
     @cached_property
     def shares(self) -> dict[tuple[int, ...], list[Shares]]:
         """For each group, and then each step: what every microbatch of every rank gives."""
         everyone = range(len(self.sizes))
         batches = [
             {rank: self.micro_batches(rank, step) for rank in everyone}
-            for step in range(self.num_steps)
+            for step in range(len(self.sizes[0]))
         ]
         return {
             members: shares_of(self.net.module(self.seed), batches, members, self.before())
             for members in self.groups or (tuple(everyone),)
         }
 
-    @cached_property
-    def size_of_gradients(self) -> int:
-        """Bytes of all gradients together."""
-        shares = next(iter(self.shares.values()))[0]
-        return 4 * shares.wanted.numel()
+    @property
+    def reduced(self) -> list[int]:
+        """Bytes of all gradients together, for each step."""
+        return [4 * step.wanted.numel() for step in next(iter(self.shares.values()))]
 
-    def mistake(self, results: Sequence[Accumulated]) -> str:
-        """The first step in which a gradient is wrong: see `Case`."""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        others: list[Fault] = []  # they count where the gradients are right
         for members, steps in self.shares.items():
-            for number, shares in enumerate(steps):
+            for step, shares in enumerate(steps):
                 for rank in members:
-                    sentence = wrong_gradients(results[rank].gradients[number], shares, rank)
-                    if sentence:
-                        return f"{self._where(number, rank)}: {sentence}"
-        return ""
+                    where = f"step {step + 1}" + f", rank {rank}" * (len(self.sizes) > 1)
+                    gradients, loss, passes = results[rank]["steps"][step]
+                    wrong = wrong_gradients(gradients, shares, rank)
+                    if wrong:
+                        advice = _ADVICE["subgroups"] if self.topic == "subgroups" else ""
+                        yield self.topic, f"{where}: {wrong}\n{advice}".rstrip()
+                        return
+                    wrong = wrong_loss(loss, shares, rank)
+                    if wrong and self.topic != "added":
+                        others.append(("loss", f"{where}: {wrong}"))
+                    wrong = _too_much(passes, max(self.sizes[rank][step]))
+                    if wrong and self.topic == "equal":
+                        others.append(("graphs", f"{where}: {wrong}"))
+        yield from others
 
-    def wrong_loss(self, results: Sequence[Accumulated]) -> str:
-        """The first step in which what a rank returned is not the mean loss; empty if none."""
-        for members, steps in self.shares.items():
-            for number, shares in enumerate(steps):
-                for rank in members:
-                    sentence = wrong_loss(results[rank].losses[number], shares, rank)
-                    if sentence:
-                        return f"{self._where(number, rank)}: {sentence}"
-        return ""
 
-    def _where(self, step: int, rank: int) -> str:
-        return f"step {step + 1}" + (f", rank {rank}" if len(self.sizes) > 1 else "")
+def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
+    """What is wrong with the forward passes of a step: samples, and tensors held before each."""
+    for number, (samples, held) in enumerate(passes):
+        if samples > largest:
+            return (
+                f"the model gets {samples} samples at once, and the largest microbatch has "
+                f"{largest}: memory is what accumulation is for."
+            )
+        if held:
+            return (
+                f"forward pass {number + 1} begins while the graph of an earlier one is still "
+                f"held, with {held} tensors. Call backward for every microbatch, before the "
+                "next forward pass: it frees the graph."
+            )
+    return ""
 
 
 def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:

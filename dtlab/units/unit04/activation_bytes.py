@@ -24,117 +24,105 @@ def _draw(draw: Random) -> Values:
     }
 
 
-PART = Part(
-    "04/activation_bytes",
-    1,
-    "What a layer keeps",
-    5,
-    2,
-    asked(
-        _draw,
-        [
-            ("s, tokens of a sequence", "{sequence}"),
-            ("b, sequences of a microbatch", "{micro_batch}"),
-            ("h, hidden size", "{hidden}"),
-            ("a, attention heads", "{heads}"),
-            ("L, layers", "{layers}"),
-        ],
-        number(
-            "layer",
-            "what one layer keeps: with dropout, attention matrices kept, nothing recomputed",
-            "layer",
-            "Work out s b h and a s / h first.",
-            {
-                "34 * sbh": "this leaves out the attention matrices, s x s for each head.",
-                "(34 + matrices) * sbh": "this counts the elements of one attention matrix in "
-                "each head. How many bytes are there for each of them?",
-                "2 * layer": "the formula counts bytes: 2 for an element of 16 bits are in it "
-                "already.",
-            },
-            unit="MB",
-        ),
-        number(
-            "no_dropout",
-            "the same without dropout",
-            "(32 + 2 * matrices) * sbh",
-            "Go through the table line by line: what is there for dropout alone?",
-            {
-                "(32 + 5 * matrices) * sbh": "this takes away the two masks of s b h. There is "
-                "dropout inside attention, too.",
-                "(32 + 4 * matrices) * sbh": "this takes away the masks. In attention, what "
-                "dropout puts out is kept beside what goes in: without dropout that is one "
-                "tensor.",
-                "(34 + 2 * matrices) * sbh": "there are masks outside of attention as well.",
-            },
-            unit="MB",
-        ),
-        number(
-            "fused",
-            "without dropout, and with fused attention, which keeps nothing of a x s x s",
-            "32 * sbh",
-            "Which lines of the table are left, with both switches set?",
-            {
-                "34 * sbh": "so it is with dropout on. There are masks outside of attention.",
-                "(32 + 2 * matrices) * sbh": "what softmax puts out is an attention matrix as "
-                "well.",
-                "5 * matrices * sbh": "this is what fused attention takes away. What is left?",
-            },
-            unit="MB",
-        ),
-        number(
-            "selective",
-            "the part of `layer` that selective recomputation saves: it keeps what goes into "
-            "attention's core, and computes all that is a x s x s again in the backward pass",
-            "100 * 5 * matrices * sbh / layer",
-            "Which lines of the table are gone? What part of `layer` were they?",
-            {
-                "100 - answer": "this is the part that is left.",
-                "3 / 5 * answer": "this leaves the output of softmax in memory. It is computed "
-                "again, too.",
-                "100 * 5 * matrices / 34": "this is what is saved beside what is left. Asked for "
-                "is the part of all.",
-            },
-            unit="%",
-        ),
-        number(
-            "full",
-            "what all layers together keep from the forward pass, if each is computed again from "
-            "its input in the backward pass",
-            "layers * 2 * sbh",
-            "How many elements has the input of a layer, and how many bytes has one of them?",
-            {
-                "2 * sbh": "this is one layer. Each one's input is kept.",
-                "answer / 2": "this counts elements. One of them has 2 bytes.",
-                "answer * 17": "this is selective recomputation. With full recomputation only "
-                "inputs are kept.",
-                "answer + layer": "this adds the layer that is being computed again: it was not "
-                "kept.",
-            },
-            unit="MB",
-        ),
-        choice(
-            "most",
-            "which one of these takes most bytes away from `layer`",
-            {
-                "no_dropout": "training without dropout",
-                "fused": "fused attention",
-                "halved": "half of the microbatch",
-            },
-            formula("'fused' if fused_more else 'halved'"),
-            "Write what each of them takes away as a multiple of s b h.",
-            {
-                "no_dropout": "this saves masks, and what dropout puts out in attention. Is there "
-                "nothing larger?",
-                formula("'halved' if fused_more else 'fused'"): "work out a s / h, and then both: "
-                "half of everything, and all of 5 a s / h.",
-            },
-        ),
-        where={
-            "sbh": "sequence * micro_batch * hidden / 1e6",
-            "matrices": "heads * sequence / hidden",
-            "layer": "(34 + 5 * matrices) * sbh",
-            # at least 2 matrices are drawn: no dropout, 2 + 3 matrices, is never the most
-            "fused_more": "5 * matrices > (34 + 5 * matrices) / 2",
+_QUESTIONS = asked(
+    _draw,
+    [
+        ("s, tokens of a sequence", "{sequence}"),
+        ("b, sequences of a microbatch", "{micro_batch}"),
+        ("h, hidden size", "{hidden}"),
+        ("a, attention heads", "{heads}"),
+        ("L, layers", "{layers}"),
+    ],
+    number(
+        "layer",
+        "what one layer keeps: with dropout, attention matrices kept, nothing recomputed",
+        "layer",
+        "Work out s b h and a s / h first.",
+        {
+            "34 * sbh": "this leaves out the attention matrices, s x s for each head.",
+            "(34 + matrices) * sbh": "this counts the elements of one attention matrix in "
+            "each head. How many bytes are there for each of them?",
+            "2 * layer": "the formula counts bytes: 2 for each element are in it already.",
+        },
+        unit="MB",
+    ),
+    number(
+        "no_dropout",
+        "the same without dropout",
+        "(32 + 2 * matrices) * sbh",
+        "Go through the table line by line: what is there for dropout alone?",
+        {
+            "(32 + 5 * matrices) * sbh": "this takes away the two masks of s b h. There is "
+            "dropout inside attention, too.",
+            "(32 + 4 * matrices) * sbh": "this takes away the masks. In attention, what "
+            "dropout puts out is kept beside what goes in: without dropout that is one "
+            "tensor.",
+            "(34 + 2 * matrices) * sbh": "there are masks outside of attention as well.",
+        },
+        unit="MB",
+    ),
+    number(
+        "fused",
+        "without dropout, and with fused attention, which keeps nothing of a x s x s",
+        "32 * sbh",
+        "Which lines of the table are left, with both switches set?",
+        {
+            "34 * sbh": "so it is with dropout on. There are masks outside of attention.",
+            "(32 + 2 * matrices) * sbh": "softmax's output is an attention matrix as well.",
+            "5 * matrices * sbh": "this is what fused attention takes away. What is left?",
+        },
+        unit="MB",
+    ),
+    number(
+        "selective",
+        "the part of `layer` that selective recomputation saves: it keeps what goes into "
+        "attention's core, and computes all that is a x s x s again in the backward pass",
+        "100 * 5 * matrices * sbh / layer",
+        "Which lines of the table are gone? What part of `layer` were they?",
+        {
+            "100 - answer": "this is the part that is left.",
+            "3 / 5 * answer": "this leaves the output of softmax in memory.",
+            "100 * 5 * matrices / 34": "this is what is saved beside what is left.",
+        },
+        unit="%",
+    ),
+    number(
+        "full",
+        "what all layers together keep from the forward pass, if each is computed again from "
+        "its input in the backward pass",
+        "layers * 2 * sbh",
+        "How many elements has the input of a layer, and how many bytes has one of them?",
+        {
+            "2 * sbh": "this is one layer. Each one's input is kept.",
+            "answer / 2": "this counts elements. One of them has 2 bytes.",
+            "answer * 17": "this is selective recomputation. Full keeps only inputs.",
+            "answer + layer": "this adds the layer that is recomputed: it was not kept.",
+        },
+        unit="MB",
+    ),
+    choice(
+        "most",
+        "which one of these takes most bytes away from `layer`",
+        {
+            "no_dropout": "training without dropout",
+            "fused": "fused attention",
+            "halved": "half of the microbatch",
+        },
+        formula("'fused' if fused_more else 'halved'"),
+        "Write what each of them takes away as a multiple of s b h.",
+        {
+            "no_dropout": "this saves masks and dropout's output. Is there nothing larger?",
+            formula("'halved' if fused_more else 'fused'"): "work out a s / h, and then both: "
+            "half of everything, and all of 5 a s / h.",
         },
     ),
+    where={
+        "sbh": "sequence * micro_batch * hidden / 1e6",
+        "matrices": "heads * sequence / hidden",
+        "layer": "(34 + 5 * matrices) * sbh",
+        # at least 2 matrices are drawn: no dropout, 2 + 3 matrices, is never the most
+        "fused_more": "5 * matrices > (34 + 5 * matrices) / 2",
+    },
 )
+
+PART = Part("04/activation_bytes", 1, "What a layer keeps", 5, 2, _QUESTIONS)

@@ -1,55 +1,36 @@
-"""04/checkpoint_every: a checkpoint for every k layers, and none for the last group."""
+"""04/checkpoint_every: a checkpoint for every k layers, and none for the last group.
+
+layers        0 1 2 | 3 4 5 | 6         7 layers, k = 3
+checkpoints   [0 1 2] [3 4 5]           the last group has none
+runs          2 2 2   2 2 2   1         in forward and backward together
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.finished import called_by, finished_calls
-from dtlab.grading.checking.topics import Seen, of_topic
-from dtlab.grading.checking.trials import Case, Trial, drawn_seed
-from dtlab.grading.checking.values import close
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.faults import Fault, Noted, rule
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.gradients import close
+from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-# What ranks do in 04/checkpoint_every: run layers with a checkpoint per k, and note which ran ----
-#
-# layers        0 1 2 | 3 4 5 | 6         7 layers, k = 3
-# checkpoints   [0 1 2] [3 4 5]           the last group has none
-# runs          2 2 2   2 2 2   1         in forward and backward together
 
 FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation")
 STEPS = 2
 
 
 @dataclass(frozen=True)
-class Spanned:
-    """What a rank saw in each step.
-
-    `spans` are the layers that ran within each checkpoint, in forward; `runs` how often each layer
-    ran in forward and backward together; `saved` the bytes kept in between. `changed` says whether
-    the list of layers is another one afterwards.
-    """
-
-    outputs: list[Tensor]
-    gradients: list[list[Tensor | None]]
-    spans: list[list[list[int]]]
-    runs: list[list[int]]
-    saved: list[int]
-    changed: bool
-    finished: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Spanning(Case):
-    """`fn(layers, k, x, checkpoint)` for layers from size to size; `topic` as in `Case`s."""
+class Spanning(Separate):
+    """`fn(layers, k, x, checkpoint)` for layers from size to size."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     allowed: ClassVar[tuple[str, ...]] = ("checkpoint",)
@@ -58,21 +39,20 @@ class Spanning(Case):
     sizes: tuple[int, ...]
     rows: int
     k: int
-    topic: str = "equal"
+    topic: str
 
     def __str__(self) -> str:
-        return f"{self.count} layer{'s' * (self.count != 1)}, k = {self.k}"
-
-    @property
-    def count(self) -> int:
-        """How many layers there are."""
-        return len(self.sizes) - 1
+        count = len(self.sizes) - 1
+        return f"{count} layer{'s' * (count != 1)}, k = {self.k}"
 
     @property
     def groups(self) -> list[list[int]]:
         """The layers of each group, by their numbers."""
-        layers = range(self.count)
+        layers = range(len(self.sizes) - 1)
         return [list(layers[start : start + self.k]) for start in layers[:: self.k]]
+
+    def advice(self, trouble: str) -> str:
+        return _ARGUMENT if "a second time" in trouble or "gradient of" in trouble else ""
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         shape = {"sizes": self.sizes, "rows": self.rows, "k": self.k}
@@ -83,74 +63,87 @@ class Spanning(Case):
         import dtlab.training.activation  # noqa: F401  before calls into it are looked at
 
         with finished_calls(*FINISHED, refuse=True, allowed={"checkpoint"}) as finished:
-            seen = _train(fn, **given)
-        return seen | {"finished": sorted(finished)}
+            steps = _train(fn, **given)
+        return {"steps": steps, "finished": sorted(finished)}
 
-    def opened(self, result: Any) -> Any:
-        import torch
+    def _right(self, layers: list[Any], k: int, x: Tensor, checkpoint: Any) -> Any:
+        """The function that is asked for."""
+        from torch import nn
 
-        outputs, gradients = list(result["outputs"]), [list(one) for one in result["gradients"]]
-        tensors = [*outputs, *(one for step in gradients for one in step if one is not None)]
-        if len(outputs) != STEPS or not all(isinstance(one, torch.Tensor) for one in tensors):
-            raise TypeError("a rank sent back something else than tensors")
-        return Spanned(
-            outputs,
-            gradients,
-            [[[int(one) for one in span] for span in step] for step in result["spans"]],
-            [[int(one) for one in step] for step in result["runs"]],
-            [int(one) for one in result["saved"]],
-            bool(result["changed"]),
-            frozenset(map(str, result["finished"])),
-        )
+        *first, last = (nn.Sequential(*(layers[n] for n in group)) for group in self.groups)
+        for group in first:
+            x = checkpoint(group, x)
+        return last(x)
 
-    @cached_property
-    def wanted(self) -> Spanned:
-        """What comes of the groups that are asked for."""
-
-        def right(layers: list[Any], k: int, x: Tensor, checkpoint: Any) -> Tensor:
-            *first, last = ([layers[number] for number in group] for group in self.groups)
-            for group in first:
-                x = checkpoint(_in_turn, group, x)
-            return _in_turn(last, x)
-
-        return Spanned(**_train(right, **self.given(0, 1)))
-
-    def mistake(self, results: Sequence[Spanned]) -> str:
-        """What is wrong with outputs or gradients: see `Case`."""
-        (seen,) = results
-        for step in range(STEPS):
-            where = f"step {step + 1}"
-            got, wanted = seen.outputs[step], self.wanted.outputs[step]
-            if got.shape != wanted.shape:
-                return f"{where}: the output has the shape {list(got.shape)}."
-            if not close(got, wanted):
-                return f"{where}: the output is not that of the layers, one after another."
-            pairs = zip(seen.gradients[step], self.wanted.gradients[step], strict=True)
-            for number, (one, other) in enumerate(pairs):
-                assert other is not None
-                of = f"layer {(number - 1) // 2}" if number else "x"
-                if one is None:
-                    return f"{where}: no gradient comes to {of}."
-                if not close(one, other):
-                    return f"{where}: the gradient of {of} is not that of the layers."
-        if seen.changed:
-            return "the list of layers is another one afterwards: leave it as it is."
-        return ""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        wanted = _train(self._right, **self.given(0, 1))
+        *groups, last = self.groups
+        for number, (step, right) in enumerate(zip(results[0]["steps"], wanted, strict=True)):
+            wrong = _wrong_numbers(step, right)
+            if wrong:
+                wrong = f"step {number + 1}: {wrong}"
+                yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
+            spans = step["spans"]
+            before = [span for span in spans if span != last or self.topic == "edges"]
+            if before != groups:
+                asked = f" is one over each of {_in_words(groups)}" if groups else ": none"
+                yield (
+                    "groups" if self.topic == "equal" else "edges",
+                    f"checkpoints are over the layers {_in_words(before)}; asked for{asked}.",
+                )
+            if self.topic == "edges":
+                continue
+            if step["saved"] > right["saved"]:
+                kept, least = amount(step["saved"]), amount(right["saved"])
+                yield "groups", f"{kept} are kept for backward; {least} are enough. {_GOES_ON}"
+            if last in spans:
+                yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"
+            for layer, (got, enough) in enumerate(zip(step["runs"], right["runs"], strict=True)):
+                if got != enough:
+                    runs = f"layer {layer} runs {got} times in a step"
+                    yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 
-def _in_turn(layers: Sequence[Any], x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
+_CHANGED = "the list of layers is another one afterwards: leave it as it is."
+_ARGUMENT = (
+    "The function runs again in backward. What it reads from a loop's variable then has its last "
+    "value: hand it over as an argument."
+)
+_AT_ONCE = "Backward begins with it, so it is whole again at once: that saves no memory."
+_ENOUGH = "once in forward, and once more under a checkpoint."
+_GOES_ON = "Is what comes out of a checkpoint what goes on?"
 
 
-# What ranks do ----------------------------------------------------------------------------------
+def _in_words(spans: Sequence[Sequence[int]]) -> str:
+    """Layers that are under a checkpoint together: "[0, 1, 2], [3, 4]"."""
+    return ", ".join(map(str, spans)) or "none"
+
+
+def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
+    """What is wrong with output or gradients of a step; empty if nothing is."""
+    if step["output"].shape != right["output"].shape:
+        return f"the output has the shape {list(step['output'].shape)}."
+    if not close(step["output"], right["output"]):
+        return "the output is not that of the layers, one after another."
+    pairs = zip(step["gradients"], right["gradients"], strict=True)
+    for number, (got, wanted) in enumerate(pairs):
+        of = f"layer {(number - 1) // 2}" if number else "x"
+        if got is None:
+            return f"no gradient comes to {of}."
+        if not close(got, wanted):
+            return f"the gradient of {of} is not that of the layers."
+    return _CHANGED if step["changed"] else ""
 
 
 def _train(
     fn: Callable[..., Any], seed: int, sizes: Sequence[int], rows: int, k: int
-) -> dict[str, Any]:
-    """Two steps, with the same list of layers."""
+) -> list[dict[str, Any]]:
+    """What is seen of each step, with the same list of layers.
+
+    `spans` are the layers that ran within each checkpoint, in forward; `runs` how often each layer
+    ran in forward and backward together; `saved` the bytes kept in between. `changed` says whether
+    the list of layers is another one afterwards.
+    """
     import torch
 
     from dtlab.training.activation import checkpoint
@@ -161,7 +154,9 @@ def _train(
     runs = [0] * (len(sizes) - 1)
 
     class Layer(torch.nn.Linear):
-        number = 0
+        def __init__(self, number: int) -> None:
+            super().__init__(sizes[number], sizes[number + 1])
+            self.number = number
 
         def forward(self, x: Tensor) -> Tensor:
             runs[self.number] += 1
@@ -176,17 +171,9 @@ def _train(
         finally:
             spans.append(open_spans.pop())
 
-    layers = [
-        seeded(Layer(sizes[number], sizes[number + 1]), seed + number)
-        for number in range(len(runs))
-    ]
-    for number, layer in enumerate(layers):
-        layer.number = number
+    layers = [seeded(Layer(number), seed + number) for number in range(len(runs))]
     kept = [one for layer in layers for one in layer.parameters()]
-    seen: dict[str, Any] = {
-        name: [] for name in ("outputs", "gradients", "spans", "runs", "saved")
-    }
-    seen["changed"] = False
+    steps = []
     with torch.random.fork_rng(devices=[]):
         for step in range(STEPS):
             torch.manual_seed(seed + step)
@@ -199,20 +186,19 @@ def _train(
             handed = list(layers)
             with saved.hooks():
                 output = fn(handed, k, x, noting)
-            seen["changed"] = seen["changed"] or handed != layers
-            seen["outputs"].append(output.detach().clone())
-            seen["spans"].append([list(span) for span in spans])
+            seen: dict[str, Any] = {
+                "output": output.detach().clone(),
+                "spans": list(spans),
+                "changed": handed != layers,
+            }
             loss = (output * weights_of(output)).sum()
             del output
-            seen["saved"].append(saved.bytes)
+            seen["saved"] = saved.bytes
             loss.backward()
             gradients = [one.grad for one in (x, *kept)]
-            seen["gradients"].append([None if one is None else one.clone() for one in gradients])
-            seen["runs"].append(list(runs))
-    return seen
-
-
-# The part ----------------------------------------------------------------------------------------
+            seen["gradients"] = [None if one is None else one.clone() for one in gradients]
+            steps.append(seen | {"runs": list(runs)})
+    return steps
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -235,109 +221,7 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, equal), Trial(1, edges)]
 
 
-# Judges -----------------------------------------------------------------------------------------
-
-
-def _cases(seen: Seen, topic: str) -> Iterator[tuple[str, Spanning, Spanned]]:
-    for one in of_topic(seen, topic):
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=False)):
-            if isinstance(case, Spanning):
-                yield one.trial.words(number), case, results[0]
-
-
-def _judge_equal(seen: Seen) -> Verdict:
-    """Whose work it is, outputs and gradients."""
-    name = next(filter(None, (called_by(r for rs in one.results for r in rs) for one in seen)), "")
-    if name:
-        return lost(f"{name} does the work for you, and finished code does not count.")
-    wrong = next((one.mistakes[0] for one in of_topic(seen, "equal") if one.mistakes), "")
-    return lost(f"{wrong}\n{_advice(wrong)}".rstrip()) if wrong else ok(_EQUAL)
-
-
-_EQUAL = "outputs and gradients are those of the layers, in both steps"
-
-
-def _advice(wrong: str) -> str:
-    if "a second time" in wrong or "gradient of" in wrong:
-        return (
-            "The function runs again in backward. What it reads from a loop's variable then has "
-            "its last value: hand it over as an argument."
-        )
-    return ""
-
-
-def _spans(spans: Sequence[Sequence[int]]) -> str:
-    """Layers as they stand in a checkpoint each: "0 to 2, 3 to 5"."""
-    said = [
-        str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" if span else "none"
-        for span in spans
-    ]
-    return ", ".join(said) or "none"
-
-
-def _judge_groups(seen: Seen) -> Verdict:
-    """What stands under checkpoints before the last group."""
-    if _judge_equal(seen).status != "ok":
-        return blocked("judged once outputs and gradients are right")
-    for words, case, result in _cases(seen, "equal"):
-        wanted = case.groups[:-1]
-        for spans, saved, least in zip(result.spans, result.saved, case.wanted.saved, strict=True):
-            before = [span for span in spans if span != case.groups[-1]]
-            if before != wanted:
-                return lost(
-                    f"{words}: checkpoints are over the layers {_spans(before)}; asked for is "
-                    f"one over each of {_spans(wanted)}."
-                )
-            if saved > least:
-                return lost(
-                    f"{words}: {amount(saved)} are kept for backward, where it takes "
-                    f"{amount(least)}. Is what comes out of a checkpoint what goes on?"
-                )
-    return ok("a checkpoint is over each group of k layers, and nothing else is kept")
-
-
-def _judge_last(seen: Seen) -> Verdict:
-    if _judge_groups(seen).status != "ok":
-        return blocked("judged once the groups before the last are right")
-    for words, case, result in _cases(seen, "equal"):
-        if any(case.groups[-1] in spans for spans in result.spans):
-            return lost(
-                f"{words}: the last group, {_spans(case.groups[-1:])}, is under a checkpoint too. "
-                "Backward begins with it, so it would be whole again at once: no memory is saved, "
-                "and it is run once more."
-            )
-    return ok("the last group is not under a checkpoint, also where k divides the layers")
-
-
-def _judge_runs(seen: Seen) -> Verdict:
-    if _judge_last(seen).status != "ok":
-        return blocked("judged once the right layers are under checkpoints")
-    for words, case, result in _cases(seen, "equal"):
-        for runs, wanted in zip(result.runs, case.wanted.runs, strict=True):
-            for layer, (got, right) in enumerate(zip(runs, wanted, strict=True)):
-                if got != right:
-                    return lost(
-                        f"{words}: layer {layer} runs {got} times in a step, and {right} is "
-                        "enough: once in forward, and once more under a checkpoint."
-                    )
-    return ok("layers under a checkpoint run twice in a step, all others once")
-
-
-def _judge_edges(seen: Seen) -> Verdict:
-    if _judge_last(seen).status != "ok":
-        return blocked("judged once the right layers are under checkpoints")
-    for one in of_topic(seen, "edges"):
-        if one.mistakes:
-            return lost(one.mistakes[0])
-    for words, case, result in _cases(seen, "edges"):
-        for spans in result.spans:
-            if spans != case.groups[:-1]:
-                return lost(
-                    f"{words}: checkpoints are over the layers {_spans(spans)}; asked for: "
-                    f"{_spans(case.groups[:-1])}."
-                )
-    return ok("right where there is one group only, and where each layer is one")
-
+_BEFORE = "equal", "groups", "last"
 
 PART = Part(
     name="04/checkpoint_every",
@@ -348,11 +232,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule("equal", 2, _judge_equal),
-            Rule("groups", 2, _judge_groups),
-            Rule("last", 1, _judge_last),
-            Rule("runs", 1, _judge_runs),
-            Rule("edges", 1, _judge_edges),
+            rule("equal", 2, "outputs and gradients are those of the layers, in both steps"),
+            rule("groups", 2, "one over each group of k layers, nothing else kept", "equal"),
+            rule("last", 1, "none over the last group, even if k divides", "equal", "groups"),
+            rule("runs", 1, "layers under a checkpoint run twice, all others once", *_BEFORE),
+            separate_rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
         ),
         compiles=True,  # so that PyTorch's own checkpoint is refused at once: it imports that
     ),

@@ -33,97 +33,84 @@ def _draw(draw: Random) -> Values:
     }
 
 
-PART = Part(
-    "04/checkpoint_spacing",
-    1,
-    "Where checkpoints go",
-    5,
-    3,
-    asked(
-        _draw,
-        [
-            ("layers", "{layers}, all alike"),
-            ("input of a layer", "{input} MB"),
-            ("what a layer keeps for its backward pass", "{kept} MB, its input included"),
-            ("a step without checkpoints, measured", "{before} ms"),
-            ("a step with them, measured", "{after} ms"),
-        ],
-        number(
-            "peak",
-            "what is in memory at the peak with a checkpoint every {spacing} layers",
-            "segments * input + spacing * kept",
-            "How many inputs are kept, and how many layers are in the segment that runs backward?",
-            {
-                "spacing * input + segments * kept": "this takes the number of segments for the "
-                "number of layers in one of them.",
-                "segments * input": "these are the checkpoints. What does a segment need when it "
-                "runs backward?",
-                "segments * input + kept": "a segment is computed again as a whole: how many "
-                "layers does it have?",
-                "layers * kept": "so it is without checkpoints.",
-            },
-            unit="MB",
-        ),
-        number(
-            "best",
-            "the spacing k at which that peak is lowest",
-            "best",
-            "Write the peak with k for the spacing. Where are its two terms equal?",
-            {
-                "sqrt(layers)": "so it is where a layer keeps no more than its input. Here it "
-                "keeps more: long segments cost more than checkpoints do.",
-                "layers / best": "this is the number of segments at the lowest peak. How many "
-                "layers has each?",
-                "1": "this keeps every input. Fewer checkpoints with longer segments take less.",
-                "layers * input / kept": "and the root of it?",
-            },
-            exact=True,
-        ),
-        number(
-            "again",
-            "how many layers run forward once more in a step with the best spacing",
-            "layers",
-            "Which layers have nothing left from the forward pass but, at most, their input?",
-            {
-                "layers / best": "so many segments there are. How many layers of each run again?",
-                "layers - best": "this spares the last segment. It is a checkpoint here like the "
-                "others.",
-                "layers - layers / best": "this spares the first layer of each segment. Its input "
-                "is kept, and nothing of what it computed.",
-                "layers * best": "each segment runs again once, not once for each of its layers.",
-            },
-            exact=True,
-        ),
-        number(
-            "flops",
-            "how many more FLOPs a step takes, if a backward pass takes twice those of a forward "
-            "pass",
-            "100 / 3",
-            "Count in forward passes: what is a step without checkpoints, and what with them?",
-            {
-                "25": "this is the part of the longer step. Beside the shorter one?",
-                "50": "this is beside the backward pass alone.",
-                "100": "the forward pass runs twice, the backward pass once.",
-            },
-            unit="%",
-        ),
-        number(
-            "throughput",
-            "by the measured times, how much of the throughput, in samples per second, is lost",
-            "100 * (1 - before / after)",
-            "The same samples take longer. How many are done in a second, before and after?",
-            {
-                "100 * (after / before - 1)": "so much longer a step takes. Samples per second "
-                "fall by less.",
-                "25": "this is worked out from FLOPs. What do the measured times say?",
-                "100 * before / after": "this is what is left.",
-            },
-            unit="%",
-        ),
-        where={
-            "sqrt": sqrt,
-            "segments": "layers / spacing",
-            "best": "sqrt(layers * input / kept)",
+_QUESTIONS = asked(
+    _draw,
+    [
+        ("layers", "{layers}, all alike"),
+        ("input of a layer", "{input} MB"),
+        ("what a layer keeps for its backward pass", "{kept} MB, its input included"),
+        ("a step without checkpoints, measured", "{before} ms"),
+        ("a step with them, measured", "{after} ms"),
+    ],
+    number(
+        "peak",
+        "what is in memory at the peak with a checkpoint every {spacing} layers",
+        "segments * input + spacing * kept",
+        "How many inputs are kept, and how many layers are in the segment that runs backward?",
+        {
+            "spacing * input + segments * kept": "this takes the number of segments for k.",
+            "segments * input": "these are the checkpoints. What does a segment need?",
+            "segments * input + kept": "a segment is computed again as a whole.",
+            "layers * kept": "so it is without checkpoints.",
         },
+        unit="MB",
     ),
+    number(
+        "best",
+        "the spacing k at which that peak is lowest",
+        "best",
+        "Write the peak with k for the spacing. Where are its two terms equal?",
+        {
+            "sqrt(layers)": "so it is if a layer keeps no more than its input.",
+            "layers / best": "this is the number of segments at the lowest peak.",
+            "1": "this keeps every input. Fewer checkpoints with longer segments take less.",
+            "layers * input / kept": "and the root of it?",
+        },
+        exact=True,
+    ),
+    number(
+        "again",
+        "how many layers run forward once more in a step with the best spacing",
+        "layers",
+        "Which layers have nothing left from the forward pass but, at most, their input?",
+        {
+            "layers / best": "so many segments there are. How many layers of each run again?",
+            "layers - best": "this spares the last segment. It is a checkpoint too.",
+            "layers - layers / best": "this spares the first layer of each segment. Its input "
+            "is kept, and nothing of what it computed.",
+            "layers * best": "each segment runs again once, not once for each of its layers.",
+        },
+        exact=True,
+    ),
+    number(
+        "flops",
+        "how many more FLOPs a step takes, if a backward pass takes twice those of a forward pass",
+        "100 / 3",
+        "Count in forward passes: what is a step without checkpoints, and what with them?",
+        {
+            "25": "this is the part of the longer step. Beside the shorter one?",
+            "50": "this is beside the backward pass alone.",
+            "100": "the forward pass runs twice, the backward pass once.",
+        },
+        unit="%",
+    ),
+    number(
+        "throughput",
+        "by the measured times, how much of the throughput, in samples per second, is lost",
+        "100 * (1 - before / after)",
+        "The same samples take longer. How many are done in a second, before and after?",
+        {
+            "100 * (after / before - 1)": "so much longer a step takes. What is done in 1 s?",
+            "25": "this is worked out from FLOPs. What do the measured times say?",
+            "100 * before / after": "this is what is left.",
+        },
+        unit="%",
+    ),
+    where={
+        "sqrt": sqrt,
+        "segments": "layers / spacing",
+        "best": "sqrt(layers * input / kept)",
+    },
 )
+
+PART = Part("04/checkpoint_spacing", 1, "Where checkpoints go", 5, 3, _QUESTIONS)

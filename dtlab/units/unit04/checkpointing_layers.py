@@ -90,35 +90,34 @@ def seeded(module: Any, seed: int) -> Any:
     return module
 
 
-def inputs_of(kinds: Sequence[str], rows: int, width: int, hidden: int, seed: int) -> list[Tensor]:
+def _inputs(given: dict[str, Any]) -> list[Tensor]:
     """What a `Gated` layer takes: "x"; then "scale" (trained), "mask" (not), "places" (whole)."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, rows = torch.Generator().manual_seed(given["seed"]), given["rows"]
     made = []
-    for kind in kinds:
-        drawn = torch.randn(rows, width if kind == "x" else hidden, generator=generator)
-        if kind == "places":
-            made.append(torch.randint(rows, (rows + 2,), generator=generator))
-        elif kind == "mask":
-            made.append((drawn > 0).float())
-        else:
-            made.append(drawn.requires_grad_())
+    for kind in given["kinds"]:
+        width = given["width" if kind == "x" else "hidden"]
+        drawn = torch.randn(rows, width, generator=generator)
+        places = torch.randint(rows, (rows + 2,), generator=generator)
+        other = {"places": places, "mask": (drawn > 0).float()}
+        made.append(other[kind] if kind in other else drawn.requires_grad_())
     return made
 
 
 def put_before(tensors: Sequence[Tensor | None], seed: int) -> list[Tensor | None]:
     """What is in `.grad` of each before backward: numbers for every other one, else None."""
-    generator = torch.Generator().manual_seed(seed + 7)
-    drawn = [
-        None if one is None else torch.randn(one.shape, generator=generator) for one in tensors
+    return [
+        None
+        if one is None or place % 2 == 0
+        else torch.randn(one.shape, generator=torch.Generator().manual_seed(seed + 7 + place))
+        for place, one in enumerate(tensors)
     ]
-    return [one if place % 2 else None for place, one in enumerate(drawn)]
 
 
 def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
     """What a `Recomputing` case sees: layers are run by `apply(layer, *inputs)`."""
     topic, seed = given["topic"], given["seed"]
     sizes = given["width"], given["hidden"]
-    inputs = inputs_of(given["kinds"], given["rows"], *sizes, seed)
+    inputs = _inputs(given)
     before = seeded(nn.Linear(sizes[0], sizes[0]), seed + 3)
     layers = [seeded(Gated(*sizes), seed + number) for number in range(1 + (topic == "chain"))]
     trained = [*inputs, *(one for layer in layers for one in layer.parameters())]
@@ -132,16 +131,19 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
         x = before(inputs[0]).tanh() if topic == "chain" else inputs[0] * 1
         output = apply(layers[0], x, *inputs[1:])
         output = apply(layers[1], output) if topic == "chain" else output
-    seen = {"output": output.detach().clone(), "alive": 0, "saved": 0}
+    seen = {"output": output.detach().clone()}
     loss = (output * weights_of(output)).sum() if output.requires_grad else None
     del output
     if topic == "result":
-        seen |= {"alive": _alive(layers), "saved": saved.bytes - x.nbytes}
-    ran = [layer.runs for layer in layers]
-    raised = None if topic == "result" else _backward(loss, x if topic == "changed" else None)
+        if any(layer.alive for layer in layers):
+            gc.collect()  # a cycle may keep tensors for a while: that is no fault
+        alive = sum(layer.alive for layer in layers)
+        return seen | {"alive": alive, "saved": saved.bytes - x.nbytes}
+    ran = layers[0].runs
+    raised = _backward(loss, x if topic == "changed" else None)
     return seen | {
         "gradients": [None if one.grad is None else one.grad.clone() for one in trained],
-        "runs": [ran, [layer.runs - first for layer, first in zip(layers, ran, strict=True)]],
+        "runs": [ran, layers[0].runs - ran],
         "raised": raised,
     }
 
@@ -152,14 +154,8 @@ def weights_of(output: Tensor) -> Tensor:
     return (numbers.cos() + 0.5).view(output.shape)
 
 
-def _alive(layers: Sequence[Gated]) -> int:
-    if any(layer.alive for layer in layers):
-        gc.collect()  # nobody may count on that, and nobody is blamed for a cycle
-    return sum(layer.alive for layer in layers)
-
-
 def _backward(loss: Tensor | None, changed: Tensor | None) -> str | None:
-    """Go back; where x is changed before, say what is raised for that."""
+    """Run backward; if a tensor is changed before, return the error that this raises."""
     if loss is None:
         raise RuntimeError("the output has no gradient: requires_grad is False")
     if changed is None:

@@ -1,89 +1,35 @@
-"""Level III of unit 04: a run in fp16 whose loss becomes NaN, since scaled gradients are clipped.
+"""04/nan_run: a run in fp16 whose loss becomes NaN, since scaled gradients are clipped.
 
 The script is in `nan_run_script`, as the notebook shows it. Symptom and number are measured in a
-run of it on digits; the mended one is judged by the gradient that each step
-is made with, and by where it ends.
+run of it on digits; the mended one is judged by the gradient that each step is made with, and by
+where it ends.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.objections import judge_by
+from dtlab.grading.checking.objections import criterion
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.kinds import Mistake, Number
-from dtlab.grading.scripts.cases import Script, Seen, Training, trained
+from dtlab.grading.scripts.cases import OnDigits, Seen, Training
+from dtlab.grading.scripts.data_parallel import drift, left_out
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
-from dtlab.grading.scripts.mend import MendScript, Proof
+from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.reference import gradient_of, mean, steps_of
-from dtlab.grading.scripts.symptoms import Finding, Scene, Symptom, drift
+from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PART", "PROOF", "SYMPTOMS", "OnDigits", "scene"]
+__all__ = ["PART", "SYMPTOMS"]
 
-# How a check runs the training run in fp16, and what of it can be worked out in one process ------
-
-MOMENTUM = 0.9
-_SAMPLES, _EPOCHS, _HIDDEN, _BATCH = 4096, 2, 128, 128  # of the digits, as in the notebook
-_RATE, _MAX_NORM = 4.0, 0.1
+_MOMENTUM = 0.9
 _LIMIT = 30.0  # seconds for the broken run, which takes one
-
-
-@dataclass(frozen=True)
-class OnDigits(Training):
-    """`script(model, data, epochs, *more)` on the first `samples` digits of a shuffled order.
-
-    It is ours, and returns the loss and the scale of each step.
-    """
-
-    @cached_property
-    def data(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images [samples, 1, 8, 8] and labels of all ranks."""
-        import torch
-
-        from dtlab.training.datasets import digits
-
-        train = digits().train
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed))
-        images, labels = train[order[: self.samples]]
-        return images, labels
-
-    @staticmethod
-    def on_rank(fn: Script, given: dict[str, Any]) -> dict[str, Any]:
-        seen, curve = trained(fn, given, given["more"])
-        return {**seen, "curve": [[float(loss), float(scale)] for loss, scale in curve]}
-
-
-def scene() -> Trial:
-    """The run of the notebook, on two ranks."""
-    more = (_BATCH, _RATE, _MAX_NORM)
-    digits = OnDigits(0, _SAMPLES, _EPOCHS, _HIDDEN, more, micro_batch=_BATCH // 2)
-    return Trial(2, [digits], limit=_LIMIT)
-
-
-def trials(seed: int) -> list[Trial]:
-    """Two ranks where every gradient is clipped, and three where none is."""
-    draw = random.Random(seed)
-
-    def case(ranks: int, max_norm: float, number: int) -> Trial:
-        micro, rate = draw.choice((10, 12, 14)), draw.choice((0.01, 0.015, 0.02))
-        more = (ranks * micro, rate, max_norm)
-        samples = ranks * micro * 14
-        given = Training(seed + number, samples, 2, 16, more, micro_batch=micro)
-        return Trial(ranks, [given])
-
-    return [case(2, draw.choice((0.5, 0.7, 1.0)), 0), case(3, draw.choice((11.0, 12.0, 13.0)), 1)]
-
-
-# What happened ----------------------------------------------------------------------------------
+_FAR = 1.5  # times max_norm: what rounding does not explain
+_NEAR = 0.25  # of a gradient: in fp16 a unit near 0 may be on where it is off in float64
+_EXACT = 0.02  # of its length, where it is clipped
 
 
 class Made(NamedTuple):
@@ -97,7 +43,7 @@ class Made(NamedTuple):
     true: torch.Tensor
 
 
-def made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
+def _made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
     """The steps in which rank 0's parameters moved, where they and the gradient are finite.
 
     The gradient that SGD got follows from where the parameters went.
@@ -111,7 +57,7 @@ def made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
     ):
         if end.equal(begin):
             continue
-        got = (begin - end) / rate - MOMENTUM * velocity
+        got = (begin - end) / rate - _MOMENTUM * velocity
         velocity = (begin - end) / rate
         weights = {sample: case.micro_batch * share for sample, share in mean(step).items()}
         true = gradient_of(case, begin, weights)
@@ -121,17 +67,15 @@ def made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
     return found
 
 
-# Symptoms of the run in fp16, as the notebook lists them, and the number that proves it ----------
+# Symptoms, as the notebook lists them, and the number -------------------------------------------
 
-_FAR = 1.5  # times max_norm: what rounding does not explain
-
-# What is measured -------------------------------------------------------------------------------
+SYMPTOMS = Symptoms()
 
 
 def _lengths(scene: Scene) -> list[float]:
     """Of the gradients that steps were made with, as parts of max_norm."""
     _, _, max_norm = scene.case.more
-    return [float(step.got.norm()) / max_norm for step in made_steps(scene.case, scene.results)]
+    return [float(step.got.norm()) / max_norm for step in _made_steps(scene.case, scene.results)]
 
 
 def _skipped(scene: Scene) -> list[bool]:
@@ -141,104 +85,72 @@ def _skipped(scene: Scene) -> list[bool]:
     return [end.equal(begin) for begin, end in zip(seen.before, ends, strict=True)]
 
 
-# Symptoms ---------------------------------------------------------------------------------------
-
-
+@SYMPTOMS.add("too long", "steps are made with gradients longer than max_norm")
 def _too_long(scene: Scene) -> Finding:
     longest = max(_lengths(scene), default=0.0)
     return Finding(longest > _FAR, f"the longest gradient had {longest:.3g} times max_norm")
 
 
+@SYMPTOMS.add("too short", "no step is made with a gradient near max_norm")
 def _too_short(scene: Scene) -> Finding:
     longest = max(_lengths(scene), default=0.0)
     return Finding(_FAR * longest < 1, f"the longest gradient had {longest:.3g} times max_norm")
 
 
+@SYMPTOMS.add("bad parameters", "a step was made with inf or NaN: parameters are")
 def _bad_parameters(scene: Scene) -> Finding:
     bad = not all(bool(one.after.isfinite().all()) for one in scene.results)
     return Finding(bad, f"the parameters were {'not ' if bad else ''}finite in the end")
 
 
+@SYMPTOMS.add("none skipped", "no step is skipped, whatever its gradients are")
 def _none_skipped(scene: Scene) -> Finding:
     skipped = _skipped(scene)
-    many = "none" if not any(skipped) else "some"
+    many = "some" if any(skipped) else "none"
     return Finding(not any(skipped), f"{many} of {len(skipped)} steps were skipped")
 
 
+@SYMPTOMS.add("all skipped", "every step is skipped, from the first one on")
 def _all_skipped(scene: Scene) -> Finding:
     skipped = _skipped(scene)
     many = "all" if all(skipped) else "not all"
     return Finding(all(skipped), f"{many} of {len(skipped)} steps were skipped")
 
 
-def _left_out(scene: Scene) -> Finding:
-    case = scene.case
-    fed = sum(len(batch) for own in scene.results for batch in own.passes)
-    words = f"{fed / case.epochs:g} of {case.samples} samples were taken in an epoch"
-    return Finding(fed < case.epochs * case.samples, words)
+SYMPTOMS.add("drift", "the copies of the model differ, by more and more")(drift)
+SYMPTOMS.add("samples left out", "an epoch does not take all samples")(left_out)
 
 
-SYMPTOMS: dict[str, Symptom] = {
-    "too long": Symptom("steps are made with gradients longer than max_norm", _too_long),
-    "too short": Symptom("no step is made with a gradient near max_norm", _too_short),
-    "bad parameters": Symptom("a step was made with inf or NaN: parameters are", _bad_parameters),
-    "none skipped": Symptom("no step is skipped, whatever its gradients are", _none_skipped),
-    "all skipped": Symptom("every step is skipped, from the first one on", _all_skipped),
-    "drift": Symptom("the copies of the model differ, by more and more", drift),
-    "samples left out": Symptom("an epoch does not take all samples", _left_out),
-}
-
-
-# The number -------------------------------------------------------------------------------------
-
-
-def _measured(scene: Scene) -> Mapping[str, Any]:
+def _measured(scene: Scene) -> dict[str, float]:
     scales = [scale for _, scale in scene.results[0].curve]
     first = _skipped(scene).index(False)
-    return {
-        "times": scales[0] / scales[first],
-        "scale": scales[first],
-        "skipped": first,
-        "length": _lengths(scene)[0],
-        "max_norm": scene.case.more[2],
-    }
+    times = {"times": scales[0] / scales[first], "scale": scales[first]}
+    return {**times, "skipped": first, "length": _lengths(scene)[0]}
 
 
-PROOF = Proof(
-    _measured,
-    Number(
-        lambda given: given["times"],
-        (
-            Mistake(lambda g: 1 / g["times"], "that is the other way round."),
-            Mistake(lambda g: g["skipped"], "that many steps were skipped before it."),
-            Mistake(lambda g: g["scale"], "that is the scale of that step."),
-            Mistake(lambda g: g["times"] * g["max_norm"], "that is the limit itself."),
-            Mistake(
-                lambda g: g["length"], "that is how long the gradient was, and not the limit."
-            ),
-            Mistake(1, "then it would be what it should be."),
-        ),
-        "Gradients are compared with the limit while they are times the scale. Divide both by "
-        "the scale of the first step that was made.",
-        tolerance=0.001,
-    ),
-)
+# What the mended run has to do ------------------------------------------------------------------
 
 
-# The part ----------------------------------------------------------------------------------------
+def _trials(seed: int) -> list[Trial]:
+    """Two ranks where every gradient is clipped, and three where none is."""
+    draw = random.Random(seed)
 
-_NEAR = 0.25  # of a gradient: in fp16 a unit near 0 may be on where it is off in float64
-_EXACT = 0.02  # of its length, where it is clipped
+    def trial(ranks: int, max_norm: float, number: int) -> Trial:
+        micro, rate = draw.choice((10, 12, 14)), draw.choice((0.01, 0.015, 0.02))
+        more = (ranks * micro, rate, max_norm)
+        given = Training(seed + number, ranks * micro * 14, 2, 16, more, micro_batch=micro)
+        return Trial(ranks, [given])
 
-# Judges of the mended run -----------------------------------------------------------------------
+    clipped = trial(2, draw.choice((0.5, 0.7, 1.0)), 0)
+    return [clipped, trial(3, draw.choice((11.0, 12.0, 13.0)), 1)]
 
 
 def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> str:
     """As many as there are batches, some of them skipped, and most of them made."""
-    passes, wanted = len(results[0].passes), case.steps(len(results))
+    passes, wanted = len(results[0].passes), case.updates(len(results))
     if passes != wanted:
         return f"rank 0 makes {passes} forward passes, and there are {wanted} batches for it."
-    made = len(made_steps(case, results))
+    made = len(_made_steps(case, results))
     if made == passes:
         return (
             "no step is skipped, and at the scale of the script the first ones overflow. Is the "
@@ -255,30 +167,28 @@ def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> s
 def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
     """A step is not made with the mean gradient, cut to max_norm where it is longer."""
     _, _, max_norm = case.more
-    for step in made_steps(case, results):
+    for step in _made_steps(case, results):
         got, true = float(step.got.norm()), float(step.true.norm())
         wanted = step.true * min(1.0, max_norm / (true + 1e-6))
         far = float((step.got - wanted).norm()) > _NEAR * float(wanted.norm())
         is_clipped = true * (1 - _NEAR) > max_norm
         if far or (is_clipped and abs(got / max_norm - 1) > _EXACT):
-            return f"{_told(step, max_norm)} {_why(step, max_norm)}".rstrip()
+            along = float(step.got @ step.true) > (1 - _NEAR**2) * got * true
+            why = _why(got, true, max_norm) if along else _ANOTHER_WAY
+            return (
+                f"step {step.number} is made with a gradient of length {got:.3g}; that of the "
+                f"loss has {true:.3g}, and max_norm is {max_norm:g}. {why}"
+            ).rstrip()
     return ""
 
 
-def _told(step: Made, max_norm: float) -> str:
-    return (
-        f"step {step.number} is made with a gradient of length {float(step.got.norm()):.3g}; "
-        f"that of the loss has {float(step.true.norm()):.3g}, and max_norm is {max_norm:g}."
-    )
+_ANOTHER_WAY = (
+    "It does not point where that of the loss does: all gradients are cut by one factor."
+)
 
 
-def _why(step: Made, max_norm: float) -> str:
-    got, true = float(step.got.norm()), float(step.true.norm())
-    along = float(step.got @ step.true) > (1 - _NEAR**2) * got * true
-    if not along:
-        return (
-            "It does not point where that of the loss does: all gradients are cut by one factor."
-        )
+def _why(got: float, true: float, max_norm: float) -> str:
+    """What a gradient of this length may come from."""
     if got > (1 + _NEAR) * max(true, max_norm):
         return "It is still times a scale: who divides by that, and when?"
     if got > (1 + _EXACT) * max_norm:
@@ -306,47 +216,50 @@ def _ends_elsewhere(case: Training, results: Sequence[Seen], one: Observation) -
     return ""
 
 
-_CLIPPING = judge_by(
-    "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
-    _other_steps,
-    _other_gradients,
-)
-
-PART = Part(
-    name="04/nan_run",
-    level=3,
-    title="NaN after twenty steps",
-    minutes=20,
-    difficulty=2,
-    check=MendScript(
-        "dtlab.units.unit04.nan_run_script.train",
-        scene(),
-        Check(
-            trials,
-            (
-                Rule("clipping", 2, _CLIPPING),
-                Rule(
-                    "training",
-                    1,
-                    judge_by(
-                        "ranks share the samples out, agree, and send each gradient once",
-                        not_shared_out,
-                        copies_differ,
-                        too_much_sent,
-                        _ends_elsewhere,
-                    ),
-                    after="clipping",
-                ),
-            ),
+PART = script_part(
+    "04/nan_run",
+    "NaN after twenty steps",
+    20,
+    2,
+    "dtlab.units.unit04.nan_run_script.train",
+    Trial(2, [OnDigits(0, 4096, 2, 128, (128, 4.0, 0.1), micro_batch=64)], limit=_LIMIT),
+    _trials,
+    (
+        criterion(
+            "clipping",
+            2,
+            "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
+            _other_steps,
+            _other_gradients,
         ),
-        diagnosis_points=3,
-        symptoms=SYMPTOMS,
-        lines=[
-            "limit = max_norm * scaler.get_scale()",
-            "clip_grad_norm_(replica.parameters(), limit)",
-        ],
-        look="Which line is there so that no gradient is longer than max_norm, and what does it "
-        "compare with what?",
-        proof=PROOF,
+        criterion(
+            "training",
+            1,
+            "ranks share the samples out, agree, and send each gradient once",
+            not_shared_out,
+            copies_differ,
+            too_much_sent,
+            _ends_elsewhere,
+            after="clipping",
+        ),
+    ),
+    SYMPTOMS,
+    ["limit = max_norm * scaler.get_scale()", "clip_grad_norm_(replica.parameters(), limit)"],
+    "Which line is there so that no gradient is longer than max_norm, and what does it compare "
+    "with what?",
+    proof=proof(
+        _measured,
+        "times",
+        "Gradients are compared with the limit while they are times the scale. Divide both by the "
+        "scale of the first step that was made.",
+        {
+            "1 / times": "that is the other way round.",
+            "skipped": "that many steps were skipped before it.",
+            "scale": "that is the scale of that step.",
+            "times * case.more[2]": "that is the limit itself.",
+            "length": "that is how long the gradient was, and not the limit.",
+            "1": "then it would be what it should be.",
+        },
+        tolerance=0.001,
     ),
 )

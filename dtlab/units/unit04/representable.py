@@ -2,107 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from random import Random
 
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
 from dtlab.grading.questions.declared import asked, choice, choices, formula, number
 from dtlab.predict.formats import BF16, FP16, BinaryFormat
-
-# Weights in bf16 and their updates: the last questions of 04/representable -----------------------
-
-_WEIGHTS = ("p", "q", "r", "s")
-
-
-def draw_weights(draw: Random) -> Values:
-    """Weights and updates whose sizes mislead: the largest update is lost, smaller ones are not.
-
-    No weight is a power of two, or as near to one as its update goes.
-    """
-    while True:
-        # exponent of the weight, and its update as a share of the spacing there
-        cases = {
-            "heavy": (draw.choice((4, 5)), draw.uniform(0.2, 0.4)),
-            "rounded up": (0, draw.uniform(0.6, 0.9)),
-            "short": (draw.choice((0, 1)), draw.uniform(0.05, 0.15)),
-            "light": (draw.choice((-5, -4)), draw.uniform(1.6, 3)),
-        }
-        order = draw.sample(list(cases), len(cases))
-        weights = [draw.choice((1.25, 1.5, 1.75)) * 2.0 ** cases[one][0] for one in order]
-        updates = [
-            float(f"{cases[one][1] * BF16.spacing(weight):.1e}")
-            for one, weight in zip(order, weights, strict=True)
-        ]
-        drawn = {"weights": weights, "updates": updates, "short": _WEIGHTS[order.index("short")]}
-        if 0.15 < _spacings(drawn) / 2 % 1 < 0.85:  # clear of half-way between two numbers
-            return drawn
-
-
-def weight_rows(given: Values) -> list[tuple[str, str]]:
-    """The weights in words."""
-    updates = zip(_WEIGHTS, given["weights"], given["updates"], strict=True)
-    return [
-        (f"weight {name}", f"{weight:.9g} in bf16, update lr x g = {update:g}")
-        for name, weight, update in updates
-    ]
-
-
-def _shares(given: Values) -> dict[str, float]:
-    """Updates as shares of the spacing of bf16 around their weights."""
-    pairs = zip(given["weights"], given["updates"], strict=True)
-    shares = (update / BF16.spacing(weight) for weight, update in pairs)
-    return dict(zip(_WEIGHTS, shares, strict=True))
-
-
-def _spacings(given: Values) -> float:
-    """How many updates of the weight `short` make a spacing."""
-    return 1 / _shares(given)[given["short"]]
-
-
-def _below(share: float) -> Callable[[Values], frozenset[str]]:
-    """The weights whose updates are less than that share of the spacing."""
-    return lambda given: frozenset(name for name, its in _shares(given).items() if its < share)
-
-
-def _smallest_updates(given: Values) -> frozenset[str]:
-    updates = dict(zip(_WEIGHTS, given["updates"], strict=True))
-    return frozenset(sorted(updates, key=lambda name: updates[name])[:2])
-
-
-LOST = choices(
-    "lost",
-    "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
-    _WEIGHTS,
-    _below(0.5),
-    "For each weight: the power of two below it, the spacing there, and half of that.",
-    {
-        _smallest_updates: "these have the smallest updates. What counts is how large an update "
-        "is beside the spacing at its own weight.",
-        _below(1): "the updates of these are smaller than the spacing. Some are still more than "
-        "half of it: where does rounding to the nearest take those?",
-        lambda given: frozenset(_WEIGHTS) - _below(0.5)(given): "this is upside down: the updates "
-        "of these take their weights somewhere else.",
-    },
-)
-
-MASTER = number(
-    "master",
-    "weight {short} gets a master weight in fp32, and step after step the same update: after how "
-    "many steps is its bf16 copy another number for the first time?",
-    lambda given: int(_spacings(given) / 2) + 1,
-    "How far does the master weight have to get, for another number to be nearer?",
-    {
-        lambda given: int(_spacings(given)) + 1: "by then the master weight is past the next "
-        "number. Its copy is rounded to the nearest.",
-        "answer - 1": "after so many steps the master weight is not yet half-way.",
-        "1": "one update moves the master weight, but not its copy.",
-    },
-    exact=True,
-)
-
-
-# The part ----------------------------------------------------------------------------------------
 
 
 def _draw(draw: Random) -> Values:
@@ -122,7 +27,7 @@ def _draw(draw: Random) -> Values:
         "number": 2.0**exponent + place * step,
         "power": draw.choice((8, 9, 10)),
         "gradient": draw.randint(28, 40),
-        **draw_weights(draw),
+        **_weights(draw),
     }
 
 
@@ -143,19 +48,53 @@ def _one(kind: str, draw: Random) -> tuple[str, float]:
     return f"{value}", float(value)
 
 
+def _weights(draw: Random) -> Values:
+    """Weights and updates whose sizes mislead: the largest update is lost, smaller ones are not.
+
+    No weight is a power of two, or as near to one as its update goes.
+    """
+    while True:
+        # exponent of the weight, and its update as a share of the spacing there
+        cases = {
+            "heavy": (draw.choice((4, 5)), draw.uniform(0.2, 0.4)),
+            "rounded up": (0, draw.uniform(0.6, 0.9)),
+            "short": (draw.choice((0, 1)), draw.uniform(0.05, 0.15)),
+            "light": (draw.choice((-5, -4)), draw.uniform(1.6, 3)),
+        }
+        order = draw.sample(list(cases), len(cases))
+        weights = [draw.choice((1.25, 1.5, 1.75)) * 2.0 ** cases[one][0] for one in order]
+        spacings = [BF16.spacing(weight) for weight in weights]
+        updates = [
+            float(f"{cases[one][1] * spacing:.1e}")
+            for one, spacing in zip(order, spacings, strict=True)
+        ]
+        short = order.index("short")
+        if 0.15 < spacings[short] / updates[short] / 2 % 1 < 0.85:  # clear of half-way
+            return {"weights": weights, "updates": updates, "short": "pqrs"[short]}
+
+
 def _rows(given: Values) -> list[tuple[str, str]]:
     small = f"1 bit for the sign, {given['exponent_bits']} for the exponent"
+    weights = zip("pqrs", given["weights"], given["updates"], strict=True)
     return [
         *zip("abcdef", given["written"], strict=True),
         ("small format", f"{small}, {given['mantissa_bits']} for the mantissa"),
         ("x", f"{given['number']:g}"),
         ("gradient g", f"2^-{given['gradient']}"),
-        *weight_rows(given),
+        *((f"weight {n}", f"{w:.9g} in bf16, update lr x g = {u:g}") for n, w, u in weights),
     ]
 
 
-def _which(own: str, other: str, why: Mapping[str, str]) -> Question:
-    """Asks which of the six values a format holds; `why` is said of single kinds of them."""
+def _which(own: str, other: str, large: str, small: str, odd: str) -> Question:
+    """Asks which of the six values a format holds; the texts are about kinds of them."""
+    wrong = {
+        "large": large,
+        "subnormal": small,
+        "tiny": small,
+        "fine": "look at the sum: how far above 1 is the next number?",
+        "odd": odd,
+        "decimal": "look at the decimal fraction: is it a finite sum of powers of two?",
+    }
     return choices(
         f"in_{own}",
         f"which of a to f {own} holds exactly",
@@ -164,129 +103,133 @@ def _which(own: str, other: str, why: Mapping[str, str]) -> Question:
         "Of each: does its exponent exist, and how many bits are there after the leading 1?",
         {
             formula(f"held({other})"): "these are those of the other of the two formats.",
-            **{formula(f"letter['{kind}']"): text for kind, text in why.items()},
-            formula("letter['decimal']"): "look at the decimal fraction: is it a sum of finitely "
-            "many powers of two?",
+            **{formula(f"letter['{kind}']"): why for kind, why in wrong.items()},
         },
     )
 
 
-_BELOW = (
-    "look at the powers of two again: below 2^-14 fp16 goes on at the spacing that it has there. "
-    "Down to where?"
-)
 _EXPONENTS = (
     "look at the largest of them and at the powers of two: which exponents do 8 bits make, and "
     "how many bits after the leading 1 does each of these take?"
 )
-_FINE = "look at the sum: how far above 1 is the next number?"
 
-PART = Part(
-    "04/representable",
-    1,
-    "What a format holds",
-    10,
-    2,
-    asked(
-        _draw,
-        _rows,
-        _which(
-            "fp16",
-            "bf16",
-            {
-                "large": "look at the largest of them: which exponents are there?",
-                "subnormal": _BELOW,
-                "tiny": _BELOW,
-                "fine": _FINE,
-                "odd": "look at the odd number: how far apart are numbers above 2048?",
-            },
-        ),
-        _which(
-            "bf16",
-            "fp16",
-            {
-                "large": _EXPONENTS,
-                "subnormal": _EXPONENTS,
-                "tiny": _EXPONENTS,
-                "fine": _FINE,
-                "odd": "look at the odd number: how many bits does it take?",
-            },
-        ),
-        number(
-            "spacing",
-            "how far apart numbers of the small format are from one another around x",
-            "spacing",
-            "Which power of two is just below x, and into how many steps is the way to the next "
-            "one cut?",
-            {
-                "2.0**-mantissa_bits": "this is the spacing between 1 and 2. It doubles with each "
-                "power of two.",
-                "answer / 2": "this counts the leading 1 among the bits of the mantissa. It is "
-                "not stored.",
-                "answer * 2**mantissa_bits": "so far it is to the next power of two. There are "
-                "numbers in between.",
-            },
-            exact=True,
-        ),
-        number(
-            "rounded",
-            "what x becomes in the small format",
-            "small.rounded(x)",
-            "Between which two numbers does x lie, and which of them is nearer?",
-            {
-                "below": "this cuts off what finds no room. Which neighbour of x is nearer?",
-                "x": "this is x itself: it needs more bits than there are.",
-                "2 * below - answer": "x does not lie next to this one. Which two numbers are its "
-                "neighbours?",
-            },
-            exact=True,
-        ),
-        choice(
-            "one_plus",
-            "why 1 + 2^-{power} becomes 1 in bf16",
-            {
-                "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
-                "tie": "it lies half-way to the next number above 1, and ties go to the last bit "
-                "0",
-                "small": "bf16 has no number as small as the one that is added",
-                "cut": "bits that find no room are cut off",
-            },
-            formula("'tie' if power == 8 else 'nearer'"),
-            "What is the next number above 1, and where between the two does the sum lie?",
-            {
-                formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
-                "the spacing above 1.",
-                "small": "by itself bf16 holds it: it has as many exponents as fp32.",
-                "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
-            },
-        ),
-        number(
-            "survives",
-            "the smallest whole number k for which g x 2^k is not 0 in fp16",
-            "gradient - 24",
-            "What is the smallest number of fp16 above 0? Its exponent is the lowest, and all its "
-            "bits but the last are 0.",
-            {
-                "gradient - 14": "then it is a normal number. Below those, fp16 goes on with "
-                "fewer bits.",
-                "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
-                "bit 0.",
-                "gradient": "then it is 1. It need not be as large as that.",
-            },
-            exact=True,
-        ),
-        LOST,
-        MASTER,
-        where={
-            "fp16": FP16,
-            "bf16": BF16,
-            "letter": "dict(zip(kinds, 'abcdef'))",
-            "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
-            "format_of": BinaryFormat,
-            "x": "number",
-            "small": "format_of(exponent_bits, mantissa_bits)",
-            "spacing": "small.spacing(x)",
-            "below": "x // spacing * spacing",
+_QUESTIONS = asked(
+    _draw,
+    _rows,
+    _which(
+        "fp16",
+        "bf16",
+        large="look at the largest of them: which exponents are there?",
+        small="look at the powers of two again: below 2^-14 fp16 goes on at the spacing that "
+        "it has there. Down to where?",
+        odd="look at the odd number: how far apart are numbers above 2048?",
+    ),
+    _which(
+        "bf16",
+        "fp16",
+        large=_EXPONENTS,
+        small=_EXPONENTS,
+        odd="look at the odd number: how many bits does it take?",
+    ),
+    number(
+        "spacing",
+        "how far apart numbers of the small format are from one another around x",
+        "spacing",
+        "Which power of two is just below x? Into how many steps is the way to the next cut?",
+        {
+            "2.0**-mantissa_bits": "this is the spacing between 1 and 2. Each power of two "
+            "doubles it.",
+            "answer / 2": "this counts the leading 1 in the mantissa. It is not stored.",
+            "answer * 2**mantissa_bits": "so far it is to the next power of two.",
+        },
+        exact=True,
+    ),
+    number(
+        "rounded",
+        "what x becomes in the small format",
+        "small.rounded(x)",
+        "Between which two numbers does x lie, and which of them is nearer?",
+        {
+            "below_x": "this cuts off what finds no room. Which neighbour of x is nearer?",
+            "x": "this is x itself: it needs more bits than there are.",
+            "2 * below_x - answer": "x does not lie next to this one. Between which two?",
+        },
+        exact=True,
+    ),
+    choice(
+        "one_plus",
+        "why 1 + 2^-{power} becomes 1 in bf16",
+        {
+            "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
+            "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
+            "small": "bf16 has no number as small as the one that is added",
+            "cut": "bits that find no room are cut off",
+        },
+        formula("'tie' if power == 8 else 'nearer'"),
+        "What is the next number above 1, and where between the two does the sum lie?",
+        {
+            formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
+            "the spacing above 1.",
+            "small": "by itself bf16 holds it: it has as many exponents as fp32.",
+            "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
         },
     ),
+    number(
+        "survives",
+        "the smallest whole number k for which g x 2^k is not 0 in fp16",
+        "gradient - 24",
+        "What is the smallest number of fp16 above 0? Only the last of its bits is 1.",
+        {
+            "gradient - 14": "then it is a normal number. fp16 goes on below those.",
+            "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
+            "bit 0.",
+            "gradient": "then it is 1. It need not be as large as that.",
+        },
+        exact=True,
+    ),
+    choices(
+        "lost",
+        "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
+        "pqrs",
+        formula("below(0.5)"),
+        "For each weight: the power of two below it, the spacing there, and half of that.",
+        {
+            formula("smallest"): "these have the smallest updates. How large is each update "
+            "beside the spacing at its own weight?",
+            formula("below(1)"): "the updates of these are smaller than the spacing. Where "
+            "does rounding to the nearest take those that are more than half of it?",
+            formula("set('pqrs') - below(0.5)"): "this is upside down: these weights change.",
+        },
+    ),
+    number(
+        "master",
+        "weight {short} gets a master weight in fp32, and step after step the same update: "
+        "after how many steps is its bf16 copy another number for the first time?",
+        "int(updates_in_spacing / 2) + 1",
+        "How far does the master weight have to get, for another number to be nearer?",
+        {
+            "int(updates_in_spacing) + 1": "by then the master weight is past the next "
+            "number. Its copy is rounded to the nearest.",
+            "answer - 1": "after so many steps the master weight is not yet half-way.",
+            "1": "one update moves the master weight, but not its copy.",
+        },
+        exact=True,
+    ),
+    where={
+        "fp16": FP16,
+        "bf16": BF16,
+        "letter": "dict(zip(kinds, 'abcdef'))",
+        "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
+        "format_of": BinaryFormat,
+        "x": "number",
+        "small": "format_of(exponent_bits, mantissa_bits)",
+        "spacing": "small.spacing(x)",
+        "below_x": "x // spacing * spacing",
+        "smallest": "{name for _, name in sorted(zip(updates, 'pqrs'))[:2]}",
+        "shares": "{n: u / bf16.spacing(w) for n, w, u in zip('pqrs', weights, updates)}",
+        "below": "lambda share: {name for name in 'pqrs' if shares[name] < share}",
+        "updates_in_spacing": "1 / shares[short]",
+    },
 )
+
+PART = Part("04/representable", 1, "What a format holds", 10, 2, _QUESTIONS)

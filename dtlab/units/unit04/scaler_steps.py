@@ -58,80 +58,69 @@ def _followed(
     return scales
 
 
-PART = Part(
-    "04/scaler_steps",
-    1,
-    "A loss scaler, step by step",
-    5,
-    2,
-    asked(
-        _draw,
-        _rows,
-        number(
-            "scales",
-            "the scale of the loss in each of the steps 1 to 10, as a list of exponents: 14 "
-            "stands for 2^14",
-            "followed(given)[:-1]",
-            "Keep two numbers: the scale, and how many good steps there were since it changed.",
-            {
-                "followed(given)[1:]": "these are the scales after each step. Asked for are those "
-                "in it, which begin with the one that is given.",
-                "[2**exponent for exponent in answer]": "these are the scales. Write their "
-                "exponents.",
-                "followed(given, overflow_clears=False)[:-1]": "here good steps from before an "
-                "overflow count on after it. It sets the count to 0.",
-                "followed(given, growth_clears=False)[:-1]": "here the scale goes on growing with "
-                "each good step. Growth sets the count to 0.",
-                "followed(given, late=1)[:-1]": "here the scale grows one good step late. It does "
-                "so at the end of the last good step of `growth_interval`.",
-                "followed(given, grows=False)[:-1]": "here the scale never grows. What do good "
-                "steps in a row do?",
-            },
-            points=2,
-            exact=True,
-        ),
-        number(
-            "updates",
-            "in how many of these 10 steps the weights change",
-            "overflows.count(False)",
-            "What does `scaler.step(optimizer)` do where a gradient is inf?",
-            {
-                "10": "an update with inf would ruin the weights.",
-                "overflows.count(True)": "these are the steps in which gradients overflow.",
-            },
-            exact=True,
-        ),
-        number(
-            "settles",
-            "the largest scale, again as an exponent, at which the largest gradient of the later "
-            "steps does not overflow fp16",
-            "15 + gradient",
-            "The largest number of fp16 is 65504. Which powers of two does it hold?",
-            {
-                "2**answer": "this is the scale. Write its exponent.",
-                "answer + 1": "with this one, the gradient is 2^16 = 65536. Is that a number of "
-                "fp16?",
-                "15 - gradient": "the gradient is smaller than 1: the scale may be larger than "
-                "fp16's numbers.",
-                "15": "this is the exponent of the gradient after scaling. And that of the scale?",
-            },
-            exact=True,
-        ),
-        number(
-            "skipped",
-            "from then on in the long run, the share of steps that are skipped because the scaler "
-            "tries the next larger scale",
-            "100 / (interval + 1)",
-            "Follow it from one overflow to the next. How many steps is that?",
-            {
-                "100 / interval": "this counts the good steps between two overflows. The step "
-                "that overflows counts, too.",
-                "100 / (interval + 2)": "how many good steps are there between two overflows?",
-                "50": "so it is if the scale grows after each good step.",
-                "0": "the scaler does not know where fp16 ends. It tries again.",
-            },
-            unit="%",
-        ),
-        where={"followed": _followed},
+_QUESTIONS = asked(
+    _draw,
+    _rows,
+    number(
+        "scales",
+        "the scale of the loss in each of the steps 1 to 10, as a list of exponents: 14 "
+        "stands for 2^14",
+        "followed(given)[:-1]",
+        "Keep two numbers: the scale, and how many good steps there were since it changed.",
+        {
+            "followed(given)[1:]": "these are the scales after each step, not those in it.",
+            "[2**exponent for exponent in answer]": "write the exponents of these.",
+            "followed(given, overflow_clears=False)[:-1]": "here good steps from before an "
+            "overflow count on after it. It sets the count to 0.",
+            "followed(given, growth_clears=False)[:-1]": "here the scale goes on growing with "
+            "each good step. Growth sets the count to 0.",
+            "followed(given, late=1)[:-1]": "here the scale grows one good step late. It does "
+            "so at the end of the last good step of `growth_interval`.",
+            "followed(given, grows=False)[:-1]": "here the scale never grows.",
+        },
+        points=2,
+        exact=True,
     ),
+    number(
+        "updates",
+        "in how many of these 10 steps the weights change",
+        "overflows.count(False)",
+        "What does `scaler.step(optimizer)` do where a gradient is inf?",
+        {
+            "10": "an update with inf would ruin the weights.",
+            "overflows.count(True)": "these are the steps in which gradients overflow.",
+        },
+        exact=True,
+    ),
+    number(
+        "settles",
+        "the largest scale, again as an exponent, at which the largest gradient of the later "
+        "steps does not overflow fp16",
+        "15 + gradient",
+        "The largest number of fp16 is 65504. Which powers of two does it hold?",
+        {
+            "2**answer": "this is the scale. Write its exponent.",
+            "answer + 1": "then the gradient is 2^16 = 65536. Is that a number of fp16?",
+            "15 - gradient": "the gradient is smaller than 1: the scale may be larger.",
+            "15": "this is the exponent of the gradient after scaling. And that of the scale?",
+        },
+        exact=True,
+    ),
+    number(
+        "skipped",
+        "from then on in the long run, the share of steps that are skipped because the scaler "
+        "tries the next larger scale",
+        "100 / (interval + 1)",
+        "Follow it from one overflow to the next. How many steps is that?",
+        {
+            "100 / interval": "this counts the good steps between two overflows alone.",
+            "100 / (interval + 2)": "how many good steps are there between two overflows?",
+            "50": "so it is if the scale grows after each good step.",
+            "0": "the scaler does not know where fp16 ends. It tries again.",
+        },
+        unit="%",
+    ),
+    where={"followed": _followed},
 )
+
+PART = Part("04/scaler_steps", 1, "A loss scaler, step by step", 5, 2, _QUESTIONS)

@@ -43,122 +43,105 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-PART = Part(
-    "04/sixteen_bytes",
-    1,
-    "Which bytes are what",
-    5,
-    1,
-    asked(
-        _draw,
-        _rows,
-        number(
-            "pieces",
-            "bytes per parameter under your policy, as a list of four: weights, gradients (with "
-            "any buffer for them), master weights, Adam's moments",
-            "[2, gradients, 4, 8]",
-            "fp32 takes 4 bytes, 16 bits take 2. How many tensors of each kind are there?",
-            {
-                "[2, gradients, 4, 4]": "Adam keeps two moments for each parameter.",
-                "[2, gradients, 0, 8]": "from what are the 16-bit weights made after each step?",
-                "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say of "
-                "gradients?",
-                "[2, 10 - gradients, 4, 8]": "how many sets of gradients does your policy hold, "
-                "and of which type is each?",
-                "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
-                "16 bits.",
-                "[2, gradients, 2, 8]": "a master weight of 16 bits could do no more than the "
-                "weight itself.",
-            },
-            exact=True,
-        ),
-        number(
-            "state",
-            "the model states under your policy: weights, gradients, master weights and moments "
-            "of all parameters",
-            "state",
-            "Add up the bytes of one parameter. A billion of them is as many GB.",
-            {
-                "16 * parameters": "this takes 16 bytes per parameter: add up those of your "
-                "policy.",
-                "2 * parameters": "these are the 16-bit weights alone.",
-                "8 * parameters": "this is so where nothing at all is kept in fp32.",
-                "state - 8 * parameters": "this leaves 8 bytes per parameter out, as many as "
-                "Adam's moments have.",
-            },
-            unit="GB",
-        ),
-        number(
-            "missing",
-            "a text reckons: training takes four times the 16-bit weights. How much of `state` "
-            "does that leave out?",
-            "state - 8 * parameters",
-            "Four times 2 bytes per parameter: what is the difference to yours?",
-            {
-                "8 * parameters": "this is what the text has. What does it leave out?",
-                "state": "this is all of it. The text has a part.",
-                "state - 4 * parameters": "this takes four bytes per parameter for the text. It "
-                "says four times two.",
-            },
-            unit="GB",
-        ),
-        number(
-            "ratio",
-            "the model states under `mixed` as a multiple of those under `fp32`",
-            "policies['mixed'] / policies['fp32']",
-            "Write down the four pieces of both, and add them up.",
-            {
-                "0.5": "texts often say so. Weights and gradients are halved: and what comes on "
-                "top?",
-                "0.75": "weights and gradients are halved, and the moments stay. One piece is "
-                "missing.",
-                "1.25": "this adds master weights to full weights or gradients. Those have 16 "
-                "bits.",
-            },
-        ),
-        choices(
-            "fits",
-            "under which policies the model states fit the GPU",
-            tuple(_POLICIES),
-            formula("fitting(1e9)"),
-            "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
-            {
-                formula("fitting(2**30)"): "this compares GB with GiB. The budget is a number of "
-                "bytes: write both in bytes.",
-                formula("policies.keys() - fitting(1e9)"): "this is upside down: these do not "
-                "fit.",
-                "half_only": "look at `half_only` again: how many bytes per parameter is it?",
-                "fp32": "look at `fp32` again: add up all that it keeps.",
-            },
-        ),
-        choices(
-            "halved",
-            "an ordinary fp32 model is trained with Adam and DDP, its forward pass now under "
-            "`torch.autocast` with bf16: which of these take half as many bytes as before?",
-            {
-                "weights": "the parameters that the optimizer steps on",
-                "gradients": "what is in .grad",
-                "moments": "Adam's moments",
-                "inputs": "the inputs that linear layers keep for the backward pass",
-                "traffic": "what DDP sends",
-            },
-            {"inputs"},
-            "Which tensors does autocast cast, and which are as the model was made?",
-            {
-                "weights": "look at the weights again: autocast casts a copy of them on the way "
-                "into each operation. Does it touch the parameters?",
-                "gradients": "look at .grad again: it has the dtype of its parameter.",
-                "traffic": "look at DDP again: it sends what is in .grad.",
-                "moments": "look at the moments again: they have the dtype of their parameter.",
-                "inputs": "look at the linear layers again: in which dtype do they compute?",
-            },
-        ),
-        where={
-            "policies": _POLICIES,
-            "state": "policies[policy] * parameters",
-            "gradients": "policies[policy] - 2 - 4 - 8",  # 4 or 6
-            "fitting": "lambda giga: {"
-            "name for name, each in policies.items() if each * parameters * giga <= budget}",
+_QUESTIONS = asked(
+    _draw,
+    _rows,
+    number(
+        "pieces",
+        "bytes per parameter under your policy, as a list of four: weights, gradients (with "
+        "any buffer for them), master weights, Adam's moments",
+        "[2, gradients, 4, 8]",
+        "fp32 takes 4 bytes, 16 bits take 2. How many tensors of each kind are there?",
+        {
+            "[2, gradients, 4, 4]": "Adam keeps two moments for each parameter.",
+            "[2, gradients, 0, 8]": "from what are the 16-bit weights made after each step?",
+            "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say?",
+            "[2, 10 - gradients, 4, 8]": "how many sets of gradients are held? Which types?",
+            "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
+            "16 bits.",
+            "[2, gradients, 2, 8]": "this could do no more than the weight itself.",
+        },
+        exact=True,
+    ),
+    number(
+        "state",
+        "the model states under your policy: weights, gradients, master weights and moments "
+        "of all parameters",
+        "state",
+        "Add up the bytes of one parameter. A billion of them is as many GB.",
+        {
+            "16 * parameters": "this takes 16 bytes per parameter. Is that your policy?",
+            "2 * parameters": "these are the 16-bit weights alone.",
+            "8 * parameters": "this is so where nothing at all is kept in fp32.",
+            "state - 8 * parameters": "8 bytes are missing, as many as Adam's moments.",
+        },
+        unit="GB",
+    ),
+    number(
+        "missing",
+        "a text reckons: training takes four times the 16-bit weights. How much of `state` "
+        "does that leave out?",
+        "state - 8 * parameters",
+        "Four times 2 bytes per parameter: what is the difference to yours?",
+        {
+            "8 * parameters": "this is what the text has. What does it leave out?",
+            "state": "this is all of it. The text has a part.",
+            "state - 4 * parameters": "this takes four bytes. It says four times two.",
+        },
+        unit="GB",
+    ),
+    number(
+        "ratio",
+        "the model states under `mixed` as a multiple of those under `fp32`",
+        "policies['mixed'] / policies['fp32']",
+        "Write down the four pieces of both, and add them up.",
+        {
+            "0.5": "texts often say so. Weights and gradients are halved. What is added?",
+            "0.75": "weights and gradients are halved. One piece is missing.",
+            "1.25": "this adds masters to full weights or gradients. Those have 16 bits.",
         },
     ),
+    choices(
+        "fits",
+        "under which policies the model states fit the GPU",
+        tuple(_POLICIES),
+        formula("fitting(1e9)"),
+        "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
+        {
+            formula("fitting(2**30)"): "this compares GB with GiB: write both in bytes.",
+            formula("policies.keys() - fitting(1e9)"): "this is upside down.",
+            "half_only": "look at `half_only` again: how many bytes per parameter is it?",
+            "fp32": "look at `fp32` again: add up all that it keeps.",
+        },
+    ),
+    choices(
+        "halved",
+        "an ordinary fp32 model is trained with Adam and DDP, its forward pass now under "
+        "`torch.autocast` with bf16: which of these take half as many bytes as before?",
+        {
+            "weights": "the parameters that the optimizer steps on",
+            "gradients": "what is in .grad",
+            "moments": "Adam's moments",
+            "inputs": "the inputs that linear layers keep for the backward pass",
+            "traffic": "what DDP sends",
+        },
+        {"inputs"},
+        "Which tensors does autocast cast, and which are as the model was made?",
+        {
+            "weights": "look at the weights again: autocast casts a copy of them.",
+            "gradients": "look at .grad again: it has the dtype of its parameter.",
+            "traffic": "look at DDP again: it sends what is in .grad.",
+            "moments": "look at the moments again: they have the dtype of their parameter.",
+            "inputs": "look at the linear layers again: in which dtype do they compute?",
+        },
+    ),
+    where={
+        "policies": _POLICIES,
+        "state": "policies[policy] * parameters",
+        "gradients": "policies[policy] - 2 - 4 - 8",  # 4 or 6
+        "fitting": "lambda giga: {"
+        "name for name, each in policies.items() if each * parameters * giga <= budget}",
+    },
 )
+
+PART = Part("04/sixteen_bytes", 1, "Which bytes are what", 5, 1, _QUESTIONS)

@@ -1,4 +1,4 @@
-"""An optimizer for checks: SGD with momentum, which counts its steps. This file loads torch."""
+"""An optimizer that counts its steps, and what a function returned. This file loads torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["Stepping"]
+__all__ = ["Stepping", "truth_of"]
 
 
 class Stepping(Optimizer):
@@ -44,3 +44,12 @@ class Stepping(Optimizer):
                     parameter.grad = None
                 elif parameter.grad is not None:
                     parameter.grad = torch.zeros_like(parameter.grad)
+
+
+def truth_of(returned: Any) -> int | str:
+    """0 or 1 for a truth value, also for one in a tensor; otherwise its type in words."""
+    if isinstance(returned, torch.Tensor) and returned.numel() == 1:
+        returned = returned.item()
+    if isinstance(returned, bool | int | float):
+        return int(bool(returned))
+    return "None" if returned is None else f"a {type(returned).__name__}"

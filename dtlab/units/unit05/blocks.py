@@ -1,38 +1,49 @@
-"""Blocks as the parts of stage 3 get them: a small module, its numbers, and its flat tensor.
+"""The cases of the parts about one block: a module, its flat tensor, a piece for each rank.
 
 parameters    a a a a | b b b | c           in the order of `block.parameters()`
 flat          a a a a b b b c .             padded to a multiple of the number of ranks
 pieces        rank 0    rank 1    rank 2
+
+A part defines `use`, what a rank calls, and `faults`, what is wrong with the results.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.faults import Faulty
+from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.resident import Mark, ResidentCase, layers_of, use_twice
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = [
-    "FINISHED",
-    "LARGE",
-    "OnBlock",
-    "alike",
-    "draw_blocks",
-    "fill",
-    "flat_of",
-    "lay",
-    "off_from",
-]
+__all__ = ["FINISHED", "LARGE", "OnBlock", "OnLargeBlock", "alike", "draw_blocks", "fill",
+           "flat_gradients", "flat_of", "gradients_of", "lay", "loss_of", "off_from",
+           "values_of"]  # fmt: skip
 
-LARGE = Net("chain", (64, 96, 64), "a block of 49,280 bytes")  # to be seen on the wire
+FINISHED = (  # library modules with functions that learners write in this unit
+    "dtlab.parallel.data",
+    "dtlab.parallel.zero",
+    "dtlab.parallel.fully_sharded",
+    "dtlab.parallel.flat_shard",
+    "dtlab.parallel.sharded_block",
+    "dtlab.parallel.sharded_gradients",
+    "dtlab.parallel.sharded_optimizer",
+    "dtlab.parallel.shards",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+    "torch.distributed.fsdp.fully_sharded_data_parallel",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+)
+LARGE = Net("chain", (64, 96, 64), "a block of 49,280 bytes")  # large enough to measure bytes
 
 
 def draw_blocks(draw: random.Random) -> tuple[Net, Net]:
@@ -53,6 +64,8 @@ def draw_blocks(draw: random.Random) -> tuple[Net, Net]:
 class OnBlock(Faulty):
     """One use of a learner's function on a block with numbers drawn from `seed`."""
 
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
     seed: int
     net: Net
     topic: str
@@ -60,18 +73,18 @@ class OnBlock(Faulty):
     def __str__(self) -> str:
         return self.net.words
 
-    def module(self) -> nn.Module:
-        """The block."""
-        return self.net.module(self.seed)
+    def module(self, later: int = 0) -> nn.Module:
+        """The block; with `later` it has other numbers, as after some steps."""
+        return self.net.module(self.seed + later)
+
+    def flat(self, ranks: int, later: int = 0) -> Tensor:
+        """The parameters of `module` end to end, padded for so many ranks."""
+        return flat_of(self.module(later).parameters(), ranks)
 
     @property
     def elements(self) -> int:
-        """How many its parameters have together."""
-        return sum(one.numel() for one in self.module().parameters())
-
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        kind, sizes, _ = self.net
-        return {"kind": kind, "sizes": sizes, "state": self.net.state(self.seed)}
+        """The number of elements in all parameters."""
+        return len(self.flat(1))
 
     def inputs(self, rank: int = 0) -> Tensor:
         """A batch of two for the block."""
@@ -80,16 +93,67 @@ class OnBlock(Faulty):
         draw = torch.Generator().manual_seed(1009 * self.seed + rank)
         return torch.randn(2, self.net.sizes[0], generator=draw)
 
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        """The block, a batch, and the rank's piece of later numbers than the block has."""
+        kind, sizes, _ = self.net
+        return {
+            "block": (kind, sizes, self.net.state(self.seed)),
+            "topic": self.topic,
+            "inputs": self.inputs(),
+            "piece": self.flat(world_size, later=1).chunk(world_size)[rank].clone(),
+        }
+
+    @classmethod
+    def on_rank(cls, fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        from dtlab.grading.checking.modules import filled
+
+        with finished_calls(*FINISHED, refuse=True) as finished:
+            noted = cls.use(fn, filled(*given["block"]), given)
+        return {**noted, "finished": sorted(finished)}
+
+    @staticmethod
+    @abstractmethod
+    def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """Runs on a rank: calls `fn` on the block, and returns what is noted of it."""
+
+
+class OnLargeBlock(ResidentCase):
+    """A block that is large enough for the kernel to see what is kept of it.
+
+    `use` calls `mark()` at the beginning, and then at each of the `moments`.
+    """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+
+    @classmethod
+    def on_rank(cls, fn: Callable[..., Any], given: Any) -> dict[str, Any]:
+        return use_twice(lambda fn, width, mark: cls.use(fn, layers_of(width), mark), fn)
+
+    @staticmethod
+    @abstractmethod
+    def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> Any:
+        """Runs on a rank, with the layers of `layers_of`."""
+
 
 # What checks do themselves, on ranks and in their own process -----------------------------------
 
 
-def flat_of(tensors: Sequence[Tensor], world_size: int) -> Tensor:
+def flat_of(tensors: Iterable[Tensor], world_size: int) -> Tensor:
     """All of them end to end, and zeros up to a multiple of the number of ranks."""
     import torch
 
     flat = torch.cat([one.detach().flatten() for one in tensors])
     return torch.cat([flat, flat.new_zeros(-len(flat) % world_size)])
+
+
+def flat_gradients(module: nn.Module, world_size: int) -> Tensor:
+    """The gradients of a module as `flat_of` has them; a missing one is zeros."""
+    import torch
+
+    found = (
+        torch.zeros_like(one) if one.grad is None else one.grad for one in module.parameters()
+    )
+    return flat_of(found, world_size)
 
 
 def lay(module: nn.Module, flat: Tensor) -> None:
@@ -105,6 +169,23 @@ def fill(flat: Tensor, numbers: Tensor) -> None:
     """Give `flat` its storage back, with these numbers; autograd does not see it."""
     flat.untyped_storage().resize_(flat.numel() * flat.element_size())
     flat.data.copy_(numbers)
+
+
+def values_of(module: nn.Module) -> list[Tensor]:
+    """Copies of the parameters."""
+    return [one.detach().clone() for one in module.parameters()]
+
+
+def loss_of(module: nn.Module, inputs: Tensor) -> Any:
+    """The sum of the squared outputs."""
+    return module(inputs).square().sum()
+
+
+def gradients_of(module: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
+    """The gradients of that loss, one for each parameter."""
+    import torch
+
+    return torch.autograd.grad(loss_of(module, inputs), list(module.parameters()))
 
 
 def alike(got: Any, wanted: Tensor) -> bool:
@@ -124,22 +205,4 @@ def off_from(got: Any, wanted: torch.Tensor) -> str:
         return "is not there" if got is None else f"is {type(got).__name__}, not a tensor"
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
-    return f"is off by up to {float((got - wanted).abs().max()):.2g}"
-
-
-# Finished code that does what this unit's learners write -----------------------------------------
-
-FINISHED = (
-    "dtlab.parallel.data.data_parallel",
-    "dtlab.parallel.zero.optimizers",
-    "dtlab.parallel.zero.fully_sharded",
-    "dtlab.parallel.zero.sharded_block",
-    "dtlab.parallel.zero.sharded_block",
-    "dtlab.parallel.zero.sharded_block",
-    "dtlab.parallel.zero.sharded_optimizer",
-    "dtlab.parallel.zero.shards",
-    "torch.nn.parallel.distributed",
-    "torch.distributed.optim.zero_redundancy_optimizer",
-    "torch.distributed.fsdp.fully_sharded_data_parallel",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
-)
+    return f"is off by up to {float((got - wanted).detach().abs().max()):.2g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
@@ -44,28 +45,19 @@ class Clipping(Faulty):
         import torch
 
         draw = torch.Generator().manual_seed(1009 * self.seed + rank)
-        found: list[Tensor | None] = [
-            (rank + 1) * torch.randn(size, generator=draw) for size in self.sizes
-        ]
-        if self.topic == "missing":
-            found = [None] * len(found) if rank == ranks - 1 else found
-            found[0] = found[0] if rank else None
-        return found
+        found = [(rank + 1) * torch.randn(size, generator=draw) for size in self.sizes]
+        lacks = {0: [0], ranks - 1: [*range(len(found))]} if self.topic == "missing" else {}
+        return [None if place in lacks.get(rank, ()) else one for place, one in enumerate(found)]
 
-    def norm(self, ranks: int) -> float:
-        """Of all gradients together."""
-        every = [one for rank in range(ranks) for one in self.gradients(rank, ranks)]
-        return float(
-            sum(float(one.double().square().sum()) for one in every if one is not None) ** 0.5
-        )
+    def norms(self, ranks: int) -> list[list[float]]:
+        """Of each piece of each rank; 0 where there is no gradient."""
+        every = [self.gradients(rank, ranks) for rank in range(ranks)]
+        return [[0.0 if g is None else float(g.double().norm()) for g in one] for one in every]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        norm = hypot(*(one for own in self.norms(world_size) for one in own))
         gradients = self.gradients(rank, world_size)
-        return {
-            "sizes": self.sizes,
-            "gradients": gradients,
-            "max_norm": self.part * self.norm(world_size),
-        }
+        return {"sizes": self.sizes, "gradients": gradients, "max_norm": self.part * norm}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -75,109 +67,74 @@ class Clipping(Faulty):
         for piece, gradient in zip(pieces, given["gradients"], strict=True):
             piece.grad = gradient
         with finished_calls(*FINISHED, refuse=True) as finished:
-            returned = fn(pieces, given["max_norm"])
-        number = isinstance(returned, int | float) or (
-            isinstance(returned, torch.Tensor) and returned.numel() == 1
+            norm = fn(pieces, given["max_norm"])
+        number = isinstance(norm, int | float) or (
+            isinstance(norm, torch.Tensor) and norm.numel() == 1
         )
         return {
-            "norm": float(returned) if number else type(returned).__name__,
+            "norm": float(norm) if number else type(norm).__name__,
             "after": [one.grad for one in pieces],
-            "pieces": [one.detach().clone() for one in pieces],
             "finished": sorted(finished),
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        ranks, true = len(results), self.norm(len(results))
-        own = [self._own(rank, ranks) for rank in range(ranks)]
-        factor = min(1.0, self.part)
-        missing = self.topic == "missing"
+        ranks, factor = len(results), min(1.0, self.part)
+        norms = self.norms(ranks)
+        true = hypot(*(one for own in norms for one in own))
         for rank, seen in enumerate(results):
             got = seen["norm"]
             if isinstance(got, str):
-                yield "missing" if missing else "norm", f"rank {rank}: it returns {got}."
-                return
-            if abs(got - true) > 1e-3 * true:
-                why = _known(got, own, rank) or self._of_pieces(got, rank, ranks)
-                yield (
-                    "missing" if missing else "norm",
-                    (
-                        f"rank {rank}: the norm returned is {got:.4g}; all ranks' gradients have "
-                        f"{true:.4g}. {why}"
-                    ),
-                )
-                return
-        for rank, seen in enumerate(results):
+                yield self.topic, f"rank {rank}: it returns {got}."
+            elif abs(got - true) > 1e-3 * true:
+                what = f"the norm returned is {got:.4g}; all ranks' gradients have {true:.4g}"
+                why = _known(got, norms, rank, factor)
+                yield self.topic, f"rank {rank}: {what}. {why}"
             for gradient, after in zip(self.gradients(rank, ranks), seen["after"], strict=True):
                 if (gradient is None) != (after is None):
                     yield "missing", f"rank {rank}: a piece without a gradient has one now."
-                    return
-                if gradient is not None and not alike(after, gradient * factor):
-                    name = "missing" if missing else "scaled" if self.part < 1 else "kept"
+                elif gradient is not None and not alike(after, gradient * factor):
+                    cut = "scaled" if self.part < 1 else "kept"
+                    off = off_from(after, gradient * factor)
+                    what = f"All of them are to be {factor:.3g} times what they were"
                     yield (
-                        name,
-                        (
-                            f"rank {rank}: a gradient {off_from(after, gradient * factor)}. All "
-                            f"of them are to be {factor:.3g} times what they were."
-                        ),
+                        cut if self.topic == "norm" else "missing",
+                        f"rank {rank}: a gradient {off}. {what}.",
                     )
-                    return
-
-    def _of_pieces(self, got: float, rank: int, ranks: int) -> str:
-        """What it is instead, where norms of single pieces are taken."""
-        norms = [
-            [
-                0.0 if one is None else float(one.double().norm())
-                for one in self.gradients(r, ranks)
-            ]
-            for r in range(ranks)
-        ]
-        sums = [sum(each) for each in norms]
-        most = min(1.0, self.part) * self.norm(ranks)
-        known = {
-            sum(sums): _SQUARES,
-            sums[rank]: _SQUARES,
-            sum(one**2 for one in sums) ** 0.5: _SQUARES,
-            sum(each[0] ** 2 for each in norms) ** 0.5: "That is the first piece of each rank "
-            "alone.",
-            most: "That is the norm afterwards: return what it was before.",
-        }
-        return next((why for norm, why in known.items() if abs(got - norm) <= 1e-3 * norm), "")
-
-    def _own(self, rank: int, ranks: int) -> float:
-        found = [one for one in self.gradients(rank, ranks) if one is not None]
-        return float(sum(float(one.double().square().sum()) for one in found) ** 0.5)
 
 
-_SQUARES = "That adds up the norms of pieces. What adds up are their squares."
-
-
-def _known(got: float, own: Sequence[float], rank: int) -> str:
-    """What it is instead."""
-    known = {
-        "That is this rank's own: a rank sees its pieces alone.": own[rank],
-        "That is the sum of the ranks' norms. What adds up are their squares.": sum(own),
-        "That is the mean of the ranks' norms. What adds up are their squares.": sum(own)
-        / len(own),
-        "That is its square.": sum(one**2 for one in own),
-        "That is the largest rank's.": max(own),
-    }
-    return next((w for w, norm in known.items() if abs(got - norm) < 1e-3 * norm), "")
+def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: float) -> str:
+    """The known mistake that gives this norm; empty if there is none."""
+    own, sums = [hypot(*each) for each in norms], [sum(each) for each in norms]
+    pieces = "That adds up the norms of pieces. What adds up are their squares."
+    known = [
+        (own[rank], "That is this rank's own: a rank sees its pieces alone."),
+        (sum(own), "That is the sum of the ranks' norms. What adds up are their squares."),
+        (
+            sum(own) / len(own),
+            "That is the mean of the ranks' norms. What adds up are their squares.",
+        ),
+        (hypot(*own) ** 2, "That is its square."),
+        (max(own), "That is the largest rank's."),
+        (sum(sums), pieces),
+        (sums[rank], pieces),
+        (hypot(*sums), pieces),
+        (hypot(*(each[0] for each in norms)), "That is the first piece of each rank alone."),
+        (factor * hypot(*own), "That is the norm afterwards: return what it was before."),
+    ]
+    return next((why for norm, why in known if abs(got - norm) <= 1e-3 * norm), "")
 
 
 def _trials(seed: int) -> list[Trial]:
     """1 to 4 ranks, with max_norm below and above; and gradients that are not there."""
     draw = random.Random(seed)
 
-    def case(part: float, topic: str = "norm") -> Clipping:
+    def case(low: float, high: float, topic: str = "norm") -> Clipping:
         sizes = tuple(draw.randint(2, 9) for _ in range(3))
-        return Clipping(draw.randrange(10**6), sizes, part, topic)
+        return Clipping(draw.randrange(10**6), sizes, draw.uniform(low, high), topic)
 
     return [
-        *(
-            Trial(n, [case(draw.uniform(0.2, 0.8)), case(draw.uniform(1.05, 1.2))])
-            for n in (3, 4, 1)
-        ),
-        Trial(2, [case(draw.uniform(0.2, 0.8), "missing")]),
+        *(Trial(ranks, [case(0.2, 0.8), case(1.05, 1.2)]) for ranks in (3, 4, 1)),
+        Trial(2, [case(0.2, 0.8, "missing")]),
     ]
 
 

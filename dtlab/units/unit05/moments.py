@@ -41,110 +41,96 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-PART = Part(
-    "05/moments",
-    1,
-    "Who holds what, and when",
-    7,
-    3,
-    asked(
-        _draw,
-        _rows,
-        number(
-            "order",
-            "the order in which the events happen to one block in a step of one microbatch, as a "
-            "list of their numbers",
-            "names",
-            "Nothing computes without its weights, and nobody keeps them longer than needed.",
-            {
-                "in_order(0, 1, 3, 2, 4, 5, 6)": "here weights are gathered while they are still "
-                "there: between forward and backward of a block all later blocks have their turn.",
-                "in_order(0, 1, 2, 3, 4, 6, 5)": "the step needs gradients averaged over all "
-                "ranks: what brings them?",
-                "in_order(0, 1, 2, 4, 3, 5, 6)": "backward computes the gradient of a layer's "
-                "input from its weights.",
-            },
-            exact=True,
-            points=2,
-        ),
-        number(
-            "calls",
-            "the all-gathers and the reduce-scatters that a rank takes part in during your step, "
-            "as a list of two, if every block is freed after its forward pass",
-            "[2 * layers * count, layers * count]",
-            "In one microbatch, for one block: how many of each?",
-            {
-                "[layers * count, layers * count]": "backward needs the weights too.",
-                "[2 * layers, layers]": "this is one microbatch. A rank has no room for what the "
-                "others own until the last one.",
-                "[2 * layers * count, layers]": "gradients of all blocks, whole, until the last "
-                "microbatch: who would hold them?",
-            },
-            exact=True,
-        ),
-        number(
-            "weights",
-            "the 16-bit weights that a rank holds, shard and gathered blocks, as a list of four: "
-            "between two steps; while a block computes and nothing is prefetched; while a block "
-            "computes and the next one is being gathered; between forward and backward, all "
-            "blocks freed",
-            "held(0, 1, 2, 0)",
-            "A rank's own shard is always there. How many whole blocks come on top?",
-            {
-                "[0, whole, 2 * whole, 0]": "a rank's own shard is in none of these: from what is "
-                "a block gathered?",
-                "held(0, 1, 1, 0)": "what is prefetched takes room as well.",
-                "held(0, layers, layers, layers)": "a rank never has all blocks at once: each is "
-                "freed after its turn.",
-                "held(0, 1, 2, 1)": "by then the last block has been freed as well, as the "
-                "question says.",
-            },
-            unit="MB",
-            points=2,
-        ),
-        number(
-            "one_block",
-            "the largest size of gathered weights if nobody gives a wrap policy, so that the "
-            "whole model is one block",
-            "layers * whole",
-            "What does the first operation of the forward pass wait for now?",
-            {
-                "whole": "this is one of the blocks that a policy would make.",
-                "2 * whole": "this is two of the blocks that a policy would make.",
-                "shard": "this is a rank's own part. And what is gathered?",
-            },
-            unit="MB",
-        ),
-        choices(
-            "claims",
-            "which of these claims hold",
-            {
-                "everything": "stage 3 divides all that a rank holds",
-                "forward": "stage 3 gathers weights in the forward pass only",
-                "again": "stage 3 gathers the weights of a block anew in each microbatch",
-                "whole": "at stage 2 each rank has all weights at all times",
-                "samples": "at stage 3 each rank computes a part of every layer for all samples",
-                "own": "at stages 1 to 3 a rank's optimizer steps on its own part of the "
-                "parameters",
-            },
-            {"again", "whole", "own"},
-            "Go through them one by one, with a moment of the step in mind.",
-            {
-                "everything": "look at `everything` again: what of activations, and of a block "
-                "that is gathered?",
-                "forward": "look at `forward` again: what is there when backward comes by?",
-                "samples": "look at `samples` again: that is tensor parallelism. Whose samples "
-                "does a rank have here, and whose weights does it use?",
-                "again": "look at `again` again: what is left of a block after backward?",
-                "whole": "look at `whole` again: what does stage 2 divide, and what not?",
-                "own": "look at `own` again: what is divided from stage 1 on?",
-            },
-        ),
-        where={
-            "in_order": "lambda *places: [names[place] for place in places]",
-            "whole": "2 * block",  # MB of a block in 16 bits
-            "shard": "whole * layers / ranks",
-            "held": "lambda *blocks: [shard + gathered * whole for gathered in blocks]",
+QUESTIONS = asked(
+    _draw,
+    _rows,
+    number(
+        "order",
+        "the numbers of the events, in the order in which they happen to one block in a step of "
+        "one microbatch, as a list",
+        "names",
+        "Nothing computes without its weights, and nobody keeps them longer than needed.",
+        {
+            "in_order(0, 1, 3, 2, 4, 5, 6)": "here weights are gathered while they are still "
+            "there: between forward and backward of a block all later blocks have their turn.",
+            "in_order(0, 1, 2, 3, 4, 6, 5)": "the step needs gradients averaged over all ranks.",
+            "in_order(0, 1, 2, 4, 3, 5, 6)": "backward computes the gradient of a layer's input "
+            "from its weights.",
+        },
+        exact=True,
+        points=2,
+    ),
+    number(
+        "calls",
+        "the all-gathers and the reduce-scatters that a rank takes part in during your step, "
+        "as a list of two, if every block is freed after its forward pass",
+        "[2 * layers * count, layers * count]",
+        "In one microbatch, for one block: how many of each?",
+        {
+            "[layers * count, layers * count]": "backward needs the weights too.",
+            "[2 * layers, layers]": "this is one microbatch. What can wait for the last one?",
+            "[2 * layers * count, layers]": "whole gradients of all blocks, until the last "
+            "microbatch: who would hold them?",
+        },
+        exact=True,
+    ),
+    number(
+        "weights",
+        "the 16-bit weights that a rank holds, shard and gathered blocks, as a list of four: "
+        "between two steps; while a block computes and nothing is prefetched; while a block "
+        "computes and the next one is being gathered; between forward and backward, all "
+        "blocks freed",
+        "held(0, 1, 2, 0)",
+        "A rank's own shard is always there. How many whole blocks come on top?",
+        {
+            "[0, whole, 2 * whole, 0]": "a rank's own shard is in none of these.",
+            "held(0, 1, 1, 0)": "what is prefetched takes room as well.",
+            "held(0, layers, layers, layers)": "a rank never has all blocks at once.",
+            "held(0, 1, 2, 1)": "by then the last block has been freed as well.",
+        },
+        unit="MB",
+        points=2,
+    ),
+    number(
+        "one_block",
+        "the largest size of gathered weights without a wrap policy: the model is one block",
+        "layers * whole",
+        "What does the first operation of the forward pass wait for now?",
+        {
+            "whole": "this is one of the blocks that a policy would make.",
+            "2 * whole": "this is two of the blocks that a policy would make.",
+            "shard": "this is a rank's own part. And what is gathered?",
+        },
+        unit="MB",
+    ),
+    choices(
+        "claims",
+        "which of these claims hold",
+        {
+            "everything": "stage 3 divides all that a rank holds",
+            "forward": "stage 3 gathers weights in the forward pass only",
+            "again": "stage 3 gathers the weights of a block anew in each microbatch",
+            "whole": "at stage 2 each rank has all weights at all times",
+            "samples": "at stage 3 each rank computes a part of every layer for all samples",
+            "own": "at stages 1 to 3 a rank's optimizer steps on its own part of the parameters",
+        },
+        {"again", "whole", "own"},
+        "Go through them one by one, with a moment of the step in mind.",
+        {
+            "everything": "look at `everything` again: what of activations?",
+            "forward": "look at `forward` again: what is there when backward comes by?",
+            "samples": "look at `samples` again: that is tensor parallelism.",
+            "again": "look at `again` again: what is left of a block after backward?",
+            "whole": "look at `whole` again: what does stage 2 divide, and what not?",
+            "own": "look at `own` again: what is divided from stage 1 on?",
         },
     ),
+    where={
+        "in_order": "lambda *places: [names[place] for place in places]",
+        "whole": "2 * block",  # MB of a block in 16 bits
+        "shard": "whole * layers / ranks",
+        "held": "lambda *blocks: [shard + gathered * whole for gathered in blocks]",
+    },
 )
+
+PART = Part("05/moments", 1, "Who holds what, and when", 7, 3, QUESTIONS)

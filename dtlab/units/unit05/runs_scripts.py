@@ -1,8 +1,6 @@
-"""The broken programs of Level III, as level-3.ipynb shows them, and the model that they train.
+"""The broken programs of Level III, as level-3.ipynb shows them, their model, and what is noted.
 
-A check runs them on ranks, to compare a diagnosis with what really happens. A line has the number
-that it has in the cell: the one with `def` is line 1. This file loads torch: it is imported when a
-check runs, never before.
+This file loads torch: it is imported when a check runs, never before.
 """
 
 # mypy: disable-error-code="no-untyped-call, var-annotated"
@@ -10,8 +8,14 @@ check runs, never before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+import re
+import tracemalloc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -20,8 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import SGD
 
 from dtlab.parallel.zero import Zero3
+from dtlab.units.unit05.alive import Alive
 
-__all__ = ["Layer", "Net", "train_gather", "train_leak", "train_policies"]
+__all__ = ["Layer", "Net", "Watch", "train_gather", "train_leak", "train_policies"]
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -108,3 +113,105 @@ def train_leak(model: Net, batches: Batches) -> list[float]:
     mean = {name: sum(one[name] for one in after) / len(after) for name in after[0]}
     sharded.load_state_dict(mean)
     return losses
+
+
+# What a rank notes ------------------------------------------------------------------------------
+
+
+class Watch(ExitStack):
+    """What a rank notes while a program runs inside of it.
+
+    `whole` are the bytes of whole parameters while a layer computes, at most; `inputs` the dtypes
+    that layers compute in; `alive` the bytes of tensors that exist whenever a batch is drawn, and
+    `kept` what `Kept` says then, where that is asked for.
+    """
+
+    def __init__(self, model: Net, alive: bool, kept: bool) -> None:
+        super().__init__()
+        self._model, self._shapes = model, [one.shape for one in model.parameters()]
+        self._alive = self.enter_context(Alive()) if alive else None
+        self._kept = self.enter_context(Kept()) if kept else None
+        self._whole, self._inputs = [0], set[str]()
+        self._held: list[int] = []
+        self._others: list[dict[str, int]] = []
+        for layer in model.layers:
+            assert isinstance(layer, Layer)
+            layer.wide.register_forward_pre_hook(self._note_layer)
+
+    def batches(self, given: Sequence[Any]) -> Iterator[Any]:
+        """The batches, noting what exists whenever one is drawn."""
+        for batch in given:
+            if self._alive is not None:
+                # On a busy machine gloo's threads may hold tensors of an operation for long, so
+                # there is time to come down to what existed after the first step.
+                goal, patience = (self._held[1], 0.5) if self._held[1:] else (0, 0.02)
+                self._held.append(self._alive.settled(goal, patience))
+            if self._kept is not None:
+                self._others.append(self._kept.now())
+            yield batch
+
+    @property
+    def noted(self) -> dict[str, Any]:
+        """All that was noted."""
+        return {
+            "whole": max(self._whole),
+            "inputs": sorted(self._inputs),
+            "alive": self._held,
+            "kept": self._others,
+        }
+
+    def _note_layer(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs.add(str(module.weight.dtype).removeprefix("torch."))
+        pairs = zip(self._model.parameters(), self._shapes, strict=True)
+        whole = [a for a, shape in pairs if a.shape == shape and not hasattr(a, "to_local")]
+        self._whole.append(sum(one.numel() * one.element_size() for one in whole))
+
+
+# What a rank keeps that is no tensor: arrays and objects of Python's, and graphs of autograd -----
+#
+#     storages   what operators returned            `Alive`
+#     arrays     memory that NumPy asked for        tracemalloc, in NumPy's domain
+#     objects    lists, bytes, ... of Python's      tracemalloc, but for what the recorder writes
+#     nodes      operations that autograd remembers, behind the tensors that are there
+
+_NUMPY = int(getattr(np.lib, "tracemalloc_domain", 389047))
+_OWN = re.compile(r"[/\\]dtlab[/\\]ranks[/\\]|tracemalloc\.py$")  # what is recorded
+
+
+class Kept:
+    """Follows, while it is on, the memory that Python and NumPy ask for."""
+
+    def __enter__(self) -> Kept:
+        # The first optimizer of a process imports much, and slowly where each object is followed.
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        gc.freeze()  # what is there already is not gone through at each step
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        tracemalloc.stop()
+        gc.unfreeze()
+
+    def now(self) -> dict[str, int]:
+        """What is there now: bytes of arrays and of objects, and nodes."""
+        gc.collect()
+        arrays = objects = 0
+        for trace in tracemalloc.take_snapshot().traces:
+            if trace.domain == _NUMPY:
+                arrays += trace.size
+            elif not _OWN.search(trace.traceback[0].filename):
+                objects += trace.size
+        return {"arrays": arrays, "objects": objects, "nodes": graph_nodes()}
+
+
+def graph_nodes() -> int:
+    """Operations that autograd remembers: the nodes behind all tensors that Python has."""
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    waiting: list[Any] = [one.grad_fn for one in tensors]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+    return len(seen)

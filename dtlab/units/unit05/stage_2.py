@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Noted, rule, traffic
-from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.resident import (
-    Mark,
-    Moment,
-    ResidentCase,
-    grown_by,
-    layers_of,
-    use_twice,
-)
+from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
-from dtlab.units.unit05.blocks import FINISHED, LARGE, OnBlock, draw_blocks, flat_of, lay
+from dtlab.units.unit05.blocks import (
+    LARGE,
+    OnBlock,
+    OnLargeBlock,
+    draw_blocks,
+    flat_gradients,
+    flat_of,
+    lay,
+    values_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,203 +30,179 @@ if TYPE_CHECKING:
 _RATE, _EPS = 0.05, 0.02  # with a large eps Adam tells a sum of gradients from their mean
 _STEPS = 3
 _SMALL = 512  # bytes: counters of the optimizer, and padding
-_PATIENCE = 0.3  # seconds until gloo has let go of buffers
+_PATIENCE = 0.3  # seconds until gloo has released its buffers
+_GRADIENTS = (
+    "An owner keeps its share of them. Every .grad is None, and nobody keeps a view of all."
+)
+_STATE = "Beside the parameters an owner keeps a share of them, and Adam's state for it."
+_SENT = traffic(
+    "large",
+    2 * _STEPS,
+    "Gradients go to their owners once, and parameters come back once. An all-reduce sends "
+    "twice as much, and so does gloo's own reduce-scatter: see ring_reduce_scatter.",
+)
 
 
-@dataclass(frozen=True)
+class Adam:
+    """As `torch.optim.Adam` with its usual betas.
+
+    PyTorch's own imports its compiler: the first one that a process makes takes a second or two.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float = _RATE, eps: float = _EPS) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": lr}]
+        self.state: dict[Tensor, dict[str, Any]] = {}
+        self._eps = eps
+
+    def step(self) -> None:
+        """Step every tensor that has a gradient."""
+        import torch
+
+        group = self.param_groups[0]
+        for one in group["params"]:
+            if one.grad is None:
+                continue
+            state = self.state.setdefault(one, {"step": 0})
+            state["step"] += 1
+            for name, beta, power in (("first", 0.9, 1), ("second", 0.999, 2)):
+                average = state.setdefault(name, torch.zeros_like(one))
+                average.mul_(beta).add_(one.grad**power, alpha=1 - beta)
+            first = state["first"] / (1 - 0.9 ** state["step"])
+            second = state["second"] / (1 - 0.999 ** state["step"])
+            with torch.no_grad():
+                one -= group["lr"] * first / (second.sqrt() + self._eps)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        for one in self.param_groups[0]["params"]:
+            one.grad = None
+
+
 class Owned(OnBlock):
-    """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`."""
+    """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`.
 
-    finished: ClassVar[tuple[str, ...]] = FINISHED
+    Bytes and memory are measured with the topic "large". With "missing" the parameters are given
+    in reverse order: the first ones have no gradient then.
+    """
 
     @property
     def guilty(self) -> str:
-        return "result" if self.topic == "large" else self.topic
+        return "missing" if self.topic == "missing" else "result"
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`; bytes and memory are measured with the topic "large"."""
-        if self.topic == "missing":
-            return criterion == "missing"
-        return criterion == "result" or (self.topic == "large" and criterion != "missing")
+        """See `Faulty`."""
+        if self.topic == "large":
+            return criterion != "missing"
+        return criterion == self.topic
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         batches = [self.batch(rank, step) for step in range(_STEPS)]
-        backwards = self.topic == "missing"  # so that what nobody uses comes first
         share = 4 * -(-self.elements // world_size) + _SMALL
-        own = {"batches": batches, "backwards": backwards, "share": share}
-        return {**super().given(rank, world_size), **own}
+        return {**super().given(rank, world_size), "batches": batches, "share": share}
 
     def batch(self, rank: int, step: int) -> Tensor:
         """What a rank trains on in a step."""
         return self.inputs(97 * step + rank)
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.grading.checking.modules import filled
+    def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         from dtlab.units.unit05.alive import Alive
 
-        held: list[list[int]] = []
-        with Alive() as alive, finished_calls(*FINISHED, refuse=True) as finished:
-            module = filled(given["kind"], given["sizes"], given["state"])
-            trained = [one for one in module.parameters() if one.requires_grad]
+        trained = [one for one in block.parameters() if one.requires_grad]
+        share, held = given["share"], list[tuple[int, int, int]]()
+        with Alive(*block.parameters()) as alive:
             before = alive.bytes
-            stage = fn(trained[::-1] if given["backwards"] else list(trained), _adam)
+            stage = fn(trained[::-1] if given["topic"] == "missing" else list(trained), Adam)
             for inputs in given["batches"]:
-                _loss(module, inputs).backward()
+                _loss(block, inputs).backward()
                 stage.reduce()
-                goal = before + given["share"] + (held[-1][-1] if held else 0)
+                goal = before + share + (held[-1][-1] if held else 0)
                 reduced = alive.settled(goal, _PATIENCE if held else 0) - before
-                held.append([reduced, sum(one.grad is not None for one in trained)])
+                left = sum(one.grad is not None for one in trained)
                 stage.step()
-                module.zero_grad()
-                goal = before + 3 * given["share"]
-                held[-1].append(alive.settled(goal, _PATIENCE) - before)
-            after = [one.detach().clone() for one in module.parameters()]
-        return {"after": after, "held": held, "finished": sorted(finished)}
+                block.zero_grad()
+                after = alive.settled(before + 3 * share, _PATIENCE) - before
+                held.append((reduced, left, after))
+        return {"after": values_of(block), "held": held}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        name = "missing" if self.topic == "missing" else "result"
-        start = flat_of(list(self.module().parameters()), 1)
-        wanted = self._in_one_process(len(results))
-        for rank, seen in enumerate(results):
-            got = flat_of(seen["after"], 1)
+        start, wanted = self.flat(1), self._in_one_process(len(results))
+        ends = [flat_of(seen["after"], 1) for seen in results]
+        for rank, got in enumerate(ends):
             if got.shape != wanted.shape or not off(got, wanted, start) < NEAR:
-                yield name, f"rank {rank}: {self._how(got, wanted, start, len(results))}"
+                yield self.guilty, f"rank {rank}: {self._how(got, wanted, start, len(results))}"
                 return
-        for rank, seen in enumerate(results):
-            if not flat_of(seen["after"], 1).equal(flat_of(results[0]["after"], 1)):
-                yield name, f"ranks 0 and {rank} do not have the same bits. Who owns what?"
-        if self.topic == "large":
-            yield from self._memory(results)
-
-    def _memory(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """After the second step, when all state is there."""
-        size = len(results)
-        share = 4 * -(-self.elements // size)
-        for rank, seen in enumerate(results):
-            (_, _, before), (reduced, left, after) = seen["held"][0], seen["held"][1]
-            if left or reduced - before > share + _SMALL:
-                yield (
-                    "gradients",
-                    (
-                        f"rank {rank}: once reduced, gradients hold "
-                        f"{max(reduced - before, 0):,} bytes, and an owner's share of them is "
-                        f"{share:,}. Every .grad is to be None, and nobody keeps a view of all."
-                    ),
-                )
+            if not got.equal(ends[0]):
+                yield self.guilty, f"ranks 0 and {rank} do not have the same bits. Who owns what?"
+        share = 4 * -(-self.elements // len(results))
+        for rank, seen in enumerate(results if self.topic == "large" else ()):
+            # After the second step, when all state is there.
+            (_, _, before), (reduced, left, after) = seen["held"][:2]
+            gradients = max(reduced - before, 0)
+            if left or gradients > share + _SMALL:
+                what = f"once reduced, gradients hold {gradients:,} bytes, not {share:,}"
+                yield "gradients", f"rank {rank}: {what}. {_GRADIENTS}"
             if after > 3 * share + _SMALL:
-                yield (
-                    "optimizer",
-                    (
-                        f"rank {rank}: between steps {after:,} bytes are held beside parameters. "
-                        f"A share and Adam's state for it are {3 * share:,}."
-                    ),
-                )
+                what = f"between steps {after:,} bytes are held beside parameters"
+                yield "optimizer", f"rank {rank}: {what}, not {3 * share:,}. {_STATE}"
 
-    # ------------------------------------------------------------------ in one process
-
-    def _in_one_process(self, ranks: int, optimizer: Optimizer | None = None) -> Tensor:
-        """All parameters after the steps, end to end."""
-        module = self.module()
-        start = flat_of(list(module.parameters()), 1)
-        adam = optimizer or Optimizer(_RATE, adam=True, eps=_EPS)
+    def _in_one_process(self, ranks: int, eps: float = _EPS) -> Tensor:
+        """All parameters after Adam's steps with the ranks' mean gradients, end to end."""
+        block = self.module()
 
         def gradients(now: Tensor, step: int) -> Tensor:
-            return self._mean(module, now, step, range(ranks))
+            lay(block, now.float())
+            block.zero_grad()
+            for rank in range(ranks):
+                (_loss(block, self.batch(rank, step)) / ranks).backward()
+            return flat_gradients(block, 1).double()
 
-        return adam.run(start, gradients, _STEPS)
-
-    def _mean(self, module: nn.Module, now: Tensor, step: int, ranks: Sequence[int]) -> Tensor:
-        import torch
-
-        lay(module, now.float())
-        module.zero_grad()
-        for rank in ranks:
-            (_loss(module, self.batch(rank, step)) / len(ranks)).backward()
-        every = [
-            torch.zeros_like(one) if one.grad is None else one.grad for one in module.parameters()
-        ]
-        return flat_of(every, 1).double()
+        return Optimizer(_RATE, adam=True, eps=eps).run(self.flat(1), gradients, _STEPS)
 
     def _how(self, got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
-        """In what the parameters are wrong, where it is something that people do."""
-        import torch
-
+        """How the parameters are wrong: by a known mistake, or by how much."""
         if got.shape != wanted.shape:
             return "parameters have other shapes afterwards."
         if got.equal(start):
             return "the parameters have not moved. Are they gathered, and written back?"
-        summed = self._in_one_process(ranks, Optimizer(_RATE, adam=True, eps=_EPS / ranks))
-        if ranks > 1 and off(got, summed, start) < NEAR:
+        if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:
             return "stepped with the sum of the gradients, not with their mean."
-        size = -(-len(wanted) // ranks)
-        right = [
-            bool(off(one, two, three) < NEAR)
-            for one, two, three in zip(
-                *(torch.split(each, size) for each in (got, wanted, start)), strict=True
-            )
-        ]
-        which = f" Right are the shares of ranks {[r for r, yes in enumerate(right) if yes]}."
+        shares = zip(*(each.chunk(ranks) for each in (got, wanted, start)), strict=True)
+        right = [rank for rank, share in enumerate(shares) if off(*share) < NEAR]
+        which = f" Right are the shares of ranks {right}." if right else ""
         return (
             f"after {_STEPS} steps the parameters are off by {off(got, wanted, start):.0%} of the "
-            f"way that Adam in one process goes.{which if any(right) else ''}"
+            f"way that Adam in one process goes.{which}"
         )
 
 
-class ResidentStage2(ResidentCase):
-    """All state is there once a step is made; then come the gradients of the next one."""
+class LargeStage2(OnLargeBlock):
+    """Memory after one step, when all state exists, and after the next gradients are reduced."""
 
-    finished: ClassVar[tuple[str, ...]] = FINISHED
-
-    @property
-    def moments(self) -> Sequence[Moment]:
-        return (
-            Moment(
-                "optimizer", "after a step", lambda size, n: 3 * size / n,
-                "Beside the parameters an owner keeps a share of them, and Adam's state for it.",
-            ),
-            Moment(
-                "gradients", "once the next gradients are reduced", lambda size, n: size / n,
-                "An owner keeps its share of the gradients.",
-            ),
-        )  # fmt: skip
+    moments = (
+        Moment("optimizer", "after a step", lambda size, n: 3 * size / n, _STATE),
+        Moment("gradients", "after the next reduce", lambda size, n: size / n, _GRADIENTS),
+    )
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        return use_twice(_two_steps, fn)
+    def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> None:
+        import torch
 
-
-def _two_steps(fn: Callable[..., Any], width: int, mark: Mark) -> None:
-    import torch
-
-    layers, inputs = layers_of(width), torch.ones(2, width)
-    mark()
-    stage = fn(list(layers.parameters()), _adam)
-    _loss(layers, inputs).backward()
-    stage.reduce()
-    stage.step()
-    layers.zero_grad()
-    mark()
-    _loss(layers, inputs).backward()
-    stage.reduce()
-    mark()
-
-
-def _adam(tensors: Sequence[Tensor]) -> Any:
-    """Not PyTorch's own: the first one that a process makes takes a second or two."""
-    from dtlab.units.unit05.adam import Adam
-
-    return Adam(tensors, _RATE, _EPS)
+        inputs = torch.ones(2, layers[0].in_features)
+        mark()
+        stage = fn(list(layers.parameters()), Adam)
+        _loss(layers, inputs).backward()
+        stage.reduce()
+        stage.step()
+        layers.zero_grad()
+        mark()
+        _loss(layers, inputs).backward()
+        stage.reduce()
+        mark()
 
 
 def _loss(module: nn.Module, inputs: Tensor) -> Any:
     return module(inputs).square().mean()
-
-
-_BYTES = (
-    "Gradients go to their owners once, and parameters come back once. An all-reduce sends "
-    "twice as much, and so does gloo's own reduce-scatter: see ring_reduce_scatter."
-)
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -239,13 +214,12 @@ def _trials(seed: int) -> list[Trial]:
 
     plain, tied = draw_blocks(draw)
     unused = Net("skipping", (*plain.sizes, draw.randint(4, 9)), "a layer frozen, one not used")
-    assert all(a > 1 for a, _ in pairwise(plain.sizes))
     return [
         Trial(3, [case(plain), case(tied)]),
         Trial(4, [case(LARGE, "large")]),
         Trial(1, [case(plain)]),
         Trial(2, [case(unused, "missing")]),
-        Trial(2, [ResidentStage2()]),
+        Trial(2, [LargeStage2()]),
     ]
 
 
@@ -259,27 +233,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("result", 4, "all ranks are where Adam in one process is"),
-            rule(
-                "bytes",
-                3,
-                "a step sends each gradient and each parameter once",
-                "result",
-                also=traffic("large", 2 * _STEPS, _BYTES),
-            ),
-            rule(
-                "gradients",
-                2,
-                "only an owner's share is left",
-                "result",
-                also=grown_by("gradients"),
-            ),
-            rule(
-                "optimizer",
-                1,
-                "state for the own share only",
-                "result",
-                also=grown_by("optimizer"),
-            ),
+            rule("bytes", 3, "gradients and parameters are sent once", "result", also=_SENT),
+            rule("gradients", 2, "only a share is left", "result", also=grown_by("gradients")),
+            rule("optimizer", 1, "it is for a share only", "result", also=grown_by("optimizer")),
             rule("missing", 1, "what has no gradient stays", "result"),
         ),
     ),

@@ -60,104 +60,89 @@ def _fitting(given: Values) -> frozenset[str]:
     return frozenset(f"stage {n}" for n, one in enumerate(_totals(given), 1) if one <= room)
 
 
-PART = Part(
-    "05/states",
-    1,
-    "Bytes by stage and ranks",
-    8,
-    2,
-    asked(
-        _draw,
-        _rows,
-        number(
-            "pieces",
-            "your small model at your stage, on each rank, as a list of three: weights, "
-            "gradients, optimizer state",
-            "split(given, stage)",
-            "Which of the three does your stage divide? 2, 2 and 12 bytes per parameter.",
-            {
-                "[2 * small, 2 * small, 12 * small]": "nothing is divided here: so it is in data "
-                "parallelism.",
-                "split(given, 3)": "this divides all three, as stage 3 does.",
-                "split(given, 3 - stage)": "this is the other one of stages 1 and 2: what comes "
-                "first, and what next?",
-                "[6 * small, answer[1], 8 * small / few]": "this has the master copy among the "
-                "weights. The optimizer steps on it, and it is divided as optimizer state.",
-            },
-            unit="GB",
-        ),
-        number(
-            "totals",
-            "all model states of your small model on each rank at stages 1, 2 and 3, as a list",
-            _totals,
-            "Bytes per parameter that each rank keeps, and those that are divided, by stage.",
-            {
-                "[answer[0] - 2 * small, *answer[1:]]": "a formula in use leaves the gradients "
-                "out at stage 1, and then stage 2 is the larger one. Can it be?",
-                "[answer[2]] * 3": "this divides everything at each stage. Only stage 3 does.",
-                "[one / 2 for one in answer]": "this is 8 bytes per parameter. What is kept in "
-                "fp32?",
-            },
-            unit="GB",
-            points=2,
-        ),
-        number(
-            "floor",
-            "what your small model takes on each rank at your stage however many ranks there are: "
-            "the limit for very many",
-            "(6 - 2 * stage) * small",
-            "With ever more ranks the divided part goes to nothing. What is left?",
-            {
-                "0": "so it is at stage 3. What does yours leave whole?",
-                "2 * stage * small": "this is the floor of the other one of stages 1 and 2.",
-                "16 * small": "this is what one rank alone has.",
-            },
-            unit="GB",
-        ),
-        number(
-            "ranks",
-            "the smallest number of ranks on which the model states of your large model fit, at "
-            "stage 3, if nothing else takes room",
-            "ceil(cards)",
-            "All bytes of the model, over the bytes of one card; ranks are whole.",
-            {
-                "ceil(cards / 2)": "this is 8 bytes per parameter: no fp32 master copy, no fp32 "
-                "moments.",
-                "floor(cards)": "with these it misses by a part of a rank: round the other way.",
-                "ceil(cards * 2**30 / 1e9)": "this divides GB by GiB. Write both in bytes.",
-            },
-            unit="ranks",
-            exact=True,
-        ),
-        number(
-            "ranks_beside",
-            "the same if activations take {activations} GB on every rank",
-            "ceil(16e9 * large / (budget - activations * 1e9))",
-            "Activations are each rank's own. What do they leave of each card?",
-            {
-                "ceil(cards)": "this is without them.",
-                "ceil((16 * large + activations) * 1e9 / budget)": "this divides the activations "
-                "among the ranks. No stage of ZeRO does.",
-            },
-            unit="ranks",
-            exact=True,
-        ),
-        choices(
-            "fits",
-            "at which stages your small model fits beside {activations} GB of activations",
-            ("stage 1", "stage 2", "stage 3"),
-            _fitting,
-            "Your `totals`, and what activations leave of the card.",
-            {
-                f"stage {n}": f"look at stage {n} again: its bytes beside the activations."
-                for n in (1, 2, 3)
-            },
-        ),
-        where={
-            "ceil": ceil,
-            "floor": floor,
-            "split": _split,
-            "cards": "16e9 * large / budget",  # that the large model fills
+QUESTIONS = asked(
+    _draw,
+    _rows,
+    number(
+        "pieces",
+        "your small model at your stage, on each rank: [weights, gradients, optimizer state]",
+        "split(given, stage)",
+        "Which of the three does your stage divide? 2, 2 and 12 bytes per parameter.",
+        {
+            "[2 * small, 2 * small, 12 * small]": "nothing is divided here, as in DDP.",
+            "split(given, 3)": "this divides all three, as stage 3 does.",
+            "split(given, 3 - stage)": "this is the other one of stages 1 and 2.",
+            "[6 * small, answer[1], 8 * small / few]": "this has the master copy among the "
+            "weights. It is optimizer state, and divided as such.",
         },
+        unit="GB",
     ),
+    number(
+        "totals",
+        "all model states of your small model on each rank at stages 1, 2 and 3, as a list",
+        _totals,
+        "Bytes per parameter that each rank keeps, and those that are divided, by stage.",
+        {
+            "[answer[0] - 2 * small, *answer[1:]]": "a formula in use leaves the gradients "
+            "out at stage 1: then stage 2 takes more. Can that be?",
+            "[answer[2]] * 3": "this divides everything at each stage. Only stage 3 does.",
+            "[one / 2 for one in answer]": "this is 8 bytes per parameter. What is kept in fp32?",
+        },
+        unit="GB",
+        points=2,
+    ),
+    number(
+        "floor",
+        "the limit of what your small model takes on each rank at your stage, for very many ranks",
+        "(6 - 2 * stage) * small",
+        "With ever more ranks the divided part goes to nothing. What is left?",
+        {
+            "0": "so it is at stage 3. What does yours leave whole?",
+            "2 * stage * small": "this is the floor of the other one of stages 1 and 2.",
+            "16 * small": "this is what one rank alone has.",
+        },
+        unit="GB",
+    ),
+    number(
+        "ranks",
+        "the fewest ranks on which the model states of your large model alone fit at stage 3",
+        "ceil(cards)",
+        "All bytes of the model, over the bytes of one card; ranks are whole.",
+        {
+            "ceil(cards / 2)": "this has no fp32 master copy, and no fp32 moments.",
+            "floor(cards)": "with these it misses by a part of a rank: round the other way.",
+            "ceil(cards * 2**30 / 1e9)": "this divides GB by GiB. Write both in bytes.",
+        },
+        unit="ranks",
+        exact=True,
+    ),
+    number(
+        "ranks_beside",
+        "the same if activations take {activations} GB on every rank",
+        "ceil(16e9 * large / (budget - activations * 1e9))",
+        "Activations are each rank's own. What do they leave of each card?",
+        {
+            "ceil(cards)": "this is without them.",
+            "ceil((16 * large + activations) * 1e9 / budget)": "this divides the activations "
+            "among the ranks. No stage of ZeRO does.",
+        },
+        unit="ranks",
+        exact=True,
+    ),
+    choices(
+        "fits",
+        "at which stages your small model fits beside {activations} GB of activations",
+        ("stage 1", "stage 2", "stage 3"),
+        _fitting,
+        "Your `totals`, and what activations leave of the card.",
+        {f"stage {n}": f"look at stage {n} again, beside the activations." for n in (1, 2, 3)},
+    ),
+    where={
+        "ceil": ceil,
+        "floor": floor,
+        "split": _split,
+        "cards": "16e9 * large / budget",  # that the large model fills
+    },
 )
+
+PART = Part("05/states", 1, "Bytes by stage and ranks", 8, 2, QUESTIONS)

@@ -5,40 +5,36 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import Groups, draw_groups, members_of
+from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit06.passes import (
-    FINISHED,
-    FORWARD,
-    Calls,
-    Pass,
-    difference,
-    go_back,
-    own_group,
-    wrong_calls,
-)
+from dtlab.units.unit06.passes import FINISHED, Pass, compare, wrong_calls
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dtlab.trace import Event
+__all__ = ["PART", "Region", "trials_of"]
+
+# Cases of f and of g, its mirror image ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Copying(Pass):
-    """`fn(x, group)` of the same x on all ranks, whose gradients differ by rank.
+class Region(Pass):
+    """`fn(x, group)`, where `x` is made of a leaf: twice as large, or exp of it.
 
-    What it gives is added to something else, as on a residual stream: both get the same tensor
-    as their gradient.
+    What comes out is added to something else, as on a residual stream: both get the same tensor
+    as their gradient. One of leaf and gradient is `same` on all ranks, the other one differs.
+    With the topic "kept" it is exp, which keeps what comes out of it for backward.
     """
 
-    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = ()
+    same_leaf: ClassVar[bool] = True
 
     shape: tuple[int, ...] = (2, 3)
 
@@ -46,74 +42,96 @@ class Copying(Pass):
     def size(self) -> str:
         return f"x of shape {list(self.shape)}"
 
-    def calls(self) -> Calls:
-        return Calls(backward=(self.shape[0] * self.shape[1],))
-
-    def gradient(self, rank: int) -> Tensor:
-        """What a rank's own weights give back."""
+    def differing(self, rank: int) -> Tensor:
+        """The leaf or the gradient that differs by rank."""
         return self.drawn(*self.shape, salt=rank + 1)
 
+    def same(self, first: int) -> Tensor:
+        """The other one, on all ranks of the group that begins with `first`."""
+        return self.drawn(*self.shape, salt=-1 - first)
+
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        first = members_of(self.groups, rank, world_size)[0]
-        return {
-            "x": self.drawn(*self.shape, salt=-1 - first),
-            "gradient": self.gradient(rank),
-            "groups": self.groups,
-        }
+        same = self.same(members_of(self.groups, rank, world_size)[0])
+        differing, exp = self.differing(rank), self.topic == "kept"
+        leaf, back = (same, differing) if self.same_leaf else (differing, same)
+        return {"leaf": leaf, "back": back, "exp": exp, "groups": self.groups}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        from dtlab.trace import span
+        from dtlab.units.unit06.on_ranks import forth_and_back, gradients_of, own_group
 
-        group = own_group(given["groups"])
-        x, beside = given["x"].requires_grad_(), torch.zeros_like(given["x"]).requires_grad_()
-        hidden, other = 2 * x, 3 * beside  # made before f is, so they go back after it
+        group, leaf = own_group(given["groups"]), given["leaf"].requires_grad_()
+        beside = torch.zeros_like(leaf).requires_grad_()
+        x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * beside  # go back after fn
         with finished_calls(*FINISHED, refuse=True) as finished:
-            with span(FORWARD):
-                inside = fn(hidden, group)
-            tensor = isinstance(inside, torch.Tensor) and inside.shape == x.shape
-            go_back(inside + other if tensor else None, given["gradient"].clone())
+            y = forth_and_back(lambda: fn(x, group), given["back"].clone(), other)
         return {
-            "inside": inside.detach().clone() if tensor else inside,
-            "hidden": hidden.detach().clone(),
-            "x": x.grad,
-            "beside": beside.grad,
+            "what comes out": y,
+            "what was passed in": x.detach(),
+            **gradients_of({"x": leaf, "what is added": beside}),
             "finished": sorted(finished),
         }
 
+
+def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
+    """1 to 4 ranks, one of them with a larger x, and two groups; of the topic `on_two` on two."""
+
+    def trials(seed: int) -> list[Trial]:
+        draw = random.Random(seed)
+
+        def case(topic: str = kind.main, large: int = 1, **more: Any) -> Region:
+            shape = (large * draw.randint(2, 5), draw.randint(3, 6))
+            dtype = "float64" if large == 1 else "float32"
+            return kind(draw.randrange(10**6), topic, dtype=dtype, shape=shape, **more)
+
+        return [
+            Trial(3, [case(), case(large=200)]),
+            Trial(1, [case()]),
+            Trial(2, [case(on_two)]),
+            Trial(4, [case("group", groups=draw_groups(draw, 4, 2))]),
+        ]
+
+    return trials
+
+
+# The part ---------------------------------------------------------------------------------------
+
+
+class Copying(Region):
+    """The same x on all ranks, whose gradients differ by rank."""
+
+    main = "gradient"
+    hints = ("All ranks have x already.", "One dist.all_reduce leaves the sum on every rank.")
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        return 0, prod(self.shape)
+
+    def summed(self, ranks: Sequence[int]) -> Tensor:
+        """The gradient of x that these ranks find."""
+        parts = [2 * self.differing(rank) for rank in ranks]
+        return sum(parts[1:], parts[0])
+
     def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        x = 2 * self.drawn(*self.shape, salt=-1 - members[0])
-        known: dict[str, Tensor | None] = {"the sum of all ranks' x": x * len(members)}
-        for got in (seen["inside"], seen["hidden"]):
-            off = difference(got, x, known if len(members) > 1 else {})
-            if off:
-                yield "forward", f"what comes out {off}. In forward f gives x as it is."
-                return
-        own = [2 * self.gradient(rank) for rank in members]
-        wanted = sum(own[1:], own[0])
-        known = _known(own, place)
+        ranks, x = len(members), 2 * self.same(members[0])
+        for name in ("what comes out", "what was passed in"):
+            known = {"the sum of all ranks' x": x * ranks}
+            yield from compare(seen, name, "forward", x, "In forward f gives x as it is.", known)
+        total = self.summed(members)
+        known = {
+            "what this rank has found: a part of a sum": self.summed([members[place]]),
+            "the mean over the ranks, not the sum": total / ranks,
+            "the sum, times the number of ranks": total * ranks,
+        }
         if self.groups:
-            every = [2 * self.gradient(rank) for group in self.groups for rank in group]
-            known["the sum over all ranks, those outside the group too"] = sum(every[1:], every[0])
-        off = difference(seen["x"], wanted, known)
-        if off:
-            yield "gradient", f"the gradient of x {off}. {_SUM}"
-        off = difference(seen["beside"], 3 * self.gradient(members[place]), {})
-        if off and not self.groups:
-            yield "kept", f"the gradient of what is added to f(x) {off}. {_OTHERS}"
-
-
-def _known(own: Sequence[Tensor], place: int) -> dict[str, Tensor | None]:
-    total = sum(own[1:], own[0])
-    if len(own) == 1:
-        return {}
-    return {
-        "what this rank has found: a part of a sum": own[place],
-        "the mean over the ranks, not the sum": total / len(own),
-        "the sum, times the number of ranks": total * len(own),
-    }
+            every = self.summed([rank for group in self.groups for rank in group])
+            known["the sum over all ranks, those outside the group too"] = every
+        yield from compare(seen, "the gradient of x", "gradient", total, _SUM, known)
+        if not self.groups:
+            name, beside = "the gradient of what is added", 3 * self.differing(members[place])
+            yield from compare(seen, name, "kept", beside, _OTHERS)
 
 
 _SUM = (
@@ -125,30 +143,6 @@ _OTHERS = (
     "copy first."
 )
 
-
-def _advice(half: str, made: Sequence[Event]) -> str:
-    if half == "forward":
-        return "All ranks have x already."
-    return "One dist.all_reduce leaves the sum on every rank."
-
-
-def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, one of them with a larger x, and two groups."""
-    draw = random.Random(seed)
-
-    def case(topic: str = "gradient", groups: Groups = (), large: int = 1) -> Copying:
-        shape = (large * draw.randint(2, 5), draw.randint(3, 6))
-        dtype = "float64" if large == 1 else "float32"
-        return Copying(draw.randrange(10**6), topic, groups, dtype, shape)
-
-    return [
-        Trial(3, [case(), case(large=200)]),
-        Trial(1, [case()]),
-        Trial(2, [case()]),
-        Trial(4, [case("group", draw_groups(draw, 4, 2))]),
-    ]
-
-
 PART = Part(
     name="06/f",
     level=2,
@@ -156,18 +150,13 @@ PART = Part(
     minutes=10,
     difficulty=2,
     check=Check(
-        trials=_trials,
+        trials=trials_of(Copying, "gradient"),
         rules=(
             rule("forward", 1, "x comes out as it is"),
             rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
             rule("kept", 1, "others' gradients stay as they are", "gradient"),
             rule(
-                "calls",
-                1,
-                "nothing forward, one all-reduce backward",
-                "forward",
-                "gradient",
-                also=wrong_calls(_advice),
+                "calls", 1, "one all-reduce backward only", "forward", "gradient", also=wrong_calls
             ),
             rule("group", 1, "only its group's ranks count", "forward", "gradient"),
         ),

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.objections import judge_by
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.checking.objections import criterion
+from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit06.runs import (
-    GATHERED,
-    SCRIPTS,
+    AS_ONE,
     SYMPTOMS,
+    bytes_of,
     not_shared,
     other_bytes,
-    other_training,
     scene,
     trials_of,
 )
 
-PART = Part(
+
+def _measured(scene: Scene) -> dict[str, float]:
+    gathered, reduced = bytes_of(scene, "all_gather"), bytes_of(scene, "all_reduce")
+    return {"gathered": gathered / scene.case.steps, "reduced": reduced / scene.case.steps}
+
+
+PART = script_part(
     "06/gather_between",
-    3,
     "Right, and too many bytes",
     13,
     1,
-    MendScript(
-        SCRIPTS + "train_gather",
-        scene(2),
-        Check(
-            trials_of(0),
-            (
-                Rule("bytes", 2, judge_by("two all-reduces a layer", not_shared, other_bytes)),
-                Rule("training", 1, judge_by("as one process", other_training), after="bytes"),
-            ),
-        ),
-        diagnosis_points=3,
-        symptoms=SYMPTOMS,
-        lines=[
-            "inner = F.gelu(gather_from_region(inner))",
-            "part = F.linear(scatter_to_region(inner), layer.narrow.weight)",
-        ],
-        look="Which features does each product need, and who has them by then?",
-        proof=GATHERED,
+    "dtlab.units.unit06.runs_scripts.train_gather",
+    scene(2),
+    trials_of(0),
+    (
+        criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
+        criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
+    ),
+    SYMPTOMS,
+    [
+        "inner = F.gelu(gather_from_region(inner))",
+        "part = F.linear(scatter_to_region(inner), layer.narrow.weight)",
+    ],
+    "Which features does each product need, and who has them by then?",
+    proof=proof(
+        _measured,
+        "gathered",
+        "Add up the bytes of rank 0's events called all_gather, and divide by the steps.",
+        {
+            "gathered * case.steps": "that is the whole run. Divide by steps.",
+            "gathered / 2": "that is one of the two passes: see backward, too.",
+            "gathered / case.depth": "that is one layer.",
+            "gathered / (2 * case.depth)": "that is one all-gather.",
+            "gathered / 4": "those are elements, of 4 bytes each.",
+            "reduced": "that is what is all-reduced, as it should be.",
+            "gathered + reduced": "some of these are all-reduces.",
+        },
     ),
 )

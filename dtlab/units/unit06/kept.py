@@ -6,6 +6,7 @@ Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any, Final
@@ -46,120 +47,104 @@ def _kept(given: Values) -> dict[str, float]:
     return {plan: activation_bytes(*sizes, **how) / 1e6 for plan, how in _PLANS.items()}
 
 
-PART = Part(
-    "06/kept",
-    1,
-    "What a layer keeps",
-    5,
-    2,
-    asked(
-        _draw,
-        [
-            ("s, tokens of a sequence", "{sequence}"),
-            ("b, sequences of a microbatch", "{micro_batch}"),
-            ("h, hidden size", "{hidden}"),
-            ("a, attention heads", "{heads}"),
-            ("L, layers on every rank", "{layers}"),
-            ("t, ranks", "{ranks}"),
-            ("your room for them", "{room:g} GB"),
-        ],
-        number(
-            "tensor",
-            "what a rank keeps of one layer: tensor parallelism alone",
-            "kept['tensor']",
-            "Line by line of the table: is it between f and g, or outside?",
-            {
-                "kept['sequence']": "this divides everything. What is there before f and behind "
-                "g?",
-                "sbh * (34 + 5 * matrices)": "this is one rank alone. What is divided by heads, "
-                "by features?",
-                "sbh * (10 + 24 / t)": "this leaves out the attention matrices, s x s for each "
-                "head.",
-                "sbh * (10 + 24 / t + 5 * matrices)": "how many heads' matrices has a rank?",
-            },
-            unit="MB",
-        ),
-        number(
-            "sequence",
-            "the same with sequence parallelism",
-            "kept['sequence']",
-            "Which lines of the table does it divide that were whole before?",
-            {
-                "kept['tensor']": "this is without it.",
-                "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. The "
-                "inputs of column parallel layers are kept by tokens, too: they are gathered "
-                "again.",
-                "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, and each "
-                "token has its own part.",
-            },
-            unit="MB",
-        ),
-        number(
-            "floor",
-            "what is left for every rank under tensor parallelism alone, however many ranks share "
-            "a layer",
-            "10 * sbh",
-            "With ever more ranks the divided lines go to nothing.",
-            {
-                "0": "so it is with sequence parallelism. And without?",
-                "34 * sbh": "some of these lines are between f and g.",
-                "8 * sbh": "there are masks outside of attention and MLP.",
-                "answer / t": "these are the lines that no rank divides.",
-            },
-            unit="MB",
-        ),
-        number(
-            "both",
-            "with sequence parallelism and selective recomputation",
-            "kept['both']",
-            "Your `sequence`, without what is a x s x s.",
-            {
-                "kept['selective']": "this is selective recomputation with tensor parallelism "
-                "alone.",
-                "34 * sbh": "this is not divided. What was, with sequence parallelism?",
-                "kept['sequence']": "this still has attention matrices.",
-                "sbh * (34 + 3 * matrices) / t": "what softmax puts out is computed again, too.",
-            },
-            unit="MB",
-        ),
-        number(
-            "full",
-            "tensor parallelism alone with full recomputation, which keeps the layer's input",
-            "kept['full']",
-            "How many elements has the input of a layer, with how many bytes, and on which ranks?",
-            {
-                "answer / t": "is the input of a layer between f and g?",
-                "answer / 2": "this counts elements. One of them has 2 bytes.",
-                "answer * layers": "this is all layers. Asked for is one.",
-            },
-            unit="MB",
-        ),
-        choices(
-            "fits",
-            "which plans keep no more than your room, of all layers",
-            {
-                "tensor": "tensor parallelism alone",
-                "sequence": "with sequence parallelism",
-                "selective": "tensor parallelism, selective recomputation",
-                "both": "sequence parallelism and selective recomputation",
-                "full": "tensor parallelism, full recomputation",
-            },
-            formula("frozenset(plan for plan in kept if layers * kept[plan] / 1e3 <= room)"),
-            "Each of them for one layer, times L, in GB.",
-            {
-                "tensor": "look at `tensor` again: your first answer, times L.",
-                "sequence": "look at `sequence` again: your second answer, times L.",
-                "selective": "look at `selective` again: what is left of `tensor` without as/h?",
-                "both": "look at `both` again: your fourth answer, times L.",
-                "full": "look at `full` again: your fifth answer, times L.",
-            },
-        ),
-        where={
-            "by_plan": _kept,
-            "kept": "by_plan(given)",
-            "t": "ranks",
-            "sbh": "sequence * micro_batch * hidden / 1e6",  # MB
-            "matrices": "heads * sequence / hidden",  # of attention, for each sbh
+megabytes = partial(number, unit="MB")
+
+QUESTIONS = asked(
+    _draw,
+    [
+        ("s, tokens of a sequence", "{sequence}"),
+        ("b, sequences of a microbatch", "{micro_batch}"),
+        ("h, hidden size", "{hidden}"),
+        ("a, attention heads", "{heads}"),
+        ("L, layers on every rank", "{layers}"),
+        ("t, ranks", "{ranks}"),
+        ("your room for them", "{room:g} GB"),
+    ],
+    megabytes(
+        "tensor",
+        "what a rank keeps of one layer: tensor parallelism alone",
+        "kept['tensor']",
+        "Line by line of the table: is it between f and g, or outside?",
+        {
+            "kept['sequence']": "this divides everything. What is there before f, behind g?",
+            "sbh * (34 + 5 * matrices)": "this is one rank alone. What is divided?",
+            "sbh * (10 + 24 / t)": "this leaves out the attention matrices, s x s for each head.",
+            "sbh * (10 + 24 / t + 5 * matrices)": "how many heads' matrices has a rank?",
         },
     ),
+    megabytes(
+        "sequence",
+        "the same with sequence parallelism",
+        "kept['sequence']",
+        "Which lines of the table does it divide that were whole before?",
+        {
+            "kept['tensor']": "this is without it.",
+            "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. And inputs?",
+            "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, by tokens.",
+        },
+    ),
+    megabytes(
+        "floor",
+        "what tensor parallelism alone leaves on each rank, however many share a layer",
+        "10 * sbh",
+        "With ever more ranks the divided lines go to nothing.",
+        {
+            "0": "so it is with sequence parallelism. And without?",
+            "34 * sbh": "some of these lines are between f and g.",
+            "8 * sbh": "there are masks outside of attention and MLP.",
+            "answer / t": "these are the lines that no rank divides.",
+        },
+    ),
+    megabytes(
+        "both",
+        "with sequence parallelism and selective recomputation",
+        "kept['both']",
+        "Your `sequence`, without what is a x s x s.",
+        {
+            "kept['selective']": "this is selective recomputation with tensor parallelism alone.",
+            "34 * sbh": "this is not divided. What was, with sequence parallelism?",
+            "kept['sequence']": "this still has attention matrices.",
+            "sbh * (34 + 3 * matrices) / t": "what softmax puts out is computed again, too.",
+        },
+    ),
+    megabytes(
+        "full",
+        "tensor parallelism alone with full recomputation, which keeps the layer's input",
+        "kept['full']",
+        "How many elements has the input of a layer, with how many bytes, and on which ranks?",
+        {
+            "answer / t": "is the input of a layer between f and g?",
+            "answer / 2": "this counts elements. One of them has 2 bytes.",
+            "answer * layers": "this is all layers. Asked for is one.",
+        },
+    ),
+    choices(
+        "fits",
+        "which plans keep no more than your room, of all layers",
+        {
+            "tensor": "tensor parallelism alone",
+            "sequence": "with sequence parallelism",
+            "selective": "tensor parallelism, selective recomputation",
+            "both": "sequence parallelism and selective recomputation",
+            "full": "tensor parallelism, full recomputation",
+        },
+        formula("frozenset(plan for plan in kept if layers * kept[plan] / 1e3 <= room)"),
+        "Each of them for one layer, times L, in GB.",
+        {
+            "tensor": "look at `tensor` again: your first answer, times L.",
+            "sequence": "look at `sequence` again: your second answer, times L.",
+            "selective": "look at `selective` again: what is left of `tensor` without as/h?",
+            "both": "look at `both` again: your fourth answer, times L.",
+            "full": "look at `full` again: your fifth answer, times L.",
+        },
+    ),
+    where={
+        "by_plan": _kept,
+        "kept": "by_plan(given)",
+        "t": "ranks",
+        "sbh": "sequence * micro_batch * hidden / 1e6",  # MB
+        "matrices": "heads * sequence / hidden",  # of attention, for each sbh
+    },
 )
+
+PART = Part("06/kept", 1, "What a layer keeps", 5, 2, QUESTIONS)

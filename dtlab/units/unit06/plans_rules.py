@@ -14,8 +14,8 @@ A plan says for each layer how ranks share its weight:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
 from random import Random
@@ -25,32 +25,23 @@ import numpy as np
 
 from dtlab.predict.communication import bus_factor
 
-__all__ = [
-    "KINDS",
-    "NAMES",
-    "PAIRS",
-    "TABLE_KINDS",
-    "Block",
-    "Cost",
-    "Model",
-    "Plan",
-    "attention_left_whole",
-    "draw_models",
-    "fitting",
-    "megatron",
-    "model_of",
-]
+__all__ = ["KINDS", "NAMES", "TABLE_KINDS", "Block", "Cost", "Model", "Plan",
+           "attention_left_whole", "draw_models", "fitting", "megatron", "model_of"]  # fmt: skip
 
 Plan = Mapping[str, str]
+Kinds = tuple[str, str]
 KINDS = ("replicated", "column", "column+gather", "row")
 TABLE_KINDS = ("replicated", "vocabulary")
-PAIRS = (("qkv", "projection"), ("wide", "narrow"))
 _BYTES = 4
 _TIED = {  # what both ends are where they are one weight
     ("replicated", "replicated"),
     ("vocabulary", "column"),
     ("vocabulary", "column+gather"),
 }
+_ONE_WEIGHT = (
+    "both are one weight here, [vocabulary, hidden]: cut it the same way for both, or leave it "
+    "whole for both"
+)
 
 
 class Block(NamedTuple):
@@ -64,9 +55,9 @@ class Cost(NamedTuple):
     """Bytes of weights on a rank; calls forward, backward; bytes that a rank sends in a step."""
 
     weights: float
-    forward: int
-    backward: int
-    sent: float
+    forward: int = 0
+    backward: int = 0
+    sent: float = 0
 
     def __add__(self, other: Any) -> Cost:
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
@@ -76,7 +67,7 @@ class Cost(NamedTuple):
         return all(a <= b for a, b in zip(self, other, strict=True))
 
 
-_NOTHING = Cost(0, 0, 0, 0)
+_NOTHING = Cost(0)
 
 
 @dataclass(frozen=True)
@@ -95,10 +86,8 @@ class Model:
     @property
     def given(self) -> dict[str, Any]:
         """As a learner gets it."""
-        own = {name: getattr(self, name) for name in ("ranks", "tied", "vocabulary", "hidden",
-                                                      "heads", "tokens")}  # fmt: skip
         blocks = [one._asdict() for one in self.blocks]
-        return {**own, "blocks": blocks, "budget": self.budget._asdict()}
+        return {**asdict(self), "blocks": blocks, "budget": self.budget._asdict()}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -115,112 +104,103 @@ class Model:
             }
         return {**shapes, "head": (self.hidden, self.vocabulary)}
 
-    # ------------------------------------------------------------------ what is allowed
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Layers whose kinds depend on each other: both ends; in each block two times two."""
+        layers = list(self.shapes)[1:-1]
+        return [("embedding", "head"), *zip(layers[::2], layers[1::2], strict=True)]
 
     def objection(self, plan: Plan) -> str:
         """Why a plan of known words cannot be carried out; empty if it can."""
-        for number, block in enumerate(self.blocks):
-            for first, second in PAIRS:
-                kinds = plan[f"{number}.{first}"], plan[f"{number}.{second}"]
-                wrong = self._misfit(block, first, kinds)
-                if wrong:
-                    return f"block {number}, {first} and {second}: {wrong}"
-        if self.tied and (plan["embedding"], plan["head"]) not in _TIED:
-            return (
-                "the table and the head are one weight here, [vocabulary, hidden]: cut it the "
-                "same way for both, or leave it whole for both"
-            )
-        return ""
+        found = (
+            f"{first} and {second}: {wrong}"
+            for first, second in self.pairs
+            if (wrong := self._misfit(first, (plan[first], plan[second])))
+        )
+        return next(found, "")
 
-    def _misfit(self, block: Block, first: str, kinds: tuple[str, str]) -> str:
+    def _misfit(self, first: str, kinds: Kinds) -> str:
+        """Why the pair of layers that begins with `first` cannot be of these kinds."""
+        if first == "embedding":
+            fits = not self.tied or kinds in _TIED
+            return "" if fits else _ONE_WEIGHT
         if kinds[1] == "column":
             return "what is added to the residual stream has to be whole on every rank"
         if kinds[0] != "column":
             return ""
         if kinds[1] != "row":
             return f"each rank has a part of the features by then, and {kinds[1]} takes all"
-        if first == "qkv" and (self.heads % self.ranks or block.kv_heads % self.ranks):
+        number, name = first.split(".")
+        kv_heads = self.blocks[int(number)].kv_heads
+        if name == "qkv" and (self.heads % self.ranks or kv_heads % self.ranks):
             return (
-                f"{self.heads} heads of queries and {block.kv_heads} of keys cannot be dealt out "
-                f"to {self.ranks} ranks in whole heads"
+                f"{self.heads} heads of queries and {kv_heads} of keys cannot be dealt out to "
+                f"{self.ranks} ranks in whole heads"
             )
         return ""
 
-    # ------------------------------------------------------------------ what it takes
-
-    def cost(self, plan: Plan) -> Cost:
-        """Of an allowed plan."""
-        total = self.norms + self.ends(plan["embedding"], plan["head"])
-        for number in range(len(self.blocks)):
-            for pair in PAIRS:
-                first, second = (f"{number}.{name}" for name in pair)
-                total += self.pair(first, second, plan[first], plan[second])
-        return total
+    def allowed(self, first: str, second: str) -> dict[Kinds, Cost]:
+        """The kinds that such a pair of layers may have, and what each takes."""
+        options = product(TABLE_KINDS if first == "embedding" else KINDS, KINDS)
+        taken = self._ends if first == "embedding" else self._pair
+        return {
+            kinds: taken(first, second, *kinds)
+            for kinds in options
+            if not self._misfit(first, kinds)
+        }
 
     @property
     def norms(self) -> Cost:
         """Two for each block, and the last one."""
-        return Cost(_BYTES * 2 * self.hidden * (2 * len(self.blocks) + 1), 0, 0, 0)
+        return Cost(_BYTES * 2 * self.hidden * (2 * len(self.blocks) + 1))
 
-    def pair(self, first: str, second: str, one: str, other: str) -> Cost:
+    def cost(self, plan: Plan) -> Cost:
+        """What an allowed plan takes."""
+        parts = (self.allowed(*pair)[plan[pair[0]], plan[pair[1]]] for pair in self.pairs)
+        return sum(parts, self.norms)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether it can be carried out within the budget."""
+        return not self.objection(plan) and self.cost(plan).within(self.budget)
+
+    def _pair(self, first: str, second: str, one: str, other: str) -> Cost:
         """Of two layers with nothing but heads or GELU between them."""
         return self._linear(first, one, False) + self._linear(second, other, one == "column")
 
-    def ends(self, embedding: str, head: str) -> Cost:
+    def _ends(self, embedding: str, head: str, one: str, other: str) -> Cost:
         """Of the table, the head, and the loss."""
-        cost = self._linear("head", head, False, bias=0)
-        rows = -(-self.vocabulary // self.ranks) if embedding == "vocabulary" else self.vocabulary
-        if embedding == "vocabulary":
+        cost, rows = self._linear(head, other, False, bias=0), self.vocabulary
+        if one == "vocabulary":
+            rows = -(-self.vocabulary // self.ranks)
             cost += self._call("all_reduce", self.tokens * self.hidden, forward=True)
-        if head == "column":  # the largest logit and sizes; then the sum and the target's
+        if other == "column":  # the largest logit and sizes; then the sum and the target's
             cost += self._call("all_reduce", self.tokens + self.ranks, forward=True)
             cost += self._call("all_reduce", 2 * self.tokens, forward=True)
-        return cost + Cost(0 if self.tied else _BYTES * rows * self.hidden, 0, 0, 0)
+        return cost + Cost(0 if self.tied else _BYTES * rows * self.hidden)
 
     def _linear(self, name: str, kind: str, part_comes: bool, bias: int = 1) -> Cost:
         inputs, outputs = self.shapes[name]
-        share_of = {"row": inputs, "replicated": 0}.get(kind, outputs)
-        share = -(-share_of // self.ranks)
         if kind == "replicated":
-            return Cost(_BYTES * outputs * (inputs + bias), 0, 0, 0)
+            return Cost(_BYTES * outputs * (inputs + bias))
+        share = -(-(inputs if kind == "row" else outputs) // self.ranks)
+        gathered = self.tokens * share * self.ranks
         if kind == "row":
-            cost = Cost(_BYTES * outputs * (share + bias), 0, 0, 0)
+            cost = Cost(_BYTES * outputs * (share + bias))
             cost += self._call("all_reduce", self.tokens * outputs, forward=True)
-            if part_comes:
-                return cost
-            return cost + self._call("all_gather", self.tokens * share * self.ranks, forward=False)
-        cost = Cost(_BYTES * share * (inputs + bias), 0, 0, 0)
+            return cost if part_comes else cost + self._call("all_gather", gathered, forward=False)
+        cost = Cost(_BYTES * share * (inputs + bias))
         cost += self._call("all_reduce", self.tokens * inputs, forward=False)
-        if kind == "column+gather":
-            cost += self._call("all_gather", self.tokens * share * self.ranks, forward=True)
-        return cost
+        return cost + self._call("all_gather", gathered, True) if "gather" in kind else cost
 
     def _call(self, name: str, elements: int, forward: bool) -> Cost:
         sent = bus_factor(name, self.ranks) * _BYTES * elements
         return Cost(0, int(forward), int(not forward), sent)
 
-    # ------------------------------------------------------------------ all plans
-
-    def allowed_pairs(self, number: int, pair: tuple[str, str]) -> Iterator[tuple[Cost, Plan]]:
-        """Each way to share two layers of a block, and what it takes."""
-        first, second = (f"{number}.{name}" for name in pair)
-        for kinds in product(KINDS, KINDS):
-            if not self._misfit(self.blocks[number], pair[0], kinds):
-                yield self.pair(first, second, *kinds), {first: kinds[0], second: kinds[1]}
-
-    def allowed_ends(self) -> Iterator[tuple[Cost, Plan]]:
-        """Each way to share the table and the head."""
-        for kinds in product(TABLE_KINDS, KINDS):
-            if not self.tied or kinds in _TIED:
-                yield self.ends(*kinds), {"embedding": kinds[0], "head": kinds[1]}
-
 
 def model_of(given: Mapping[str, Any]) -> Model:
     """The model that a learner was given."""
-    names = ("ranks", "tied", "vocabulary", "hidden", "heads", "tokens")
     blocks = tuple(Block(**one) for one in given["blocks"])
-    own = {name: given[name] for name in names}
-    return Model(**own, blocks=blocks, budget=Cost(**given["budget"]))
+    return Model(**{**given, "blocks": blocks, "budget": Cost(**given["budget"])})
 
 
 # The models of 06/shard_plan, drawn so that each of their budgets has something to say -----------
@@ -253,10 +233,7 @@ def _drawn(draw: Random, story: _Story) -> Model:
     """A model of that kind that few plans fit, and not the first ones that come to mind."""
     for _ in range(1000):
         model = _limited(_bare(draw, story), 7 + story["spare"], 5 + story["spare"])
-        hasty = not model.objection(attention_left_whole(model)) and model.cost(
-            attention_left_whole(model)
-        ).within(model.budget)
-        if 1 <= len(fitting(model)) <= _MOST and not hasty:
+        if 1 <= len(fitting(model)) <= _MOST and not model.fits(attention_left_whole(model)):
             return model
     raise AssertionError("no draw has a budget that few plans fit")
 
@@ -281,35 +258,25 @@ def _limited(model: Model, forward: int, backward: int) -> Model:
     return replace(model, budget=Cost(weights, forward, backward, sent))
 
 
-# All plans --------------------------------------------------------------------------------------
-
-
-def _groups(model: Model) -> list[list[tuple[Cost, Plan]]]:
-    """What can be chosen by itself: the ends, and two layers of each half of each block."""
-    halves = product(range(len(model.blocks)), PAIRS)
-    pairs = [list(model.allowed_pairs(number, pair)) for number, pair in halves]
-    return [list(model.allowed_ends()), *pairs]
-
-
 def _costs(model: Model) -> Any:
     """What each allowed plan takes, [plans, 4], in the order of `itertools.product`."""
     total = np.array([model.norms], dtype=float)
-    for group in _groups(model):
-        own = np.array([cost for cost, _ in group], dtype=float)
+    for pair in model.pairs:
+        own = np.array(list(model.allowed(*pair).values()), dtype=float)
         total = (total[:, None] + own[None]).reshape(-1, 4)
     return total
 
 
 def fitting(model: Model) -> list[Plan]:
     """All plans within the budget."""
-    groups = _groups(model)
     fits = np.flatnonzero((_costs(model) <= np.array(model.budget)).all(axis=1))
-    places = zip(*np.unravel_index(fits, [len(group) for group in groups]), strict=True)
+    options = [list(model.allowed(*pair)) for pair in model.pairs]
+    places = zip(*np.unravel_index(fits, [len(kinds) for kinds in options]), strict=True)
     return [
         {
             name: kind
-            for group, place in zip(groups, each, strict=True)
-            for name, kind in group[int(place)][1].items()
+            for pair, kinds, place in zip(model.pairs, options, each, strict=True)
+            for name, kind in zip(pair, kinds[int(place)], strict=True)
         }
         for each in places
     ]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit06.column_linear import LinearCase, Tensors
-from dtlab.units.unit06.passes import Calls, wrong_calls
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dtlab.trace import Event
+from dtlab.units.unit06.column_linear import LinearCase
+from dtlab.units.unit06.passes import Tensors, wrong_calls
 
 
 class Row(LinearCase):
@@ -26,58 +21,43 @@ class Row(LinearCase):
     All faults of a case with a bias belong to the criterion "bias".
     """
 
+    dims: ClassVar = {"x": -1, "weight": -1}
+    apart = ("group", "bias")
+    hints = (
+        "One dist.all_reduce leaves the sum on every rank.",
+        "All ranks have the gradient of y, and a rank's x and weight are its own.",
+    )
+
     @property
-    def apart(self) -> tuple[str, ...]:
-        return ("group", "bias")
+    def sums(self) -> tuple[int, int]:
+        return math.prod(self.tokens) * self.outputs, 0
 
-    def calls(self) -> Calls:
-        return Calls(forward=(self.tokens[0] * self.tokens[1] * self.outputs,))
-
-    def cut(self, whole: Tensors, place: int, ranks: int) -> Tensors:
-        x, weight = (one.tensor_split(ranks, -1)[place] for one in (whole.x, whole.weight))
-        return Tensors(x, weight, whole.bias, whole.y)
-
-    def known(self, name: str, place: int, members: tuple[int, ...]) -> dict[str, Tensor | None]:
-        (tensors, gradients), ranks = self.of_group(members[0]), len(members)
-        if ranks == 1:
-            return {}
-        own = self.cut(tensors, place, ranks)
+    def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
         if name != "y":
-            gradient = getattr(self.cut(gradients, place, ranks), name)
-            return {
-                "times the number of ranks": gradient * ranks,
-                "divided by the number of ranks": gradient / ranks,
-            }
-        product = own.x @ own.weight.t()
-        bias = 0 if tensors.bias is None else tensors.bias
+            return super().known(name, whole, own, ranks)
+        bias = own["bias"] if self.bias else 0
         return {
-            "what this rank's inputs give alone: a part of a sum": product + bias,
-            "the sum, with the bias once for every rank": tensors.y + (ranks - 1) * bias,
-            "the sum, without the bias": tensors.y - bias,
-            "the mean over the ranks, not the sum": (tensors.y - bias) / ranks + bias,
+            "what this rank's inputs give alone: a part of a sum": self.dense(own),
+            "the sum, with the bias once for every rank": own["y"] + (ranks - 1) * bias,
+            "the sum, without the bias": own["y"] - bias,
+            "the mean over the ranks, not the sum": (own["y"] - bias) / ranks + bias,
         }
 
     def about(self, name: str) -> str:
         return {
             "y": "y is the sum of what all ranks' inputs give, and then the bias, once.",
-            "bias": "The bias is whole on every rank, and each steps it for itself: all need its "
-            "whole gradient, which they have.",
+            "the gradient of bias": "The bias is whole on every rank, and each steps it for "
+            "itself: all need its whole gradient, which they have.",
         }.get(name, "What has gone into a sum has the gradient of the sum.")
-
-
-def _advice(half: str, made: Sequence[Event]) -> str:
-    if half == "backward":
-        return "All ranks have the gradient of y, and a rank's x and weight are its own."
-    return "One dist.all_reduce leaves the sum on every rank."
 
 
 def _trials(seed: int) -> list[Trial]:
     """1 to 4 ranks, uneven inputs, with a bias and without, and two groups."""
     draw = random.Random(seed)
 
-    def case(topic: str = "output", **more: object) -> Row:
+    def case(topic: str = "output", **more: Any) -> Row:
         sizes = {"inputs": draw.choice([5, 7, 9, 11]), "outputs": draw.randint(3, 6)}
-        return Row(draw.randrange(10**6), topic, **{**sizes, **more})  # type: ignore[arg-type]
+        return Row(draw.randrange(10**6), topic, **{**sizes, **more})
 
     return [
         Trial(3, [case(), case(outputs=40, tokens=(4, 16))]),
@@ -86,6 +66,8 @@ def _trials(seed: int) -> list[Trial]:
         Trial(4, [case("group", groups=draw_groups(draw, 4, 2))]),
     ]
 
+
+_RIGHT = ("output", "gradients")
 
 PART = Part(
     name="06/row_linear",
@@ -98,16 +80,9 @@ PART = Part(
         rules=(
             rule("output", 2, "all ranks have the whole y"),
             rule("gradients", 2, "those of the dense layer", "output"),
-            rule("bias", 2, "the bias counts once", "output", "gradients"),
-            rule(
-                "calls",
-                1,
-                "one all-reduce of y forward, none backward",
-                "output",
-                "gradients",
-                also=wrong_calls(_advice),
-            ),
-            rule("group", 1, "only its group's ranks count", "output", "gradients"),
+            rule("bias", 2, "the bias counts once", *_RIGHT),
+            rule("calls", 1, "one all-reduce, of y forward", *_RIGHT, also=wrong_calls),
+            rule("group", 1, "only its group's ranks count", *_RIGHT),
         ),
     ),
     reference="dtlab.parallel.tensor.linear.naive_row_linear",

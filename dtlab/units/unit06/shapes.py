@@ -6,6 +6,7 @@ queries: Ainslie et al. 2023, "GQA".
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 from random import Random
 from typing import Any, Final
@@ -38,153 +39,126 @@ def _dividing(*sizes: int) -> frozenset[str]:
     return frozenset(str(t) for t in _OPTIONS if all(size % t == 0 for size in sizes))
 
 
+exact = partial(number, exact=True)
 _OUT_IN = "`nn.Linear` stores [out, in]. How many features go into this layer?"
 _WHOLE = "this is the whole weight."
+_AS_QUERIES = "this has as many heads of keys and of values as of queries."
 
-PART = Part(
-    "06/shapes",
-    1,
-    "Shapes of the shards",
-    8,
-    2,
-    asked(
-        _draw,
-        [
-            ("h, hidden size", "{hidden}"),
-            (
-                "heads",
-                "{heads} of queries, {kv_heads} of keys, and as many of values; {size} features "
-                "each",
-            ),
-            ("f, features inside the MLP", "{inner}"),
-            ("tokens of the vocabulary", "{vocabulary}"),
-            ("t, ranks", "{ranks}"),
-        ],
-        number(
-            "first",
-            "the shape [out, in] of what a rank has of the MLP's first weight, h to f, which is "
-            "column parallel",
-            "[f // t, h]",
-            "y = xW^T: a column parallel rank has some of the features of y.",
-            {
-                "[f, h / t]": "this cuts the inputs. Such a rank has a part of each sum, and GELU "
-                "wants it all.",
-                "[h, f / t]": _OUT_IN,
-                "[f, h]": _WHOLE,
-            },
-            exact=True,
+QUESTIONS = asked(
+    _draw,
+    [
+        ("h, hidden size", "{hidden}"),
+        (
+            "heads",
+            "{heads} of queries, {kv_heads} each of keys and values; {size} features each",
         ),
-        number(
-            "second",
-            "the same of the MLP's second weight, f to h, which is row parallel",
-            "[h, f // t]",
-            "A row parallel rank takes in what it has computed itself in the first half.",
-            {
-                "[h / t, f]": "this cuts the outputs: to compute one, a rank would need the "
-                "features of all.",
-                "[f / t, h]": _OUT_IN,
-                "[h, f]": _WHOLE,
-            },
-            exact=True,
-        ),
-        number(
-            "queries_keys_values",
-            "the same of the one weight that gives queries, keys and values, its rows [q; k; v]",
-            "[rows // t, h]",
-            "Count heads: of queries, of keys, of values. Which has a rank, and how many rows is "
-            "each?",
-            {
-                "[3 * a / t * size, h]": "this has as many heads of keys and of values as of "
-                "queries. And yours?",
-                "[(a / t + 2 * k) * size, h]": "this has all heads of keys and values on every "
-                "rank. Whose queries use them?",
-                "[(a + k) / t * size, h]": "count again what each head of queries works with: "
-                "keys, and what else?",
-                "[rows, h]": _WHOLE,
-                "[rows, h / t]": "this cuts the inputs: no rank would have a whole head.",
-            },
-            exact=True,
-        ),
-        number(
-            "biases",
-            "how many elements of each bias a rank has, as a list of four: of queries, keys and "
-            "values; of attention's projection; of the MLP's first layer; of its second",
-            "[rows // t, h, f // t, h]",
-            "A bias belongs to the outputs. Which outputs has a rank, in each of the four?",
-            {
-                "[rows / t, h / t, f / t, h / t]": "a row parallel layer's sum has all h outputs: "
-                "where is its bias added, and to how many of them?",
-                "[rows, h / t, f, h / t]": "this has column and row the other way round: which of "
-                "them has only some outputs on a rank?",
-                "[rows, h, f, h]": "nothing is divided here.",
-            },
-            exact=True,
-        ),
-        number(
-            "parameters",
-            "the parameters of one layer on one rank: all its weights and biases, and two "
-            "LayerNorms of h weights and h biases each",
-            "cut / t + 6 * h",
-            "Add up the four weights and your `biases`. And what does no rank divide?",
-            {
-                "(cut + 6 * h) / t": "this is a t-th part of everything. Some parameters every "
-                "rank has whole.",
-                "answer - 4 * h": "this leaves out the norms.",
-                "answer - 2 * h": "2h are missing: the biases of row parallel layers, or those of "
-                "the norms?",
-                "(cut + 2 * h) / t + 4 * h": "this divides the biases of row parallel layers. "
-                "Look at your `biases`.",
-                "cut + 6 * h": "this is the whole layer.",
-                "answer + 2 * (a - k) * size * (h + 1) / t": "this has as many heads of keys and "
-                "of values as of queries.",
-            },
-            exact=True,
-            points=2,
-        ),
-        number(
-            "vocabulary",
-            "rows of the embedding on each rank, padding included, as Megatron-LM pads it",
-            "ceil(vocabulary / (multiple * t)) * multiple",
-            "First the padded vocabulary: the next multiple of what? Then its t-th part.",
-            {
-                "ceil(vocabulary / t)": "this pads until the ranks divide it. Megatron-LM goes on "
-                "to a multiple of more.",
-                "ceil(vocabulary / multiple) * multiple / t": "this pads to a multiple of 128 in "
-                "all. Each rank is to have one.",
-                "answer * t": "this is the padded vocabulary. And a rank's part of it?",
-                "vocabulary // t": "with this, all ranks together have fewer rows than there are "
-                "tokens.",
-            },
-            exact=True,
-        ),
-        choices(
-            "allowed",
-            "which numbers of ranks your block can be divided among",
-            [str(t) for t in _OPTIONS],
-            formula("dividing(k, a, f)"),
-            "Which of your sizes are cut, and which is the first not to come out whole?",
-            {
-                formula("dividing(a)"): "these divide the heads of queries. Which other heads are "
-                "there?",
-                formula("dividing(h, f)"): "these divide h and f. And a rank that has half of a "
-                "head?",
-                **{
-                    str(t): f"look at {t} again: go through all that is cut, size by size."
-                    for t in _OPTIONS
-                },
-            },
-        ),
-        where={
-            "ceil": ceil,
-            "dividing": _dividing,
-            "multiple": 128,  # rows that Megatron-LM pads a rank's vocabulary to
-            "h": "hidden",
-            "f": "inner",
-            "t": "ranks",
-            "a": "heads",
-            "k": "kv_heads",
-            "rows": "size * (a + 2 * k)",  # of Q, K and V
-            "cut": "rows * (h + 1) + h * h + f * (h + 1) + h * f",  # parameters that ranks divide
+        ("f, features inside the MLP", "{inner}"),
+        ("tokens of the vocabulary", "{vocabulary}"),
+        ("t, ranks", "{ranks}"),
+    ],
+    exact(
+        "first",
+        "the shape [out, in] of a rank's shard of the MLP's first weight, column parallel, h to f",
+        "[f // t, h]",
+        "y = xW^T: a column parallel rank has some of the features of y.",
+        {
+            "[f, h / t]": "this cuts the inputs. GELU takes sums, and not parts of them.",
+            "[h, f / t]": _OUT_IN,
+            "[f, h]": _WHOLE,
         },
     ),
+    exact(
+        "second",
+        "the same of the MLP's second weight, row parallel, f to h",
+        "[h, f // t]",
+        "A row parallel rank takes in what it has computed itself in the first half.",
+        {
+            "[h / t, f]": "this cuts the outputs: each takes the features of all ranks.",
+            "[f / t, h]": _OUT_IN,
+            "[h, f]": _WHOLE,
+        },
+    ),
+    exact(
+        "queries_keys_values",
+        "the same of the one weight that gives queries, keys and values, its rows [q; k; v]",
+        "[rows // t, h]",
+        "Count heads: of queries, of keys, of values. Which has a rank? How many rows is each?",
+        {
+            "[3 * a / t * size, h]": _AS_QUERIES,
+            "[(a / t + 2 * k) * size, h]": "this has all heads of keys and values on every rank.",
+            "[(a + k) / t * size, h]": "a head of queries works with keys, and what else?",
+            "[rows, h]": _WHOLE,
+            "[rows, h / t]": "this cuts the inputs: no rank would have a whole head.",
+        },
+    ),
+    exact(
+        "biases",
+        "how many elements of each bias a rank has, as a list of four: of queries, keys and "
+        "values; of attention's projection; of the MLP's first layer; of its second",
+        "[rows // t, h, f // t, h]",
+        "A bias belongs to the outputs. Which outputs has a rank, in each of the four?",
+        {
+            "[rows / t, h / t, f / t, h / t]": "where is its bias added to a row parallel sum?",
+            "[rows, h / t, f, h / t]": "this has column and row the other way round.",
+            "[rows, h, f, h]": "nothing is divided here.",
+        },
+    ),
+    exact(
+        "parameters",
+        "a rank's parameters of one layer, with two LayerNorms of h weights and h biases each",
+        "cut / t + 6 * h",
+        "Add up the four weights and your `biases`. And what does no rank divide?",
+        {
+            "(cut + 6 * h) / t": "a t-th part of everything? Some are whole on all ranks.",
+            "answer - 4 * h": "this leaves out the norms.",
+            "answer - 2 * h": "2h are missing: biases of row parallel layers, or of norms?",
+            "(cut + 2 * h) / t + 4 * h": "this divides the biases of row parallel layers.",
+            "cut + 6 * h": "this is the whole layer.",
+            "answer + 2 * (a - k) * size * (h + 1) / t": _AS_QUERIES,
+        },
+        points=2,
+    ),
+    exact(
+        "vocabulary",
+        "rows of the embedding on each rank, padding included, as Megatron-LM pads it",
+        "ceil(vocabulary / (multiple * t)) * multiple",
+        "First the padded vocabulary: the next multiple of what? Then its t-th part.",
+        {
+            "ceil(vocabulary / t)": "this pads until the ranks divide it. Megatron-LM pads more.",
+            "ceil(vocabulary / multiple) * multiple / t": "a multiple of 128 in all? And each?",
+            "answer * t": "this is the padded vocabulary. And a rank's part of it?",
+            "vocabulary // t": "all ranks together have fewer rows than there are tokens.",
+        },
+    ),
+    choices(
+        "allowed",
+        "which numbers of ranks your block can be divided among",
+        [str(t) for t in _OPTIONS],
+        formula("dividing(k, a, f)"),
+        "Which of your sizes are cut, and which is the first not to come out whole?",
+        {
+            formula(
+                "dividing(a)"
+            ): "these divide the heads of queries. Which other heads are there?",
+            formula("dividing(h, f)"): "these divide h and f. And a rank with half a head?",
+            **{
+                str(t): f"look at {t} again: go through all that is cut, size by size."
+                for t in _OPTIONS
+            },
+        },
+    ),
+    where={
+        "ceil": ceil,
+        "dividing": _dividing,
+        "multiple": 128,  # rows that Megatron-LM pads a rank's vocabulary to
+        "h": "hidden",
+        "f": "inner",
+        "t": "ranks",
+        "a": "heads",
+        "k": "kv_heads",
+        "rows": "size * (a + 2 * k)",  # of Q, K and V
+        "cut": "rows * (h + 1) + h * h + f * (h + 1) + h * f",  # parameters that ranks divide
+    },
 )
+
+PART = Part("06/shapes", 1, "Shapes of the shards", 8, 2, QUESTIONS)

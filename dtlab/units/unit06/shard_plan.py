@@ -1,9 +1,12 @@
 """06/shard_plan: how the layers of three models are shared by ranks, within a budget for each.
 
 The models are drawn from the learner's id (`plans_rules`). A plan is data; ranks of ours carry it
-out (`plans_engine`), and what they hold, call and send is measured. A plan
-earns a point for each of four steps, as far as it comes: it is the dense model; weights; calls;
-bytes sent.
+out (`plans_engine`), and what they hold, call and send is measured:
+
+    what is written ──> a plan ──> allowed? ──ranks of ours──> what it took ──> within the budget?
+
+A plan earns a point for each of four steps, as far as it comes: it is the dense model; weights;
+calls; bytes sent.
 """
 
 from __future__ import annotations
@@ -39,10 +42,6 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace
 
 __all__ = ["PART", "Carried", "spent", "steps_of"]
-
-# Carries a plan of 06/shard_plan out on a bench, and says how far it comes -----------------------
-#
-# what is written ──> a plan ──> allowed? ──ranks of ours──> what it took ──> within the budget?
 
 _NEAR = 1e-4  # of a loss, and of the largest element of a gradient
 _ROUNDING = 0.5  # bytes
@@ -101,108 +100,97 @@ def spent(trace: Trace, results: Sequence[Mapping[str, float]]) -> Measured:
     return Measured(cost, called, max(float(seen["off"]) for seen in results))
 
 
-# What is read -----------------------------------------------------------------------------------
+# How it is judged -------------------------------------------------------------------------------
 
 
-def _read(model: Model, answer: Any) -> Plan | str:
-    """The plan, or what is wrong with the way in which it is written."""
+def _read(model: Model, answer: Any) -> Plan:
+    """The plan. Raises ValueError with what is wrong with the way in which it is written."""
     if not isinstance(answer, Mapping):
-        return f"is {kind_in_words(answer)}: write a dict with an entry for each layer"
+        raise ValueError(f"is {kind_in_words(answer)}: write a dict with an entry for each layer")
     missing = [name for name in model.shapes if answer.get(name) is None]
     others = [name for name in answer if name not in model.shapes]
     if missing or others:
         why = f"has no {missing[0]!r}" if missing else f"has {short(others[0])}, which is no layer"
-        return f"{why}. The layers are {', '.join(model.shapes)}"
-    plan = {name: _word(answer[name]) for name in model.shapes}
-    for name, kind in plan.items():
+        raise ValueError(f"{why}. The layers are {', '.join(model.shapes)}")
+    plan = {}
+    for name in model.shapes:
+        plan[name] = "".join(str(plain(answer[name])).casefold().split())
         known = TABLE_KINDS if name == "embedding" else KINDS
-        if kind not in known:
+        if plan[name] not in known:
             words = ", ".join(map(repr, known))
-            return f"has {short(answer[name])} for {name!r}: write one of {words}"
+            raise ValueError(f"has {short(answer[name])} for {name!r}: write one of {words}")
     return plan
-
-
-def _word(value: Any) -> str:
-    return "".join(str(plain(value)).casefold().split())
-
-
-# How it is judged -------------------------------------------------------------------------------
 
 
 def steps_of(model: Model, answer: Any, bench: Bench = HERE) -> list[Verdict]:
     """What is said of a plan, up to the first loss."""
-    plan = _read(model, answer)
-    wrong = plan if isinstance(plan, str) else model.objection(plan)
-    if isinstance(plan, str) or wrong:
+    try:
+        plan = _read(model, answer)
+        wrong = model.objection(plan)
+    except ValueError as error:
+        wrong = str(error)
+    if wrong:
         return [lost(f"{wrong}.")]
     trial = Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=_LIMIT)
     one = bench.observe(trial, _measure)
     if one.error is not None:
-        why = f"{one.trouble}\nThat is not the plan's doing: run the check again."
-        return [blocked(why)]
+        return [blocked(f"{one.trouble}\nThat is not the plan's doing: run the check again.")]
     assert one.trace is not None
     found = spent(one.trace, one.results[0])
     if not found.off <= _NEAR:
         return [lost(f"it is {found.off:.1%} off the dense model.")]
-    said, goal = [ok("it is the dense model")], model.budget
-    for name, wrong in (
-        ("weights", _too_heavy(model, plan, found, goal)),
-        ("calls", _too_many(found, goal)),
-        ("bytes", _too_much(found, goal)),
-    ):
-        said.append(lost(wrong) if wrong else ok(f"{name} within the budget"))
+    verdicts = [ok("it is the dense model")]
+    for name, wrong in _over(model, plan, found).items():
         if wrong:
-            break
-    return said
+            return [*verdicts, lost(wrong)]
+        verdicts.append(ok(f"{name} within the budget"))
+    return verdicts
 
 
-def _too_heavy(model: Model, plan: Plan, found: Measured, goal: Cost) -> str:
-    over = found.cost.weights - goal.weights
-    if over <= 0:
-        return ""
+def _over(model: Model, plan: Plan, found: Measured) -> dict[str, str]:
+    """Of weights, calls and bytes what is more than the budget; empty where nothing is."""
+    cost, goal = found.cost, model.budget
+    more = cost.weights - goal.weights
+    heavy = f"a rank has {cost.weights:,.0f} bytes of weights, {more:,.0f} more than the budget."
+    many = [
+        _too_many(name, found.called[name], most)
+        for name, most in (("forward", goal.forward), ("backward", goal.backward))
+    ]
+    much = (
+        f"a rank sends {cost.sent:,.0f} bytes in a step, and the budget is {goal.sent:,.0f}. "
+        "Calls are few enough: which is the largest, and what else does the same for fewer bytes?"
+    )
+    return {
+        "weights": f"{heavy} {_heaviest(model, plan)}" if more > 0 else "",
+        "calls": many[0] or many[1],
+        "bytes": much if cost.sent > goal.sent + _ROUNDING else "",
+    }
+
+
+def _heaviest(model: Model, plan: Plan) -> str:
     whole = [name for name, kind in plan.items() if kind == "replicated"]
-    advice = "A row parallel layer has its whole bias on every rank, a column parallel one not."
-    if whole:
-        largest = max(whole, key=lambda name: model.shapes[name][0] * model.shapes[name][1])
-        advice = f"Every rank has {', '.join(whole)} whole, and {largest} is the largest of them."
-    return (
-        f"a rank has {found.cost.weights:,.0f} bytes of weights, {over:,.0f} more than the "
-        f"budget. {advice}"
-    )
+    if not whole:
+        return "A row parallel layer has its whole bias on every rank, a column parallel one not."
+    largest = max(whole, key=lambda name: model.shapes[name][0] * model.shapes[name][1])
+    return f"Every rank has {', '.join(whole)} whole, and {largest} is the largest of them."
 
 
-def _too_many(found: Measured, goal: Cost) -> str:
-    for name, most in (("forward", goal.forward), ("backward", goal.backward)):
-        called = found.called[name]
-        if len(called) > most:
-            gathers = called.count("all_gather")
-            advice = (
-                "Is there a gather whose result the next layer cuts again?"
-                if gathers
-                else "Which layers weigh least for the calls that they cost?"
-            )
-            return (
-                f"{name} calls {len(called)} collectives, {gathers} of them all-gathers, and the "
-                f"budget is {most}. {advice}"
-            )
-    return ""
-
-
-def _too_much(found: Measured, goal: Cost) -> str:
-    if found.cost.sent <= goal.sent + _ROUNDING:
+def _too_many(name: str, called: Sequence[str], most: int) -> str:
+    if len(called) <= most:
         return ""
+    gathers = called.count("all_gather")
+    advice = (
+        "Is there a gather whose result the next layer cuts again?"
+        if gathers
+        else "Which layers weigh least for the calls that they cost?"
+    )
     return (
-        f"a rank sends {found.cost.sent:,.0f} bytes in a step, and the budget is "
-        f"{goal.sent:,.0f}. Calls are few enough: which of them is the largest, and what else "
-        "does the same for fewer bytes?"
+        f"{name} calls {len(called)} collectives, {gathers} of them all-gathers; the budget is "
+        f"{most}. {advice}"
     )
 
 
-# The part ----------------------------------------------------------------------------------------
-
-_POINTS = 4
-
-# How an answer is judged ------------------------------------------------------------------------
+# How an answer is read and counted --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -267,49 +255,40 @@ class _Carried(Questions):
 # The part ---------------------------------------------------------------------------------------
 
 
-def _draw(draw: Random) -> Values:
-    return _models(draw.getrandbits(32))
-
-
 @lru_cache(maxsize=64)
 def _models(seed: int) -> Values:
     return {name: model.given for name, model in draw_models(Random(seed)).items()}
 
 
 def _rows(given: Values) -> list[tuple[str, str]]:
-    return [row for name in NAMES for row in _rows_of(name, model_of(given[name]))]
+    rows = []
+    for name in NAMES:
+        model = model_of(given[name])
+        goal = model.budget
+        blocks = [
+            f"block {number}: {one.kv_heads} heads of keys and values, {one.inner} features inside"
+            for number, one in enumerate(model.blocks)
+        ]
+        parts = {
+            "the model": f"hidden size {model.hidden}, {model.heads} heads of queries, a "
+            f"vocabulary of {model.vocabulary}; table and head are "
+            f"{'one weight, tied' if model.tied else 'two weights'}",
+            "its blocks": "; ".join(blocks),
+            "a step": f"{model.tokens} tokens on {model.ranks} ranks",
+            "the budget": f"{goal.weights:,} bytes of weights on a rank; {goal.forward} "
+            f"collectives forward, {goal.backward} backward; a rank sends {goal.sent:,} bytes",
+        }
+        rows += [(f"{name}: {label}", text) for label, text in parts.items()]
+    return rows
 
 
-def _rows_of(name: str, model: Model) -> list[tuple[str, str]]:
-    blocks = "; ".join(
-        f"block {number}: {one.kv_heads} heads of keys and values, {one.inner} features inside"
-        for number, one in enumerate(model.blocks)
-    )
-    ends = "one weight, tied" if model.tied else "two weights"
-    goal = model.budget
-    return [
-        (
-            f"{name}: the model",
-            f"hidden size {model.hidden}, {model.heads} heads of queries, a vocabulary of "
-            f"{model.vocabulary}; table and head are {ends}",
-        ),
-        (f"{name}: its blocks", blocks),
-        (f"{name}: a step", f"{model.tokens} tokens on {model.ranks} ranks"),
-        (
-            f"{name}: the budget",
-            f"{goal.weights:,} bytes of weights on a rank; {goal.forward} collectives forward, "
-            f"{goal.backward} backward; {goal.sent:,} bytes that a rank sends",
-        ),
-    ]
-
+_QUESTIONS = tuple(_Asked(name, 4, f"the plan for model {name}", PlanOf(name)) for name in NAMES)
 
 PART: Final = Part(
-    "06/shard_plan", 3, "Three models within a budget", 35, 3,
-    _Carried(
-        _draw,
-        _rows,
-        tuple(
-            _Asked(name, _POINTS, f"the plan for model {name}", PlanOf(name)) for name in NAMES
-        ),
-    ),
-)  # fmt: skip
+    name="06/shard_plan",
+    level=3,
+    title="Three models within a budget",
+    minutes=35,
+    difficulty=3,
+    check=_Carried(lambda draw: _models(draw.getrandbits(32)), _rows, _QUESTIONS),
+)

@@ -37,9 +37,7 @@ def _draw(draw: Random) -> Values:
     return _draw(draw) if example or on_the_edge else given
 
 
-_ONE_TOO_MANY = (
-    "one too many: how many stages does the first microbatch pass before the last stage can begin?"
-)
+_ONE_TOO_MANY = "one too many: how many stages are before the last one?"
 
 PART = Part(
     "07/bubble",
@@ -61,8 +59,7 @@ PART = Part(
         ],
         number(
             "ideal",
-            "the bubble of your equal stages over the ideal time, in which each stage computes "
-            "without a pause",
+            "the bubble of your equal stages over the ideal time, in which they never pause",
             "ideal",
             "How many microbatches does a stage compute, and for how many more is it idle?",
             {
@@ -86,16 +83,13 @@ PART = Part(
         ),
         number(
             "used",
-            "the share of the time in which a stage computes, as a list of two: with one "
-            "microbatch, and with as many as there are stages",
+            "the share of time that a stage computes, with 1 and with p microbatches, as a list",
             "[100 / p, 100 * p / (2 * p - 1)]",
             "With one microbatch one stage works at a time. And how long do p of them take?",
             {
                 "[100 - one for one in answer]": "this is the share of idle time.",
-                "[50, 50]": "texts say so, for four stages. Draw the grid: how many cells are "
-                "filled?",
-                "[100 / p, 100]": "with p of them all stages work in one moment. And before it, "
-                "and after?",
+                "[50, 50]": "texts say so. Draw the grid: how many cells are filled?",
+                "[100 / p, 100]": "all p stages work in one moment. And before it, and after?",
             },
             unit="%",
         ),
@@ -103,21 +97,17 @@ PART = Part(
             "interleaved",
             "the bubble over the ideal time if each rank holds v chunks, interleaved",
             "ideal / chunks",
-            "A chunk takes a v-th part of the time that a stage takes. How many of them does the "
-            "last rank wait for?",
+            "A chunk takes a v-th part of a stage's time. For how many does the last rank wait?",
             {
                 "ideal": "this is with one chunk on each rank.",
-                "ideal * chunks": "there are more stages in a row now, but each is shorter, and "
-                "ranks are as many as before.",
-                "100 / (1 + 100 / answer)": "this is over the time that the step takes. The ideal "
-                "time is asked for.",
+                "ideal * chunks": "more stages follow each other, but each is shorter.",
+                "100 / (1 + 100 / answer)": "this is over the total. The ideal time is asked for.",
             },
             unit="%",
         ),
         number(
             "microbatches",
-            "without chunks: the fewest microbatches with which at most {percent} % of the time "
-            "that the step takes is idle",
+            "without chunks: the fewest microbatches for at most {percent} % idle of the total",
             "ceil((p - 1) * (100 - percent) / percent)",
             "Solve (p-1)/(m+p-1) for m; microbatches are whole.",
             {
@@ -133,37 +123,29 @@ PART = Part(
             "makespan",
             "how long {inputs} microbatches take through your uneven stages, forward only",
             "makespan",
-            "Follow the first microbatch through all stages; after it, how often does one come "
-            "out?",
+            "Follow the first microbatch through all stages. How often does one come out then?",
             {
-                "inputs * sum(times)": "here a microbatch waits until the one before it is out of "
-                "the last stage.",
-                "(inputs + 3) * max(times)": "this takes all stages for as slow as the slowest "
-                "one. The first microbatch does not wait in any.",
-                "(inputs + 3) * sum(times) / 4": "so it were with the same work in equal stages.",
-                "inputs * max(times)": "this is the slowest stage alone. What of the way to it "
-                "and from it?",
+                "inputs * sum(times)": "here one begins when another is out of the last stage.",
+                "(inputs + 3) * max(times)": "this takes all for as slow as the slowest one.",
+                "(inputs + 3) * sum(times) / 4": "this has the same work in equal stages.",
+                "inputs * max(times)": "this is the slowest stage alone. And the others?",
             },
             unit="ms",
         ),
         number(
             "limit",
-            "how many times faster than one GPU your uneven stages are at most, with ever more "
-            "microbatches",
+            "how many times faster than one GPU your uneven stages are at most, with any m",
             "sum(times) / max(times)",
             "In the long run: how often does a microbatch come out, and how often on one GPU?",
             {
                 "4": "so it would be if the four took the same time.",
-                "inputs * sum(times) / makespan": "this is with the microbatches of the question "
-                "before. What with ever more?",
-                "max(times) / min(times)": "the slowest over the fastest one. What does one GPU "
-                "have to do for a microbatch?",
+                "inputs * sum(times) / makespan": "this is with few of them. What with ever more?",
+                "max(times) / min(times)": "the slowest over the fastest. What does one GPU do?",
             },
         ),
         number(
             "boundary",
-            "what crosses one boundary between two equal stages in a step, both directions "
-            "together, 16 bits per element",
+            "what crosses one boundary of equal stages in a step, both ways, 16 bits per element",
             "2 * 2 * size * tokens * width * m / 1e9",
             "b x s x h elements forward, as many gradients backward, for each microbatch.",
             {

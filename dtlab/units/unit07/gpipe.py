@@ -30,9 +30,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
                 f"its forwards first.\n{shown}",
             )
             break
-    delay = slow(schedule, stages, count)
-    if delay:
-        yield "time", delay
+    yield from slow(schedule, stages, count)
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -51,22 +51,19 @@ PART = Part(
             {
                 "model / p": "this is one microbatch.",
                 "model * m": "these are all layers. A stage has its own ones only.",
-                "model": "this is p microbatches. What has been freed when the last forward is "
-                "through?",
+                "model": "this is p microbatches. What is freed before the last forward ends?",
             },
             unit="GB",
         ),
         number(
             "peaks",
-            "microbatches whose activations each stage keeps at most under 1F1B, as a list from "
-            "stage 0 on",
+            "microbatches that each stage keeps at most under 1F1B, as a list from stage 0 on",
             "[p - i for i in range(p)]",
             "From the first forward pass of a stage on: how many more until its first backward?",
             {
-                "[i + 1 for i in range(p)]": "this is the wrong way round: which stage waits "
-                "longest for its first backward?",
+                "[i + 1 for i in range(p)]": "the wrong way round: which stage waits longest?",
                 "[p - 1 - i for i in range(p)]": _WARM_UP,
-                "[p] * p": "this is stage 0. Who has less to wait for?",
+                "[p] * p": "this is stage 0. Which stages wait for less?",
                 "[m] * p": "so it is under GPipe.",
             },
             exact=True,
@@ -78,8 +75,7 @@ PART = Part(
             "Which stages get to their first backward before they run out of forwards?",
             {
                 "[p - i for i in range(p)]": "some of these are more than there are.",
-                "[few] * p": "so it is under GPipe. What does the last stage do after its first "
-                "forward?",
+                "[few] * p": "so it is under GPipe. When can the last stage go backward?",
                 "[min(few, p - 1 - i) for i in range(p)]": _WARM_UP,
             },
             exact=True,
@@ -103,8 +99,7 @@ PART = Part(
             "Your `first_stage`, and a factor that comes from a longer warm-up.",
             {
                 "model": "this is with one chunk: its warm-up is shorter.",
-                "model * (1 + (p - 1) / p)": "this is the factor for v = 1. A chunk has a v-th "
-                "part of the layers.",
+                "model * (1 + (p - 1) / p)": "this is the factor for v = 1. A chunk is smaller.",
                 "model * v": "the warm-up grows, and each chunk is smaller.",
                 "model / v": "the bubble falls like that. What of the warm-up?",
             },
@@ -114,27 +109,21 @@ PART = Part(
             "claims",
             "which of these claims hold",
             {
-                "fixed_size": "at a fixed microbatch size, more microbatches cost GPipe more "
-                "memory",
-                "fixed_batch": "at a fixed batch, more and smaller microbatches cost GPipe more "
-                "memory",
-                "steady": "at a fixed microbatch size and m > p, more microbatches cost 1F1B no "
-                "memory",
+                "fixed_size": "more microbatches of a fixed size cost GPipe more memory",
+                "fixed_batch": "more microbatches of a fixed batch cost GPipe more memory",
+                "steady": "with m > p, more microbatches of a fixed size cost 1F1B no memory",
                 "smaller": "1F1B has a smaller bubble than GPipe",
-                "deeper": "the same model on more stages leaves the first one less to keep under "
-                "1F1B, m being large",
+                "deeper": "under 1F1B with large m, more stages leave the first one less to keep",
                 "last": "under 1F1B the last stage keeps one microbatch's activations",
             },
             {"fixed_size", "steady", "last"},
             "Go through them one by one, with your answers above.",
             {
                 "fixed_size": "look at `fixed_size` again: when does GPipe free the first one?",
-                "fixed_batch": "look at `fixed_batch` again: what do all microbatches together "
-                "hold, however the batch is cut?",
+                "fixed_batch": "look at `fixed_batch` again: what do all of them hold together?",
                 "steady": "look at `steady` again: what comes after each forward pass by then?",
                 "smaller": "look at `smaller` again: when can the last stage begin, and end?",
-                "deeper": "look at `deeper` again: fewer layers on a stage, and how many "
-                "microbatches?",
+                "deeper": "look at `deeper` again: fewer layers, and how many microbatches?",
                 "last": "look at `last` again: what does it wait for after a forward pass?",
             },
             points=2,

@@ -7,51 +7,41 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked
+from dtlab.grading.checking.checks import Rule, Verdict, blocked
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import close
-from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid
+from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks
 from dtlab.schedules import Fault as Flaw
 from dtlab.schedules.actions import clock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = [
-    "COMMON",
-    "LIMIT",
-    "Carried",
-    "Planned",
-    "carried_out",
-    "judge_of",
-    "loss_of",
-    "one_process",
-    "slow",
-    "stage_net",
-    "written",
-]
-
-LIMIT = 2.0  # seconds for what is worked out without ranks: a right answer takes a hundredth
+LIMIT = 2.0  # seconds for what runs without ranks: a right answer takes a hundredth
 
 
-def judge_of(
-    topic: str, name: str, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
-) -> Judge:
-    """As `judge`, of trials of this topic: there are none where one before them hangs."""
+def rule_of(
+    topic: str,
+    name: str,
+    points: float,
+    right: str,
+    *before: str,
+    also: Callable[[Seen], str] = lambda _: "",
+) -> Rule:
+    """As `rule`, and blocked where the trials of this topic were not run: one before them hung."""
 
     def judged(seen: Seen) -> Verdict:
         if not of_topic(seen, topic):
             return blocked("judged once what is tried before it comes back")
         return judge(name, right, *before, also=also)(seen)
 
-    return judged
+    return Rule(name, points, judged)
 
 
-# Schedules that an answer makes: read as the library reads them, and searched for faults ---------
+# Schedules that an answer returns, read as the library reads them, and searched for faults -------
 #
 # fn(p, m) ──► rows of actions ──► complete? ──► can ranks do it? ──► what the part asks for
 #                                                then: on real ranks, see below
@@ -59,7 +49,6 @@ def judge_of(
 _FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedules")
 _MOST, _SAID = 5_000, 3  # actions of a schedule; flaws that a message tells
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'
-_CANNOT_RUN = ("order", "wait")
 _HALVES = re.compile(r", nor \d+I\d+ and \d+W\d+")
 
 
@@ -71,7 +60,6 @@ class Planned(Faulty):
     """
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
-
     alone = True
 
     stages: int
@@ -96,31 +84,38 @@ class Planned(Faulty):
 
     def opened(self, result: Any) -> Noted:
         found = result["found"]
-        if isinstance(found, str):
-            return Noted({**result, "found": None, "form": found[:300]})
-        return Noted({**result, "found": as_schedule([list(map(str, row)) for row in found])})
+        return Noted({**result, "found": found if type(found) is str else as_schedule(found)})
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         schedule = results[0]["found"]
-        lacking = results[0].get("form") or _incomplete(schedule, self.stages, self.count)
+        lacking = self._lacking(schedule)
         if lacking:
-            yield self.topic, self._of_few() + lacking
+            few = self.topic == "edges" and self.count < self.stages
+            hint = "is a warm-up longer than there are microbatches?\n" if few else ""
+            yield self.topic, hint + lacking
             return
         flaws = find_faults(schedule, self.stages, self.count)
         if flaws:
-            yield "edges" if self.topic == "edges" else "runs", drawn(schedule, flaws)
+            yield "edges" if self.topic == "edges" else "runs", _drawn(schedule, flaws)
             return
         yield from self.more(schedule, self.stages, self.count)
 
-    def _of_few(self) -> str:
-        """What is likely where there are fewer microbatches than stages."""
-        if self.topic != "edges" or self.count >= self.stages:
-            return ""
-        return "is a warm-up longer than there are microbatches?\n"
+    def _lacking(self, schedule: Schedule | str) -> str:
+        """What is missing, too often, or in another rank's list; empty if nothing is."""
+        if isinstance(schedule, str):
+            return schedule[:300]
+        if len(schedule) != self.stages:
+            lists = _counted(len(schedule), "list")
+            return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r."
+        flaws = [*_elsewhere(schedule)]
+        for flaw in find_faults(schedule, self.stages, self.count):
+            if flaw.kind not in ("order", "wait"):  # the part does not ask for halves
+                flaws.append(flaw._replace(message=_HALVES.sub("", flaw.message)))
+        return _drawn(schedule, flaws) if flaws else ""
 
 
 def written(found: Any) -> list[list[str]] | str:
-    """The actions of a schedule as text, row by row; why it is none, in words."""
+    """The actions of a schedule as text, row by row; words where it is no schedule."""
     if isinstance(found, str) or not isinstance(found, Iterable):
         return f"what is returned is {_named(found)}. {_FORM}"
     rows = list(found)
@@ -141,39 +136,24 @@ def written(found: Any) -> list[list[str]] | str:
         return f"{why} {_FORM}"
 
 
-def drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
+def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
+    """Says that the last action ends too late, every action being one slot."""
+    slots = 1 + max(row[-1] for row in clock(schedule).slots)
+    least = 2 * (count + stages - 1)
+    if slots != least:
+        yield (
+            "time",
+            f"the last action ends after {slots} slots, and 2(m + p - 1) = {least} are enough. "
+            f"Which rank waits, and for what?\n{grid(schedule)}",
+        )
+
+
+def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
     """What is wrong, above the grid in which it is marked."""
     said = [flaw.message for flaw in flaws[:_SAID]]
     said += [f"And {len(flaws) - _SAID} more."] * (len(flaws) > _SAID)
     marked = {place for flaw in flaws for place in flaw.places}
     return "\n".join([*said, grid(schedule, marked=marked)])
-
-
-def slow(schedule: Schedule, stages: int, count: int) -> str:
-    """What is wrong with its makespan, every action being one slot; empty if nothing is."""
-    slots = 1 + max(row[-1] for row in clock(schedule).slots)
-    least = 2 * (count + stages - 1)
-    if slots == least:
-        return ""
-    return (
-        f"the last action ends after {slots} slots, and 2(m + p - 1) = {least} are enough. "
-        f"Who waits, and for what?\n{grid(schedule)}"
-    )
-
-
-def _incomplete(schedule: Schedule, stages: int, count: int) -> str:
-    """What is not there, too often, or in another rank's list; empty if nothing is."""
-    if len(schedule) != stages:
-        lists = _counted(len(schedule), "list")
-        return f"{lists} for {_counted(stages, 'rank')}: rank r has stage r."
-    flaws = [*_elsewhere(schedule), *find_faults(schedule, stages, count)]
-    flaws = [_in_whole(flaw) for flaw in flaws if flaw.kind not in _CANNOT_RUN]
-    return drawn(schedule, flaws) if flaws else ""
-
-
-def _in_whole(flaw: Flaw) -> Flaw:
-    """Without the halves of a backward, which nobody is asked for."""
-    return flaw._replace(message=_HALVES.sub("", flaw.message))
 
 
 def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
@@ -198,22 +178,31 @@ def _named(found: Any) -> str:
     return "None" if found is None else f"a {type(found).__name__}"
 
 
-# A schedule of an answer, carried out: by the library's executor, on real ranks of ours ----------
+# A schedule of an answer, carried out by the library's executor on real ranks of ours ------------
 #
-# rank r  stage r, drawn ── run_schedule(schedule) ──► gradients ──► are they those of one process?
-#
-# The answer's code is no longer there: its schedule has come back as text, and passed as valid.
+# rank r  its stages, drawn ── run_schedule(schedule) ──► gradients ──► are they those of one
+#                                                                       process?
+# The answer's code does not run any more: its schedule came back as text, and passed as valid.
 
 COMMON = (
     rule("complete", 2, "each action once, in the list of its rank"),
     rule("runs", 2, "ranks do it, to the gradients of one process", "complete"),
 )
-_WIDTH = 4
+_WIDTH, _HIDDEN = 4, 5
 
 
 def stage_net(width: int, hidden: int) -> Net:
     """What a stage computes: two layers, from `width` to `width`."""
     return Net("chain", (width, hidden, width), "two layers")
+
+
+def batch_of(seed: int, sizes: Sequence[int], width: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Inputs and targets, by microbatch."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randn(2, sum(sizes), width, generator=draw).unbind()
+    return list(torch.split(inputs, list(sizes))), list(torch.split(targets, list(sizes)))
 
 
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
@@ -241,17 +230,14 @@ def one_process(
 class Carried(Faulty):
     """A step of training by this schedule; microbatches of two samples, the last one of three."""
 
+    topic = "runs"
+    guilty = ""  # if it crashes, the machine was too busy
+
     schedule: Schedule
     seed: int
-    topic: str = "runs"
 
     def __str__(self) -> str:
         return "run_schedule with your lists"
-
-    @property
-    def guilty(self) -> str:
-        """See `Faulty`: nobody but a busy machine."""
-        return ""
 
     def shows(self, criterion: str) -> bool:
         return criterion == "runs"
@@ -259,57 +245,63 @@ class Carried(Faulty):
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and targets, by microbatch."""
-        import torch
-
-        draw = torch.Generator().manual_seed(self.seed)
-        count = 1 + max(action.microbatch for action in self.schedule[0])
-        sizes = [*[2] * (count - 1), 3]
-        inputs, targets = torch.randn(2, sum(sizes), _WIDTH, generator=draw).unbind()
-        return list(torch.split(inputs, sizes)), list(torch.split(targets, sizes))
+        others = max(action.microbatch for action in self.schedule[0])
+        return batch_of(self.seed, [2] * others + [3], _WIDTH)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         inputs, targets = self.batch
-        net = stage_net(_WIDTH, 5)
-        rows = [[str(action) for action in row] for row in self.schedule]
-        state = net.state(self.seed + rank)
-        return {"rows": rows, "kind": net.kind, "sizes": net.sizes, "state": state,
-                "inputs": inputs, "targets": targets}  # fmt: skip
+        net = stage_net(_WIDTH, _HIDDEN)
+        stages = sorted({action.stage for action in self.schedule[rank]})
+        return {
+            "rows": [[str(action) for action in row] for row in self.schedule],
+            "kind": net.kind,
+            "sizes": net.sizes,
+            "states": [(stage, net.state(self.seed + stage)) for stage in stages],
+            "inputs": inputs,
+            "targets": targets,
+        }
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> Any:
         return fn(given)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        net = stage_net(_WIDTH, 5)
-        modules = [net.module(self.seed + rank) for rank in range(len(results))]
-        for rank, wanted in enumerate(one_process(modules, *self.batch)):
-            got = results[rank]["gradients"]
-            if not all(map(close, got, wanted)):
+        net, homes = stage_net(_WIDTH, _HIDDEN), stage_ranks(self.schedule)
+        modules = [net.module(self.seed + stage) for stage in range(len(homes))]
+        by_stage = one_process(modules, *self.batch)
+        for rank, result in enumerate(results):
+            wanted = [
+                gradient
+                for home, gradients in zip(homes, by_stage, strict=True)
+                for gradient in gradients
+                if home == rank
+            ]
+            pairs = zip(result["gradients"], wanted, strict=True)
+            if not all(close(got, right) for got, right in pairs):
                 yield "runs", f"the gradients of rank {rank} are not those of one process."
+
+
+def train(given: dict[str, Any]) -> dict[str, Any]:
+    """On a rank: a step by the library's executor, as `Carried` gives it."""
+    from dtlab.grading.checking.modules import filled
+    from dtlab.parallel.pipeline import PipelineStage, run_schedule
+
+    stages = [
+        PipelineStage(filled(given["kind"], given["sizes"], state), stage)
+        for stage, state in given["states"]
+    ]
+    result = run_schedule(given["rows"], stages, given["inputs"], given["targets"], loss_of)
+    gradients = [one.grad for stage in stages for one in stage.module.parameters()]
+    return {"gradients": gradients, "peak": result.peak_in_flight}
 
 
 def carried_out(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     """The first schedule of an answer on real ranks, once it is one that can run."""
-    case, seed = seen[0].trial.cases[0], sum(one.stages for one in _planned(seen))
+    case = seen[0].trial.cases[0]
     if seen[0].error is not None or not isinstance(case, Planned):
         return []
     results = seen[0].results[0]
     if any(name in ("complete", "runs") for name, _ in case.faults(results)):
         return []
-    return [(Trial(case.stages, [Carried(results[0]["found"], seed)]), _train)]
-
-
-def _planned(seen: Seen) -> Iterator[Planned]:
-    cases = (case for one in seen for case in one.trial.cases)
-    return (case for case in cases if isinstance(case, Planned))
-
-
-def _train(given: dict[str, Any]) -> dict[str, Any]:
-    """On a rank: a step by the given executor."""
-    from dtlab.grading.checking.modules import filled
-    from dtlab.parallel.pipeline import PipelineStage, run_schedule
-
-    module = filled(given["kind"], given["sizes"], given["state"])
-    stage = PipelineStage(module)
-    run_schedule(given["rows"], stage, given["inputs"], given["targets"], loss_of)
-    return {"gradients": [one.grad for one in module.parameters()]}
+    seed = case.stages + case.count
+    return [(Trial(case.stages, [Carried(results[0]["found"], seed)]), train)]

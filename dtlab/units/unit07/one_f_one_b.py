@@ -1,4 +1,4 @@
-"""07/one_f_one_b: 1F1B as lists. What sets it apart from GPipe is what a rank has to hold.
+"""07/one_f_one_b: 1F1B as lists. It differs from GPipe in what a rank must hold.
 
 Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
 Megatron-LM", section 2.2.1 (PipeDream-Flush).
@@ -29,9 +29,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
                 f"could its first backward begin?\n{grid(schedule)}",
             )
             break
-    delay = slow(schedule, stages, count)
-    if delay:
-        yield "time", delay
+    yield from slow(schedule, stages, count)
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -1,8 +1,8 @@
 """07/one_slow_stage: what caps a pipeline, read off a trace, and a cut that lifts the cap.
 
-`one_slow_stage(trace, goal)` is asked for three traces. What it answers is compared
-with the seconds of which the traces were made; so nothing depends on how busy the machine is. The
-first cut is then run with stand-ins on an emulated cluster, and the report says what that gave.
+`one_slow_stage(trace, goal)` is called with three traces. What it returns is compared with the
+seconds of which the traces were made, so nothing depends on how busy the machine is. The first cut
+is then run with stand-ins on an emulated cluster, and the report says how fast that was.
 """
 
 from __future__ import annotations
@@ -10,45 +10,32 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from random import Random
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Rule, Verdict, ok
+from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
 from dtlab.grading.checking.topics import Seen
-from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.grading.questions.quantities import plain
 from dtlab.predict import Cluster, Costs, Link, balance_stages, simulate
 from dtlab.schedules import gpipe
+from dtlab.trace import Event, Trace
 
-if TYPE_CHECKING:
-    from dtlab.trace import Event
-
-__all__ = ["PART", "Layers", "draw_layers", "events_of", "filled", "rows_of"]
-
-# Layers of 07/one_slow_stage: an even split of them that is slow, and the trace that it leaves ---
+# Layers: an even split of them is slow, and leaves the trace -------------------------------------
 #
 #     layers   12 of about 4 ms    36 others of about 0.5 ms    four ranks, twelve layers each
 #     stages   48  6  6  5         sum / max = 1.35             the most that this cut can bring
 #     cut anew 17 16 16 16         sum / max = 3.8
-#
-# A trace has three steps of GPipe. In the first one another rank takes far longer than ever after,
-# as ranks do that compile their kernels; so what is added up over all steps says little.
-
-STEPS: Final = 3
-_BEGUN: Final = 4  # microbatches of the run that is slow
-_MESSAGE: Final = 1e-4  # seconds
-_GAP: Final = 5e-3  # seconds between steps
-_EACH: Final = 12  # layers of a stage in the even split
 
 Cut = list[list[int]]
-Row = tuple[int, str, str, tuple[int, ...], float, float, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Seconds of each layer for a microbatch, forward and backward; `goal` is what is to be had.
+    """Seconds of each layer for a microbatch, forward and backward, and the speedup to reach.
 
     `compiles` is the rank that takes longest in the first step.
     """
@@ -64,30 +51,14 @@ class Layers:
         each = len(self.seconds) // self.ranks
         return [list(range(each * rank, each * (rank + 1))) for rank in range(self.ranks)]
 
+    @cached_property
+    def best(self) -> Cut:
+        """The cut whose slowest stage is fastest."""
+        return [list(part) for part in balance_stages(self.seconds, self.ranks)]
+
     def times(self, cut: Sequence[Sequence[int]]) -> list[float]:
         """Seconds of each stage for a microbatch."""
         return [math.fsum(self.seconds[layer] for layer in part) for part in cut]
-
-    def ceiling(self, cut: Sequence[Sequence[int]]) -> float:
-        """How many times as fast as one rank this can be at most."""
-        return sum(self.seconds) / max(self.times(cut))
-
-    def speedup(self, cut: Sequence[Sequence[int]], num_microbatches: int) -> float:
-        """How many times as fast as one rank it is, as simulated."""
-        step = simulate(gpipe(self.ranks, num_microbatches), self.costs(cut)).duration
-        return num_microbatches * sum(self.seconds) / step
-
-    def fewest(self, cut: Sequence[Sequence[int]]) -> int | None:
-        """The fewest microbatches that reach the goal with a cut; None where none do."""
-        limit = self.ceiling(cut)
-        if limit <= self.goal:
-            return None
-        return math.ceil(self.goal * (limit - 1) / (limit - self.goal) - 1e-9)
-
-    def costs(self, cut: Sequence[Sequence[int]], message: float = 0.0) -> Costs:
-        """Of the stages: a third each for F, I and W."""
-        thirds = [each / 3 for each in self.times(cut)]
-        return Costs(thirds, thirds, thirds, message)
 
     @property
     def slow(self) -> int:
@@ -95,10 +66,20 @@ class Layers:
         times = self.times(self.even)
         return times.index(max(times))
 
-    @cached_property
-    def best(self) -> Cut:
-        """The cut whose slowest stage is fastest."""
-        return [list(part) for part in balance_stages(self.seconds, self.ranks)]
+    def ceiling(self, cut: Sequence[Sequence[int]]) -> float:
+        """How many times as fast as one rank a cut can be at most."""
+        return sum(self.seconds) / max(self.times(cut))
+
+    def speedup(self, cut: Sequence[Sequence[int]], num_microbatches: int) -> float:
+        """How many times as fast as one rank a cut is, as simulated."""
+        step = simulate(gpipe(self.ranks, num_microbatches), _costs(self.times(cut))).duration
+        return num_microbatches * sum(self.seconds) / step
+
+
+def _costs(times: Sequence[float], message: float = 0.0) -> Costs:
+    """Of stages that take this long: a third each for F, I and W."""
+    thirds = [each / 3 for each in times]
+    return Costs(thirds, thirds, thirds, message)
 
 
 def filled(seconds: Sequence[float], ranks: int) -> Cut:
@@ -112,113 +93,83 @@ def filled(seconds: Sequence[float], ranks: int) -> Cut:
     return cut
 
 
-# The trace --------------------------------------------------------------------------------------
+_BEGUN: Final = 4  # microbatches of the run that is slow
+_EACH: Final = 12  # layers of a stage in the even split
 
 
-def rows_of(layers: Layers) -> list[Row]:
-    """The events of the slow run, as plain data: rank, kind, name, peers, start, end, extra."""
-    rows: list[Row] = []
-    begin = 0.0
-    for step in range(STEPS):
-        trace = simulate(gpipe(layers.ranks, _BEGUN), _of_step(layers, step))
-        for one in trace.events:
-            own = (one.rank, one.kind, one.name, one.peers)
-            rows.append((*own, begin + one.start, begin + one.end, dict(one.extra)))
-            if one.kind == "compute":
-                rows += _layers_in(layers, one, begin, step)
-        begin += trace.duration + _GAP
-    return rows
-
-
-def _of_step(layers: Layers, step: int) -> Costs:
-    """In the first step the rank that compiles takes longer than the slow one in all three."""
-    costs = layers.costs(layers.even, _MESSAGE)
-    thirds = list(layers.times(layers.even))
-    if step == 0:
-        thirds[layers.compiles] = 1.5 * STEPS * max(thirds)
-    thirds = [each / 3 for each in thirds]
-    return Costs(thirds, thirds, thirds, costs.communication)
-
-
-def _layers_in(layers: Layers, span: Event, begin: float, step: int) -> Iterator[Row]:
-    """The layers within a stage's forward, or its backward, last layer first and in two pieces."""
-    own = layers.even[span.extra["stage"]]
-    times = [layers.seconds[layer] for layer in own]
-    pieces = list(zip(own, times, strict=True))
-    if span.name == "backward":
-        pieces = [(layer, each / 2) for layer, each in reversed(pieces) for _ in range(2)]
-    stretch = (span.end - span.start) / sum(times)
-    at = begin + span.start
-    for layer, each in pieces:
-        end = at + stretch * each
-        yield span.rank, "compute", "layer", (), at, end, {"layer": layer, "step": step}
-        at = end
-
-
-def events_of(rows: Sequence[Sequence[Any]]) -> list[Event]:
-    """The events of such rows, which may have come from another process."""
-    from dtlab.trace import Event
-
-    return [
-        Event(rank, kind, name, tuple(peers), 0, start, end, dict(extra))
-        for rank, kind, name, peers, start, end, extra in rows
-    ]
-
-
-# Draws ------------------------------------------------------------------------------------------
-
-
-def draw_layers(draw: Random, ranks: int, goal: float) -> Layers:
+def draw_layers(draw: random.Random, ranks: int, goal: float) -> Layers:
     """Layers of which an even split brings little, and a greedy cut is not the best one."""
     for _ in range(5000):
         slow = draw.randrange(ranks)
-        others = [rank for rank in range(ranks) if rank != slow]
         most = 8 if ranks > 3 else 12
         seconds = [
             1e-4 * (draw.randint(30, 50) if layer // _EACH == slow else draw.randint(2, most))
             for layer in range(ranks * _EACH)
         ]
-        one = Layers(tuple(seconds), ranks, goal, draw.choice(others))
-        if _teaches(one):
-            return one
+        compiles = draw.choice([rank for rank in range(ranks) if rank != slow])
+        layers = Layers(tuple(seconds), ranks, goal, compiles)
+        even, greedy = layers.ceiling(layers.even), layers.ceiling(filled(seconds, ranks))
+        if 1.15 < _BEGUN * even / (even + _BEGUN - 1) < 1.25 and greedy > 1.01 * goal:
+            best = layers.ceiling(layers.best)
+            if greedy < 0.99 * best and layers.speedup(layers.best, 30) >= goal:
+                return layers
     raise AssertionError("no draw has a best cut that a greedy rule misses")
 
 
-def _teaches(one: Layers) -> bool:
-    """Slow at first; the greedy cut reaches the goal, yet another one is better."""
-    even, greedy = one.ceiling(one.even), one.ceiling(filled(one.seconds, one.ranks))
-    at_first = _BEGUN * even / (even + _BEGUN - 1)
-    if not 1.15 < at_first < 1.25 or greedy <= 1.01 * one.goal:
-        return False
-    fewest = one.fewest(one.best)
-    return fewest is not None and fewest <= 30 and greedy < 0.99 * one.ceiling(one.best)
+# The trace has three steps of GPipe. In the first one another rank takes far longer than in later
+# ones, as a rank does that compiles its kernels. So the sums over all steps are misleading.
+
+_STEPS: Final = 3
+_MESSAGE, _GAP = 1e-4, 5e-3  # seconds: of a message; between steps
 
 
-# What is asked in 07/one_slow_stage: traces of slow runs; and then a run of one cut on ranks -----
+def events_of(layers: Layers) -> list[Event]:
+    """The events of the slow run."""
+    events: list[Event] = []
+    begin = 0.0
+    for step in range(_STEPS):
+        times = layers.times(layers.even)
+        if step == 0:
+            times[layers.compiles] = 1.5 * _STEPS * max(times)
+        trace = simulate(gpipe(layers.ranks, _BEGUN), _costs(times, _MESSAGE))
+        for event in trace.events:
+            events.append(replace(event, start=begin + event.start, end=begin + event.end))
+            if event.kind == "compute":
+                events += _pieces(layers, events[-1], step)
+        begin += trace.duration + _GAP
+    return events
 
-KEYS: Final = ("stage", "ceiling", "cut", "num_microbatches")
-MOST: Final = 500  # microbatches
-_LONGEST: Final = 40  # of them in a real run: a right answer has fewer
-_ASKED: Final = 6.0  # seconds for all answers: one takes a tenth of one
-_LIMIT: Final = 20.0  # seconds for a run
-_SLOWEST: Final = 0.04  # seconds of the slowest stage in a real run: Python adds little to that
+
+def _pieces(layers: Layers, span: Event, step: int) -> Iterator[Event]:
+    """The layers in a stage's forward; in its backward the last layer first, in two pieces."""
+    own = layers.even[span.extra["stage"]]
+    if span.name == "backward":
+        own = [layer for layer in reversed(own) for _ in range(2)]
+    stretch = (span.end - span.start) / sum(layers.seconds[layer] for layer in own)
+    start = span.start
+    for layer in own:
+        end = start + stretch * layers.seconds[layer]
+        about = {"layer": layer, "step": step}
+        yield Event(span.rank, "compute", "layer", start=start, end=end, extra=about)
+        start = end
 
 
-class Said(NamedTuple):
-    """An answer; what has another form is in `odd`, by its key."""
+# What is judged: the answer for each trace -------------------------------------------------------
 
-    stage: int
-    ceiling: float
-    cut: Cut
-    num_microbatches: int
-    odd: Mapping[str, str]
+_KEYS: Final = ("stage", "ceiling", "cut", "num_microbatches")
+_MOST: Final = 500  # microbatches
+_SPARE: Final = 2  # so many microbatches less must miss the goal
 
 
 @dataclass(frozen=True)
-class Sight(Case):
-    """`one_slow_stage(trace, goal)` on the trace of some layers, split evenly."""
+class Sight(Faulty):
+    """`one_slow_stage(trace, goal)` on the trace of some layers, split evenly.
+
+    What cannot be read is a fault of "stage", and of "form", for which the other criteria wait.
+    """
 
     alone = True
+    topic = "stage"
 
     layers: Layers
 
@@ -226,34 +177,55 @@ class Sight(Case):
         return f"{len(self.layers.seconds)} layers on {self.layers.ranks} ranks"
 
     def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        return [list(row) for row in rows_of(self.layers)], self.layers.goal
+        return [astuple(event) for event in events_of(self.layers)], self.layers.goal
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        from dtlab.trace import Trace
-
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
         rows, goal = given
-        found = fn(Trace(events_of(rows)), goal)
+        found = fn(Trace([Event(*row) for row in rows]), goal)
         if not isinstance(found, Mapping):
-            return f"returns {'None' if found is None else 'a ' + type(found).__name__}"
-        missing = [key for key in KEYS if key not in found]
-        return f"has no {missing[0]!r}" if missing else [_plain(found[key]) for key in KEYS]
+            return {"type": type(found).__name__}
+        return {key: _plain(found[key]) for key in _KEYS if key in found}
 
-    def opened(self, result: Any) -> Said | str:
-        if isinstance(result, str):
-            return result[:80]
-        stage, ceiling, cut, count = result
-        odd = {}
-        if not _is_whole(stage):
-            odd["stage"] = "is no whole number"
-        if not isinstance(ceiling, int | float):
-            odd["ceiling"] = "is no number"
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        stage, ceiling, cut, count = values = [results[0].get(key) for key in _KEYS]
+        if None in values:
+            kind = results[0].get("type")
+            what = str(kind)[:80] if kind else f"dict that has no {_KEYS[values.index(None)]!r}"
+            words = f"one_slow_stage returns a {what}. Return a dict with {_KEYS}."
+            yield from (("stage", words), ("form", words))
+            return
+        yield from self._of_trace(stage, ceiling)
         if not self._is_cut(cut):
-            odd["cut"] = f"is no list of {self.layers.ranks} lists that have all layers in order"
-        if not (_is_whole(count) and 1 <= count <= MOST):
-            odd["num_microbatches"] = f"is no whole number from 1 to {MOST}"
-        kept: list[Any] = [None if key in odd else result[n] for n, key in enumerate(KEYS)]
-        return Said(kept[0], kept[1], kept[2], kept[3], odd)
+            odd = f'"cut" is no list of {self.layers.ranks} lists that have all layers in order.'
+            yield from (("cut", odd), ("goal", odd))
+            return
+        yield from self._of_cut(cut)
+        if _is_whole(count) and 1 <= count <= _MOST:
+            yield from self._of_count(cut, count)
+        else:
+            yield "goal", f'"num_microbatches" is no whole number from 1 to {_MOST}.'
+
+    def _of_trace(self, stage: Any, ceiling: Any) -> Iterator[Fault]:
+        """What is wrong with what is read off the trace."""
+        layers = self.layers
+        if not _is_whole(stage):
+            yield "stage", '"stage" is no whole number.'
+        elif stage != layers.slow:
+            why = "Which one is never idle once the first step is over?"
+            if stage == layers.compiles:
+                why = "It takes long in the first step, and never again."
+            yield "stage", f"stage {stage} is not what the others wait for. {why}"
+        right = layers.ceiling(layers.even)
+        if not isinstance(ceiling, int | float):
+            yield "ceiling", '"ceiling" is no number.'
+        elif not abs(ceiling - right) <= 0.02 * right:
+            yield (
+                "ceiling",
+                f"you call this cut {ceiling:.2f} times as fast as one rank at most, and its "
+                f"ceiling is {'lower' if ceiling > right else 'higher'}. From the second "
+                "microbatch on, how often does one come out?",
+            )
 
     def _is_cut(self, cut: Any) -> bool:
         if not isinstance(cut, list) or not all(isinstance(part, list) and part for part in cut):
@@ -261,10 +233,33 @@ class Sight(Case):
         in_order = [layer for part in cut for layer in part]
         return len(cut) == self.layers.ranks and in_order == [*range(len(self.layers.seconds))]
 
-    def mistake(self, results: Sequence[Said | str]) -> str:
-        """See `Case`; what is wrong with an answer is for the judges to say."""
-        (found,) = results
-        return f"one_slow_stage {found}. Return a dict with {KEYS}." if type(found) is str else ""
+    def _of_cut(self, cut: Cut) -> Iterator[Fault]:
+        times, best = self.layers.times(cut), max(self.layers.times(self.layers.best))
+        if max(times) > 1.002 * best:  # rounding
+            spans = ", ".join(f"{part[0]}-{part[-1]}" for part in cut)
+            yield (
+                "cut",
+                f"in [{spans}] stage {times.index(max(times))} takes {max(times) / best:.2f} "
+                "times as long as the slowest stage of the best cut. What do layers cost once "
+                "kernels are compiled, and are all cuts compared?",
+            )
+
+    def _of_count(self, cut: Cut, count: int) -> Iterator[Fault]:
+        layers, enough = self.layers, self.layers.goal - 1e-9  # rounding
+        got = layers.speedup(cut, count)
+        if got < enough:
+            yield (
+                "goal",
+                f"{count} microbatches with your cut are {got:.2f} times as fast as one rank, and "
+                f"{layers.goal:g} is the goal. With this cut the most is "
+                f"{layers.ceiling(cut):.2f}.",
+            )
+        elif count > _SPARE and layers.speedup(cut, count - _SPARE) >= enough:
+            yield (
+                "fewest",
+                f"with your cut fewer than {count} microbatches are {layers.goal:g} times as fast "
+                "as one rank. Smaller microbatches make slower kernels.",
+            )
 
 
 def _is_whole(value: Any) -> bool:
@@ -273,7 +268,7 @@ def _is_whole(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Numbers and lists of them; text where it is anything else."""
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = plain(value)
     if isinstance(value, list | tuple | range):
         return [_plain(one) for one in value]
     if isinstance(value, float) and value.is_integer():
@@ -281,180 +276,70 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float) else str(value)[:40]
 
 
-def trials(seed: int) -> list[Trial]:
-    """Two pipelines of four ranks, and one of three."""
-    draw = random.Random(seed)
-    four = [Sight(draw_layers(draw, 4, 3.4)), Sight(draw_layers(draw, 4, draw.choice((3.2, 3.3))))]
-    return [Trial(1, [*four, Sight(draw_layers(draw, 3, 2.6))], limit=_ASKED)]
+# A run of ours, which is measured ----------------------------------------------------------------
 
-
-def answers_of(seen: Sequence[Observation]) -> Iterator[tuple[str, Layers, Said]]:
-    """For each trace: what it is in words, its layers, and the answer; none where one is none."""
-    one = seen[0]
-    if one.mistakes:
-        return
-    for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-        assert isinstance(case, Sight)
-        yield one.trial.words(number), case.layers, results[0]
-
-
-# A run of ours ----------------------------------------------------------------------------------
+_LONGEST: Final = 40  # microbatches of the run: a right answer has fewer
+_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python adds little to that
 
 
 @dataclass(frozen=True)
-class StandIns(Case):
-    """A step of stand-ins by a cut, in which the slowest stage takes `_SLOWEST` seconds."""
+class StandIns(Faulty):
+    """A step of stand-ins by a cut. No criterion depends on it."""
 
-    layers: Layers
-    cut: tuple[tuple[int, ...], ...]
+    topic = guilty = ""
+
+    cut: Cut
+    seconds: Sequence[float]  # of each layer
     num_microbatches: int
 
-    def __str__(self) -> str:
-        return f"{self.num_microbatches} microbatches of stand-ins"
-
-    @property
-    def seconds(self) -> list[float]:
-        """Of each layer, as it runs."""
-        stretch = _SLOWEST / max(self.layers.times(self.cut))
-        return [stretch * each for each in self.layers.seconds]
+    def shows(self, criterion: str) -> bool:
+        return False
 
     def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        return [list(part) for part in self.cut], self.seconds, self.num_microbatches
+        return self.cut, self.seconds, self.num_microbatches
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        return fn(*given)
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
+        return {"seconds": fn(*given)}
 
-    def opened(self, result: Any) -> float:
-        """See `Case`. How many times as fast as one rank it was."""
-        return self.num_microbatches * sum(self.seconds) / float(result)
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        return ""
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        return iter(())
 
 
-def _measure(*given: Any) -> float:
-    from dtlab.units.unit07.slow_training import stage_step
+def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+    """The first answer's cut on an emulated cluster, if it reaches the goal as simulated."""
+    from dtlab.units.unit07.slow_training import stage_step  # loads torch
 
-    return stage_step(*given)
-
-
-def runs_of(seen: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
-    """The first answer's cut on an emulated cluster, where it should get there."""
-    for _, layers, said in answers_of(seen):
-        if {"cut", "num_microbatches"} & set(said.odd):
-            return []
-        if said.num_microbatches > _LONGEST:
-            return []
-        if layers.speedup(said.cut, said.num_microbatches) < layers.goal - 1e-9:
-            return []
-        link = Link(2e-5, 12.5e9)
-        cluster = Cluster(nodes=layers.ranks, gpus_per_node=1, intra=link, inter=link)
-        case = StandIns(layers, tuple(map(tuple, said.cut)), said.num_microbatches)
-        return [(Trial(layers.ranks, [case], cluster=cluster, limit=_LIMIT), _measure)]
-    return []
+    case = seen[0].trial.cases[0]
+    if seen[0].error is not None or not isinstance(case, Sight):
+        return []
+    found, layers = seen[0].results[0], case.layers
+    cut, count = found[0].get("cut"), found[0].get("num_microbatches")
+    if {"form", "goal"} & {name for name, _ in case.faults(found)} or count > _LONGEST:
+        return []
+    link = Link(2e-5, 12.5e9)
+    cluster = Cluster(nodes=layers.ranks, gpus_per_node=1, intra=link, inter=link)
+    stretch = _SLOWEST / max(layers.times(cut))
+    run = StandIns(cut, [stretch * each for each in layers.seconds], count)
+    return [(Trial(layers.ranks, [run], cluster=cluster, limit=20.0), stage_step)]
 
 
-# The part ----------------------------------------------------------------------------------------
-
-_NEAR = 0.02  # of a ceiling
-_BEST = 1.002  # times the best cut's slowest stage: rounding
-_SPARE = 1  # microbatches more than the fewest
-_CLOSE = 1e-9
-_WAITS = blocked("judged once one_slow_stage returns a dict that can be read")
-
-Objection = Callable[[Layers, Said], str]
-
-
-def _judge(keys: set[str], right: str, objection: Objection, *, is_first: bool = False) -> Judge:
-    """Judges what is said under these keys; the first criterion has to do with the form too."""
-
-    def judge(seen: Seen) -> Verdict:
-        if seen[0].mistakes:
-            return lost(seen[0].mistakes[0]) if is_first else _WAITS
-        for words, layers, said in answers_of(seen):
-            odd = next((key for key in said.odd if key in keys), "")
-            wrong = f'"{odd}" {said.odd[odd]}.' if odd else objection(layers, said)
-            if wrong:
-                return lost(f"{words}: {wrong}")
-        return ok(right)
-
-    return judge
-
-
-def _another_stage(layers: Layers, said: Said) -> str:
-    if said.stage == layers.slow:
-        return ""
-    why = "Which one is never idle once the first step is over?"
-    if said.stage == layers.compiles:
-        why = "It takes long in the first step, and never again."
-    return f"stage {said.stage} is not what the others wait for. {why}"
-
-
-def _another_ceiling(layers: Layers, said: Said) -> str:
-    right = layers.ceiling(layers.even)
-    if abs(said.ceiling - right) <= _NEAR * right:
-        return ""
-    return (
-        f"no number of microbatches makes this cut {said.ceiling:.2f} times as fast as one rank: "
-        "its ceiling is lower. From the second microbatch on, how often does one come out?"
-        if said.ceiling > right
-        else f"more microbatches make this cut more than {said.ceiling:.2f} times as fast as one "
-        "rank: its ceiling is higher. From the second one on, how often does one come out?"
-    )
-
-
-def _a_slower_cut(layers: Layers, said: Said) -> str:
-    times, best = layers.times(said.cut), max(layers.times(layers.best))
-    if max(times) <= _BEST * best:
-        return ""
-    slowest = times.index(max(times))
-    return (
-        f"in {_spans(said.cut)} stage {slowest} takes {max(times) / best:.2f} times as long as "
-        "the slowest stage of the best cut. What do layers cost once kernels are compiled, and "
-        "are all cuts compared?"
-    )
-
-
-def _spans(cut: Cut) -> str:
-    """Layers from first to last: "[0-20, 21-47]"."""
-    ends = ((part[0], part[-1]) for part in cut)
-    return f"[{', '.join(str(a) if a == b else f'{a}-{b}' for a, b in ends)}]"
-
-
-def _too_few(layers: Layers, said: Said) -> str:
-    got = layers.speedup(said.cut, said.num_microbatches)
-    if got >= layers.goal - _CLOSE:
-        return ""
-    return (
-        f"{said.num_microbatches} microbatches with your cut are {got:.2f} times as fast as one "
-        f"rank, and {layers.goal:g} is the goal. With this cut the most is "
-        f"{layers.ceiling(said.cut):.2f}."
-    )
-
-
-def _too_many(layers: Layers, said: Said) -> str:
-    fewest = layers.fewest(said.cut)
-    if fewest is None or said.num_microbatches <= fewest + _SPARE:
-        return ""
-    return (
-        f"with your cut fewer than {said.num_microbatches} microbatches are {layers.goal:g} "
-        "times as fast as one rank. Smaller microbatches make slower kernels."
-    )
-
-
-def _judge_goal(seen: Seen) -> Verdict:
-    verdict = _judge({"cut", "num_microbatches"}, "as simulated, in all three", _too_few)(seen)
-    if verdict.status != "ok" or len(seen) < 2 or seen[1].error is not None:
+def _goal(seen: Seen) -> Verdict:
+    """Judges the goal, and tells what was measured."""
+    verdict = judge("goal", "as simulated, in all three", "form")(seen)
+    run = seen[-1].trial.cases[0]
+    if verdict.status != "ok" or seen[-1].error is not None or not isinstance(run, StandIns):
         return verdict
-    measured = min(seen[1].results[0])
-    return ok(f"{verdict.message}; measured here with stand-ins: {measured:.2f} times")
+    step = max(float(result["seconds"]) for result in seen[-1].results[0])
+    speedup = run.num_microbatches * sum(run.seconds) / step
+    return ok(f"{verdict.message}; measured here with stand-ins: {speedup:.2f} times")
 
 
-def _judge_fewest(seen: Seen) -> Verdict:
-    if _judge_goal(seen).status != "ok":
-        return blocked("judged once the goal is reached")
-    return _judge({"num_microbatches"}, "no fewer would do", _too_many)(seen)
+def _trials(seed: int) -> list[Trial]:
+    """Two pipelines of four ranks, and one of three."""
+    draw = random.Random(seed)
+    four = [Sight(draw_layers(draw, 4, 3.4)), Sight(draw_layers(draw, 4, draw.choice((3.2, 3.3))))]
+    return [Trial(1, [*four, Sight(draw_layers(draw, 3, 2.6))], limit=6.0)]
 
 
 PART = Part(
@@ -464,14 +349,14 @@ PART = Part(
     minutes=30,
     difficulty=2,
     check=Check(
-        trials=trials,
-        then=runs_of,
+        trials=_trials,
+        then=_runs,
         rules=(
-            Rule("stage", 2, _judge({"stage"}, "it caps each", _another_stage, is_first=True)),
-            Rule("ceiling", 2, _judge({"ceiling"}, "sum / max", _another_ceiling)),
-            Rule("cut", 3, _judge({"cut"}, "none has a faster slowest stage", _a_slower_cut)),
-            Rule("goal", 3, _judge_goal),
-            Rule("fewest", 1, _judge_fewest),
+            rule("stage", 2, "it caps each"),
+            rule("ceiling", 2, "sum / max", "form"),
+            rule("cut", 3, "none has a faster slowest stage", "form"),
+            Rule("goal", 3, _goal),
+            rule("fewest", 1, "no fewer would do", "form", "goal"),
         ),
     ),
 )

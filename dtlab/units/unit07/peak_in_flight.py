@@ -28,14 +28,11 @@ from dtlab.schedules import (
 from dtlab.schedules.actions import needs
 from dtlab.units.unit07.judging import LIMIT
 
-__all__ = ["PART", "any_schedule"]
-
 _WHY = {
     "counts": "It goes up by one with each F, and down by one with each B. What is the most?",
     "halves": "After I the activations are still there: W needs them. So the most may come after "
     "the first backward.",
-    "chunks": "Of two stages of a rank each has activations of its own, of the same microbatch "
-    "too.",
+    "chunks": "Each of a rank's two stages has activations of its own, of one microbatch too.",
     "any": "Go through the list to its end. A rank may also have nothing to do.",
 }
 
@@ -45,7 +42,6 @@ class Holding(Faulty):
     """`fn(schedule)`; `name` is what it is called in words."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.simulate",)
-
     alone = True
 
     schedule: Schedule
@@ -66,54 +62,42 @@ class Holding(Faulty):
         schedule = Schedule([Action(*one) for one in row] for row in given)
         with finished_calls("dtlab.predict.simulate", refuse=True) as finished:
             found = plain(fn(schedule))
-        several = isinstance(found, list | tuple)
-        return {
-            "peaks": [whole(one) for one in found] if several else None,
-            "text": short(found),
-            "finished": sorted(finished),
-        }
+        peaks = [whole(one) for one in found] if isinstance(found, list | tuple) else None
+        return {"peaks": peaks, "text": short(found), "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         got, text = results[0]["peaks"], str(results[0]["text"])[:60]
         if got is None or len(got) != len(self.schedule) or None in got:
-            yield (
-                self.topic,
-                f"it returns {text}. Return a list with a whole number for each rank.",
-            )
+            form = "Return a list with a whole number for each rank."
+            yield self.topic, f"it returns {text}. {form}"
             return
-        for rank, (mine, right) in enumerate(zip(got, peak_in_flight(self.schedule), strict=True)):
-            if mine != right:
-                yield (
-                    self.topic,
-                    f"not {mine} on rank {rank}. {_WHY[self.topic]}\n{grid(self.schedule)}",
-                )
+        for rank, (peak, right) in enumerate(zip(got, peak_in_flight(self.schedule), strict=True)):
+            if peak != right:
+                why = f"{_WHY[self.topic]}\n{grid(self.schedule)}"
+                yield self.topic, f"not {peak} on rank {rank}. {why}"
                 return
 
 
 def any_schedule(draw: random.Random, count: int) -> Schedule:
-    """Two stages on ranks 0 and 2 that do what they can in an order drawn, and rank 1 idle."""
+    """Two stages on ranks 0 and 2 that do what they can in an order drawn, and rank 1 idle.
+
+    Each of them holds the most only after its first backward.
+    """
     while True:
-        row: dict[int, list[Action]] = {0: [], 1: []}
-        left = {Action(s, kind, k) for s in row for kind in "FB" for k in range(count)}
+        schedule = Schedule([[], [], []])
+        left = {Action(s, kind, k) for s in (0, 1) for kind in "FB" for k in range(count)}
         while left:
-            ready = [one for one in sorted(left) if _is_ready(one, left)]
-            action = draw.choice(ready)
-            row[action.stage].append(action)
+            action = draw.choice([one for one in sorted(left) if _is_ready(one, left)])
+            schedule[2 * action.stage].append(action)
             left.remove(action)
-        late = [_early_forwards(one) < most for one, most in zip(row.values(), peak_in_flight(
-            Schedule(row.values())), strict=True)]  # fmt: skip
-        if all(late):
-            return Schedule([row[0], [], row[1]])
+        early = ["".join(action.kind for action in row).find("B") for row in schedule]
+        if all(few < most for few, most in zip(early, peak_in_flight(schedule), strict=True)):
+            return schedule
 
 
 def _is_ready(action: Action, left: set[Action]) -> bool:
     own = Action(action.stage, "F", action.microbatch)
     return needs(action, 1) not in left and (action.kind == "F" or own not in left)
-
-
-def _early_forwards(row: Sequence[Action]) -> int:
-    """Forwards before the first backward."""
-    return "".join(action.kind for action in row).index("B")
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -1,8 +1,6 @@
 """The broken program of 07/unsynchronised, as level-3.ipynb shows it, and its stages.
 
-A check runs it on ranks, to compare a diagnosis with what really happens. A line has the number
-that it has in the cell: the one with `def` is line 1. This file loads torch: it is imported when a
-check runs, never before.
+This file loads torch: it is imported when a check runs, never before.
 """
 
 # mypy: disable-error-code="operator, assignment"

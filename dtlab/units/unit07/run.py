@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
-from dtlab.schedules import Action, Schedule, gpipe, one_f_one_b
-from dtlab.units.unit07.judging import judge_of, one_process, stage_net
+from dtlab.schedules import Action, Schedule, as_schedule, gpipe, one_f_one_b
+from dtlab.units.unit07.judging import batch_of, loss_of, one_process, rule_of, stage_net
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-__all__ = ["PART", "Running", "shuffled"]
-
-# What ranks do in 07/run: a learner's executor on a stage of ours, which notes what is done ------
-#
-# rank r    run(schedule, stage r, ...)
-#               │  forward: F noted, and how many graphs of earlier microbatches are still there
-#               ▼  backward: B noted
-#           gradients, what was noted
 
 FINISHED = (
     "dtlab.parallel.pipeline.executor",
@@ -38,76 +29,6 @@ FINISHED = (
     "torch.distributed.pipelining.schedules",
     "torch.distributed.pipelining.stage",
 )
-
-
-def execute(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """One step by `fn`; gradients, and what happened in which order."""
-    import torch.distributed as dist
-
-    from dtlab.grading.checking.modules import filled
-    from dtlab.schedules import as_schedule
-    from dtlab.units.unit07.judging import loss_of
-
-    module = filled(given["kind"], given["layers"], given["state"])
-    log: list[str] = []
-    graphs: list[int] = []
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    with finished_calls(*FINISHED, refuse=True) as finished:
-        fn(
-            as_schedule(given["rows"]),
-            _noting(module, log, graphs),
-            given["sizes"],
-            given["width"],
-            given["inputs"] if rank == 0 else None,
-            given["targets"] if rank == last else None,
-            loss_of,
-        )
-    return {
-        "gradients": [one.grad for one in module.parameters()],
-        "log": "".join(log),
-        "graphs": graphs,
-        "finished": sorted(finished),
-    }
-
-
-def _noting(module: nn.Module, log: list[str], graphs: list[int]) -> nn.Module:
-    """The module, which writes F and B into `log`, and into `graphs` at each F how many live."""
-    import weakref
-
-    import torch
-
-    class Graph:
-        """Lives as long as the graph of a forward."""
-
-    living: weakref.WeakSet[Graph] = weakref.WeakSet()
-
-    class Mark(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, output: Tensor) -> Tensor:
-            log.append("F")
-            graphs.append(len(living))
-            ctx.graph = Graph()
-            living.add(ctx.graph)
-            return output.view_as(output)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            log.append("B")
-            return gradients[0]
-
-    class Noting(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, x: Tensor) -> Tensor:
-            return Mark.apply(self.inner(x))  # type: ignore[no-any-return, no-untyped-call]
-
-    return Noting()
-
-
-# The part ----------------------------------------------------------------------------------------
-
 _LIMIT = 3.0  # seconds
 _NONE = 1e-6  # times a gradient: as good as nothing
 _OWN = 1  # graphs: that of the last microbatch, which a local name may still have
@@ -115,7 +36,13 @@ _OWN = 1  # graphs: that of the last microbatch, which a local name may still ha
 
 @dataclass(frozen=True)
 class Running(Faulty):
-    """`fn(schedule, module, sizes, width, inputs, targets, loss)` on a stage of ours."""
+    """`fn(schedule, module, sizes, width, inputs, targets, loss)` on a stage of ours.
+
+    rank r    fn(schedule, stage r, ...)
+                  │  forward: notes F, and how many graphs of earlier microbatches are alive
+                  ▼  backward: notes B
+              gradients, what was noted
+    """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
@@ -129,11 +56,6 @@ class Running(Faulty):
     def __str__(self) -> str:
         return f"{self.name} with microbatches of {', '.join(map(str, self.sizes))} samples"
 
-    @property
-    def guilty(self) -> str:
-        """See `Faulty`: of a hang the criterion too."""
-        return self.topic
-
     def shows(self, criterion: str) -> bool:
         of_turns = self.topic == "turns" and criterion in ("order", "waits", "memory")
         return self.topic in ("result", criterion) or of_turns
@@ -141,12 +63,7 @@ class Running(Faulty):
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and targets, by microbatch."""
-        import torch
-
-        draw = torch.Generator().manual_seed(self.seed)
-        inputs, targets = torch.randn(2, sum(self.sizes), self.width, generator=draw).unbind()
-        sizes = list(self.sizes)
-        return list(torch.split(inputs, sizes)), list(torch.split(targets, sizes))
+        return batch_of(self.seed, self.sizes, self.width)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         inputs, targets = self.batch
@@ -164,44 +81,56 @@ class Running(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        return execute(fn, given)
+        from dtlab.grading.checking.modules import filled
+
+        module = filled(given["kind"], given["layers"], given["state"])
+        log: list[str] = []
+        graphs: list[int] = []
+        _note(module, log, graphs)
+        names = ("sizes", "width", "inputs", "targets")
+        with finished_calls(*FINISHED, refuse=True) as finished:
+            fn(as_schedule(given["rows"]), module, *(given[name] for name in names), loss_of)
+        return {
+            "gradients": [one.grad for one in module.parameters()],
+            "log": "".join(log),
+            "graphs": graphs,
+            "finished": sorted(finished),
+        }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         net = stage_net(self.width, 6)
         modules = [net.module(self.seed + rank) for rank in range(len(results))]
         wanted = one_process(modules, *self.batch)
-        for rank, each in enumerate(wanted):
-            for got, right in zip(results[rank]["gradients"], each, strict=True):
-                if got is None or not close(got, right):
-                    scaled = _scaled([one["gradients"] for one in results], wanted)
-                    yield self.topic, f"rank {rank}: {self._how(got, right, scaled)}"
-                    return
+        found = [result["gradients"] for result in results]
+        for rank in range(len(results)):
+            if not _is_times(1.0, found[rank], wanted[rank]):
+                without = any(gradient is None for gradient in found[rank])
+                why = "a parameter has no gradient." if without else self._how(found, wanted)
+                yield self.topic, f"rank {rank}: {why}"
+                return
         if self.topic == "turns":
             yield from self._course(results)
 
-    def _how(self, got: Tensor | None, right: Tensor, scaled: str) -> str:
-        """What is wrong with a gradient; `scaled` says if they all have one factor on a rank."""
-        if got is None:
-            return "a parameter has no gradient."
-        factors = {
-            len(self.sizes): "of the sum over the microbatches, not of the mean",
-            sum(self.sizes) / len(self.sizes): "of the losses times their samples, "
-            "divided by the number of microbatches",
-            sum(self.sizes): "of the sum over the samples",
+    def _how(
+        self, found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+    ) -> str:
+        """What is wrong with the gradients of all ranks."""
+        factors = []
+        for got, right in zip(found, wanted, strict=True):
+            last = got[-1] if got[-1] is not None else 0 * right[-1]
+            factor = float((last * right[-1]).sum() / right[-1].square().sum())
+            if abs(factor) > _NONE and _is_times(factor, got, right):
+                factors.append(f"{factor:.3g}")
+        if len(factors) == len(found):
+            if set(factors) == {str(len(self.sizes))}:
+                return "gradients are those of the sum over the microbatches, not of the mean."
+            said = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
+            return f"gradients are the right ones times {said}. What is scaled already?"
+        hints = {
+            "uneven": " What does a sample count in the mean over all samples?",
+            "any": " Ranks take microbatches in different orders: which message is whose?",
         }
-        for factor, words in factors.items():
-            if close(got, right * factor):
-                return f"gradients are those {words}."
-        if scaled:
-            return scaled
-        if self.topic == "uneven":
-            return "gradients are not those of the mean over all samples. What does each count?"
-        if self.topic == "any":
-            return (
-                "gradients are not those of one process. Ranks take microbatches in different "
-                "orders here: which message is whose?"
-            )
-        return "gradients are not those of one process."
+        return "gradients are not those of one process." + hints.get(self.topic, "")
 
     def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """What was done in which order, and what was left of it."""
@@ -211,39 +140,47 @@ class Running(Faulty):
                 yield "order", f"rank {rank} does {done}, and its list says {listed}."
                 break
         for rank, seen in enumerate(results):
-            done, graphs = str(seen["log"]), list(map(int, seen["graphs"]))
-            forwards = [place for place, kind in enumerate(done) if kind == "F"]
-            balance = [0, *accumulate(1 if kind == "F" else -1 for kind in done)]
-            for place, found in zip(forwards, graphs, strict=True):
-                if found > balance[place] + _OWN:
+            in_flight, graphs = 0, list(map(int, seen["graphs"]))
+            for kind in str(seen["log"]):
+                if kind == "F" and graphs.pop(0) > in_flight + _OWN:
                     yield (
                         "memory",
-                        f"rank {rank}: when forward number {forwards.index(place) + 1} begins, "
-                        f"{balance[place]} microbatches are in flight, and the graphs of {found} "
-                        "are still there. Who has their outputs or losses?",
+                        f"rank {rank}: when a forward begins while {in_flight} microbatches are "
+                        "in flight, more graphs than that are still there. What still refers to "
+                        "their outputs or losses?",
                     )
                     return
+                in_flight += 1 if kind == "F" else -1
 
 
-def _scaled(results: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]) -> str:
-    """What is said where a rank's gradients are the right ones times a number; else empty."""
-    factors = []
-    for found, right in zip(results, wanted, strict=True):
-        each = [one for one in found if one is not None]
-        if len(each) < len(right):
-            return ""
-        factor = float((each[-1] * right[-1]).sum() / right[-1].square().sum())
-        if abs(factor) < _NONE or not all(
-            close(a, b * factor) for a, b in zip(each, right, strict=True)
-        ):
-            return ""
-        factors.append(factor)
-    said = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in enumerate(factors))
-    return f"gradients are the right ones times {said}. What is scaled where it is scaled already?"
+def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
+    """Makes the module write F and B into `log`, and at each F how many graphs are alive."""
+    living: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
+    forward = module.forward
+
+    def noted(x: Tensor) -> Tensor:
+        def begins(_: Tensor) -> None:  # it lives as long as the graph of this forward
+            log.append("B")
+
+        output: Tensor = forward(x)
+        log.append("F")
+        graphs.append(len(living))
+        if output.requires_grad:
+            output.register_hook(begins)  # type: ignore[no-untyped-call]
+            living.add(begins)
+        return output
+
+    module.forward = noted
+
+
+def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
+    """Whether these are the right gradients times this factor."""
+    pairs = zip(found, right, strict=True)
+    return all(got is not None and close(got, factor * wanted) for got, wanted in pairs)
 
 
 def _unwaited(seen: Seen) -> str:
-    """A send for which nobody waits, under 1F1B; empty if there is none."""
+    """A send that a rank does not wait for, under 1F1B; empty if there is none."""
     for one in of_topic(seen, "turns"):
         for event in one.trace.events if one.trace is not None else ():
             if event.name == "send" and not event.extra.get("blocked", True):
@@ -297,16 +234,12 @@ PART = Part(
         compiles=True,  # the first backward from a given gradient imports as much
         rules=(
             rule("result", 3, "GPipe: the gradients of one process"),
-            Rule("uneven", 1, judge_of("uneven", "uneven", "each sample counts alike", "result")),
-            Rule("turns", 2, judge_of("turns", "turns", "1F1B comes to its end", "result")),
-            Rule("order", 1, judge_of("turns", "order", "in the order of the list", "turns")),
-            Rule(
-                "waits",
-                1,
-                judge_of("turns", "waits", "returns when all is sent", "turns", also=_unwaited),
-            ),
-            Rule("memory", 2, judge_of("turns", "memory", "gone after its backward", "turns")),
-            Rule("any", 1, judge_of("any", "any", "any order of microbatches", "result")),
+            rule_of("uneven", "uneven", 1, "each sample counts alike", "result"),
+            rule_of("turns", "turns", 2, "1F1B comes to its end", "result"),
+            rule_of("turns", "order", 1, "in the order of the list", "turns"),
+            rule_of("turns", "waits", 1, "returns when all is sent", "turns", also=_unwaited),
+            rule_of("turns", "memory", 2, "gone after its backward", "turns"),
+            rule_of("any", "any", 1, "any order of microbatches", "result"),
         ),
     ),
     reference="dtlab.parallel.pipeline.executor.run_schedule",

@@ -13,48 +13,45 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import nan
 from random import Random
-from typing import Final, TypeAlias
+from typing import Final
 
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice, number
+from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.predict import peak_in_flight
 from dtlab.schedules import Schedule, as_schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from dtlab.schedules.actions import clock
 
-__all__ = ["PART", "SCHEDULES", "laid_out"]
+Grid = list[list[str]]  # rows of actions; a cell in which nothing runs is empty
+Cell = tuple[int, int]  # rank and step
 
-# Schedules as grids of unit steps: laid out, checked, broken in one cell -------------------------
-
-Grid: TypeAlias = list[list[str]]
-"""Rows of actions; a cell in which nothing runs is empty."""
-Cell: TypeAlias = tuple[int, int]
-"""Rank and step."""
-
-REASONS: Final = {
-    "forward": "the stage before has not ended its forward pass of that microbatch",
-    "backward": "the stage after has not ended its backward pass of that microbatch",
-    "own": "its own stage has not ended what comes first: F before B or I, I before W",
-    "twice": "it has run before",
-}
-
-_TRIES: Final = 3  # of which the least conspicuous one is taken
-
-
-SCHEDULES: Final[dict[str, Callable[[int, int], Schedule]]] = {
+SCHEDULES: Final[dict[str, Callable[[int, int], Schedule]]] = {  # for p ranks, m microbatches
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": partial(interleaved, num_chunks=2),
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
 }
-"""For so many ranks and microbatches."""
+_SIZES: Final = {  # ranks and microbatches that a line has room for
+    "gpipe": ((3, 4), (3, 5), (4, 4), (4, 5), (4, 6)),
+    "1f1b": ((3, 4), (3, 5), (3, 6), (4, 4), (4, 5), (4, 6)),
+    "interleaved": ((2, 2), (2, 4)),
+    "zb_h1": ((3, 4), (3, 5), (4, 4), (4, 5)),
+    "zb_h2": ((2, 4), (2, 5), (2, 6), (3, 5)),
+}
+_TO_BREAK: Final = ("gpipe", "1f1b", "zb_h1")
+_REASONS: Final = {
+    "forward": "the stage before has not ended its forward pass of that microbatch",
+    "backward": "the stage after has not ended its backward pass of that microbatch",
+    "own": "its own stage has not ended what comes first: F before B or I, I before W",
+    "twice": "it has run before",
+}
 
-
-# Grids -----------------------------------------------------------------------------------------
+# Grid A, which is right --------------------------------------------------------------------------
 
 
 def laid_out(name: str, ranks: int, count: int) -> Grid:
@@ -68,8 +65,32 @@ def laid_out(name: str, ranks: int, count: int) -> Grid:
     return grid
 
 
-def needs(action: str, last: int) -> Iterator[tuple[str, str]]:
-    """What has to end before an action can run, each with the reason for which it cannot."""
+def _actions(grid: Grid) -> Schedule:
+    return as_schedule([[cell for cell in row if cell] for row in grid])
+
+
+def _name(grid: Grid) -> str:
+    """Which schedule a grid is."""
+    actions = _actions(grid)
+    count = 1 + max(action.microbatch for action in actions[0])
+    return next(name for name, make in SCHEDULES.items() if actions == make(len(grid), count))
+
+
+def _first_backward(row: list[str]) -> int:
+    return next(step for step, cell in enumerate(row) if cell[1:2] in ("B", "I"))
+
+
+def _idle(row: list[str]) -> int:
+    """Empty cells between the first and the last action."""
+    steps = [step for step, cell in enumerate(row) if cell]
+    return steps[-1] + 1 - steps[0] - len(steps)
+
+
+# Grid B, in which one action cannot run ----------------------------------------------------------
+
+
+def _needs(action: str, last: int) -> Iterator[tuple[str, str]]:
+    """What must end before an action can run, each with the reason for which it cannot."""
     stage, kind, microbatch = int(action[0]), action[1], action[2:]
     if kind == "F" and stage > 0:
         yield f"{stage - 1}F{microbatch}", "forward"
@@ -79,30 +100,28 @@ def needs(action: str, last: int) -> Iterator[tuple[str, str]]:
         yield f"{stage}{'I' if kind == 'W' else 'F'}{microbatch}", "own"
 
 
-def _missing(action: str, last: int, ended: set[str]) -> str:
-    """Why an action cannot run; empty if it can."""
-    return next((why for needed, why in needs(action, last) if needed not in ended), "")
-
-
-def faults(grid: Grid) -> dict[Cell, str]:
+def _faults(grid: Grid) -> dict[Cell, str]:
     """The cells whose action cannot run in their step, with the reason."""
-    last = max(int(cell[0]) for row in grid for cell in row if cell)
     found: dict[Cell, str] = {}
     ended: set[str] = set()
     for step, column in enumerate(zip(*grid, strict=True)):
         for rank, cell in enumerate(column):
-            why = "twice" if cell in ended else _missing(cell, last, ended) if cell else ""
-            if cell and why:
-                found[rank, step] = why
+            needs = _needs(cell, len(grid) - 1) if cell else ()
+            reasons = ["twice"] * (cell in ended) + [why for one, why in needs if one not in ended]
+            if reasons:
+                found[rank, step] = reasons[0]
         ended.update(filter(None, column))
     return found
 
 
-def broken(grid: Grid, draw: Random) -> Grid:
-    """A copy in which one action cannot run: two cells of a rank exchanged, or one doubled."""
-    wanted = draw.choice(list(REASONS))
+def _broken(grid: Grid, draw: Random) -> Grid:
+    """A copy in which one action cannot run: two cells of a rank exchanged, or one doubled.
+
+    Of three such exchanges it is the one between the nearest cells.
+    """
+    wanted = draw.choice(list(_REASONS))
     found: list[tuple[int, Grid]] = []
-    while len(found) < _TRIES:
+    while len(found) < 3:
         rank = draw.randrange(len(grid))
         here, there = draw.sample(range(len(grid[0])), 2)
         row = list(grid[rank])
@@ -110,122 +129,28 @@ def broken(grid: Grid, draw: Random) -> Grid:
             continue
         row[here], row[there] = row[here] if wanted == "twice" else row[there], row[here]
         tried = [row if one == rank else list(grid[one]) for one in range(len(grid))]
-        if list(faults(tried).values()) == [wanted] and any(row[-1] for row in tried):
+        if list(_faults(tried).values()) == [wanted] and any(row[-1] for row in tried):
             found.append((abs(here - there), tried))
     return found[0][1] if wanted == "twice" else min(found)[1]
 
 
-def place(grid: Grid, action: str) -> Cell:
-    """Where an action runs first."""
-    return min(
-        ((rank, row.index(action)) for rank, row in enumerate(grid) if action in row),
-        key=lambda cell: cell[1],
-    )
-
-
-def in_flight(row: Sequence[str]) -> list[int]:
-    """After each step, how many forward passes of a rank have left what is still to be used."""
-    split = any(cell[1:2] == "W" for cell in row)
-    freed = "W" if split else "B"
-    counts, now = [], 0
-    for cell in row:
-        now += {"F": 1, freed: -1}.get(cell[1:2], 0)
-        counts.append(now)
-    return counts
-
-
-# Grid A ----------------------------------------------------------------------------------------
-
-
-def count(given: Values) -> int:
-    """Microbatches of grid A."""
-    return 1 + max(int(cell[2:]) for cell in given["grid_a"][0] if cell)
-
-
-def schedule(given: Values) -> str:
-    """Which schedule grid A is."""
-    grid, microbatches = given["grid_a"], count(given)
-    actions = as_schedule([[cell for cell in row if cell] for row in grid])
-    return next(
-        name for name, make in SCHEDULES.items() if actions == make(len(grid), microbatches)
-    )
-
-
-def _first_backward(row: list[str]) -> int:
-    return next(step for step, cell in enumerate(row) if cell[1:2] in ("B", "I"))
-
-
-def first_backwards(given: Values) -> list[int]:
-    """The steps in which the ranks begin with backward passes."""
-    return list(map(_first_backward, given["grid_a"]))
-
-
-def before(given: Values) -> list[int]:
-    """Forwards of each rank before its first backward."""
-    return [sum(map(bool, row[: _first_backward(row)])) for row in given["grid_a"]]
-
-
-def peak(given: Values) -> int:
-    """Forward passes that the drawn rank has under way at its fullest."""
-    return max(in_flight(given["grid_a"][given["rank"]]))
-
-
-def idle(given: Values) -> list[int]:
-    """Empty cells of each rank between its first and its last action."""
-    found = []
-    for row in given["grid_a"]:
-        steps = [step for step, cell in enumerate(row) if cell]
-        found.append(steps[-1] + 1 - steps[0] - len(steps))
-    return found
-
-
-def longer(given: Values) -> int:
-    """Steps with more microbatches."""
-    return len(laid_out(schedule(given), len(given["grid_a"]), given["more"])[0])
-
-
-def all_forwards(given: Values) -> float:
-    """All forward passes of a rank, where they are clearly more than it has under way."""
-    forwards = sum(cell[1:2] == "F" for cell in given["grid_a"][0])
-    return forwards if forwards > peak(given) + 1 else nan
-
-
-# Grid B ----------------------------------------------------------------------------------------
-
-
-def impossible(given: Values) -> tuple[Cell, str]:
-    """The cell of grid B that cannot run, and the reason."""
-    ((cell, why),) = faults(given["grid_b"]).items()
+def _impossible(grid: Grid) -> tuple[Cell, str]:
+    """The cell that cannot run, and the reason."""
+    ((cell, why),) = _faults(grid).items()
     return cell, why
 
 
-def waited_for(given: Values) -> list[int]:
+def _waited_for(grid: Grid) -> list[int]:
     """The cell of what the impossible action needs; of a doubled one, the first time it runs."""
-    grid = given["grid_b"]
-    (rank, step), why = impossible(given)
+    (rank, step), why = _impossible(grid)
     action = grid[rank][step]
-    if why == "twice":
-        return list(place(grid, action))
-    last = len(grid) - 1
-    return list(place(grid, next(one for one, whose in needs(action, last) if whose == why)))
-
-
-def reason(given: Values) -> str:
-    """Why it cannot run."""
-    return impossible(given)[1]
+    if why != "twice":
+        action = next(one for one, whose in _needs(action, len(grid) - 1) if whose == why)
+    first, rank = min((row.index(action), rank) for rank, row in enumerate(grid) if action in row)
+    return [rank, first]
 
 
 # The part ----------------------------------------------------------------------------------------
-
-_SIZES: Final = {  # ranks and microbatches that a line has room for
-    "gpipe": ((3, 4), (3, 5), (4, 4), (4, 5), (4, 6)),
-    "1f1b": ((3, 4), (3, 5), (3, 6), (4, 4), (4, 5), (4, 6)),
-    "interleaved": ((2, 2), (2, 4)),
-    "zb_h1": ((3, 4), (3, 5), (4, 4), (4, 5)),
-    "zb_h2": ((2, 4), (2, 5), (2, 6), (3, 5)),
-}
-_TO_BREAK: Final = ("gpipe", "1f1b", "zb_h1")
-_BLANK: Final = "\u00a0"  # a browser keeps it
 
 
 def _draw(draw: Random) -> Values:
@@ -234,42 +159,39 @@ def _draw(draw: Random) -> Values:
     other = draw.choice([one for one in _TO_BREAK if one != name])
     return {
         "grid_a": laid_out(name, ranks, count),
-        "grid_b": broken(laid_out(other, *draw.choice(_SIZES[other])), draw),
+        "grid_b": _broken(laid_out(other, *draw.choice(_SIZES[other])), draw),
         "rank": draw.randrange(ranks),
         "more": ranks * draw.randrange(3, 7),
     }
 
 
 def _rows(given: Values) -> list[tuple[str, str]]:
-    return [*_lines("A", given["grid_a"]), *_lines("B", given["grid_b"])]
-
-
-def _lines(name: str, grid: Grid) -> list[tuple[str, str]]:
-    steps = [str(step) for step in range(len(grid[0]))]
-    rows = [(f"{name}, step", steps)]
-    rows += [(f"{name}, rank {rank}", cells) for rank, cells in enumerate(grid)]
-    return [(label, f"`{_BLANK.join(map(_cell, cells))}`") for label, cells in rows]
-
-
-def _cell(text: str) -> str:
-    return f"{text or '·':^3}".replace(" ", _BLANK)
+    rows: list[tuple[str, str]] = []
+    for name, grid in (("A", given["grid_a"]), ("B", given["grid_b"])):
+        lines = {"step": map(str, range(len(grid[0])))}
+        lines |= {f"rank {rank}": cells for rank, cells in enumerate(grid)}
+        for label, cells in lines.items():
+            text = " ".join(f"{cell or '·':^3}" for cell in cells)
+            rows.append(
+                (f"{name}, {label}", f"`{text}`".replace(" ", "\u00a0"))
+            )  # kept by browsers
+    return rows
 
 
 def _one_of(
     name: str,
     prompt: str,
     options: Mapping[str, str],
-    right: Callable[[Values], str],
+    right: str,
     hint: str,
     why: Mapping[str, str],
 ) -> Question:
-    """Asks for a name that is read off a grid; `why` is said of each that is not the right one."""
-
-    def unless_right(option: str) -> Callable[[Values], str]:
-        return lambda given: "" if right(given) == option else option
-
-    wrong = {unless_right(option): words for option, words in why.items()}
-    return choice(name, prompt, options, right, hint, wrong)
+    """Asks for a name; `why` is said of each one that is not the right one."""
+    wrong = {
+        formula(f"'' if {right} == {option!r} else {option!r}"): words
+        for option, words in why.items()
+    }
+    return choice(name, prompt, options, formula(right), hint, wrong)
 
 
 PART = Part(
@@ -291,51 +213,49 @@ PART = Part(
                 "zb_h1": "ZB-H1",
                 "zb_h2": "ZB-H2",
             },
-            schedule,
+            "schedule",
             "Look at what rank 0 does before its first backward, and at which letters there are.",
             {
                 "gpipe": "there all forwards come before any backward.",
-                "1f1b": "there backward is in one piece, and a rank has one stage, where F and B "
-                "take turns.",
+                "1f1b": "there backward is in one piece, and on a rank's one stage F and B "
+                "alternate.",
                 "interleaved": "there a rank has more than one stage: 0 and p.",
-                "zb_h1": "there backward is in two pieces, and rank 0 makes p forwards before the "
-                "first one.",
-                "zb_h2": "there backward is in two pieces, and rank 0 makes 2p - 1 forwards "
-                "before the first one.",
+                "zb_h1": "there backward is in two pieces, and rank 0 first does p forwards.",
+                "zb_h2": "there backward is in two pieces, and rank 0 first does 2p - 1 forwards.",
             },
         ),
         number(
             "before",
             "grid A: forward passes that each rank makes before its first backward, as a list",
-            before,
+            "[sum(map(bool, row[: first(row)])) for row in grid_a]",
             "Count cells with an F in each row, up to the first `B` or `I`.",
             {
                 "[one - 1 for one in answer]": "one fewer each: the forward right before the "
                 "first backward counts as well.",
-                first_backwards: "these are the steps in which the first backwards run. "
-                "Empty cells do not count.",
+                "[first(row) for row in grid_a]": "these are the steps in which the first "
+                "backwards run. Empty cells do not count.",
             },
             exact=True,
         ),
         number(
             "peak",
             "grid A: how many forward passes rank {rank} has under way at its fullest",
-            peak,
+            "peak_in_flight(actions)[rank]",
             "Go along the row: one more at each F, one fewer at each B, or each W where backward "
             "is in two pieces.",
             {
                 "answer + 1": "one too many: has one been freed before the last one came in?",
                 "answer - 1": "one too few: a backward pass needs what its forward has left, "
                 "until it ends.",
-                all_forwards: "these are all forward passes of the rank. What is freed on "
-                "the way?",
+                "forwards if forwards > answer + 1 else nan": "these are all forward passes of "
+                "the rank. What is freed on the way?",
             },
             exact=True,
         ),
         number(
             "idle",
             "grid A: empty cells of each rank from its first action to its last one, as a list",
-            idle,
+            "[idle_in(row) for row in grid_a]",
             "In each row: last step less first step, and one; less the cells that are filled.",
             {
                 "[row.count('') for row in grid_a]": "these are all empty cells of a row. Those "
@@ -348,7 +268,7 @@ PART = Part(
         number(
             "longer",
             "grid A: how many steps the same schedule would take with {more} microbatches",
-            longer,
+            "len(laid_out(schedule, len(grid_a), more)[0])",
             "What does each further microbatch add, and what stays as it is?",
             {
                 "steps * more / count": "this makes the bubble grow with the microbatches. Which "
@@ -362,11 +282,11 @@ PART = Part(
         number(
             "cell",
             "grid B: rank and step of the action that cannot run there, as a list of two",
-            "list(impossible(given)[0])",
+            "list(impossible[0])",
             "For each action: has what it needs ended in an earlier step, and has it run before?",
             {
-                waited_for: "this one can run: what it needs itself has ended. Who comes "
-                "too soon, or again?",
+                "waited_for(grid_b)": "this one can run: what it needs has ended. Which action "
+                "comes too soon, or again?",
                 "answer[::-1]": "write the rank first.",
             },
             exact=True,
@@ -375,8 +295,8 @@ PART = Part(
         _one_of(
             "reason",
             "grid B: why it cannot run there",
-            REASONS,
-            reason,
+            _REASONS,
+            "impossible[1]",
             "Go from its cell to the left, in its own row and in the rows above and below.",
             {
                 "forward": "is it a forward pass, and what did the stage before do until then?",
@@ -387,11 +307,22 @@ PART = Part(
             },
         ),
         where={
-            "count_of": count,
-            "impossible": impossible,
-            "count": "count_of(given)",
+            "nan": nan,
+            "laid_out": laid_out,
+            "peak_in_flight": peak_in_flight,
+            "first": _first_backward,
+            "idle_in": _idle,
+            "waited_for": _waited_for,
+            "actions_of": _actions,
+            "name_of": _name,
+            "impossible_of": _impossible,
+            "actions": "actions_of(grid_a)",
+            "schedule": "name_of(grid_a)",
+            "impossible": "impossible_of(grid_b)",
             "steps": "len(grid_a[0])",
-            "each": "sum(cell[2:] == '0' for cell in grid_a[0])",  # of a rank, for a microbatch
+            "forwards": "sum(action.kind == 'F' for action in actions[0])",
+            "count": "1 + max(action.microbatch for action in actions[0])",
+            "each": "sum(action.microbatch == 0 for action in actions[0])",  # for a microbatch
         },
     ),
 )

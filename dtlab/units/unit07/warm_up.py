@@ -21,7 +21,6 @@ class Warming(Faulty):
     """`fn(rank, stages, count)` for every rank; each number belongs to one of the criteria."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.schedules.generators",)
-
     alone = True
 
     stages: int
@@ -39,16 +38,17 @@ class Warming(Faulty):
         stages, count = given
         with finished_calls("dtlab.schedules.generators", refuse=True) as finished:
             found = [fn(rank, stages, count) for rank in range(stages)]
-        counts = [whole(one) for one in found]
-        texts = [short(one) for one in found]
-        return {"counts": counts, "texts": texts, "finished": sorted(finished)}
+        returned = [(whole(one), short(one)) for one in found]
+        return {"returned": returned, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        for rank, (got, text) in enumerate(zip(*_columns(results[0]), strict=True)):
+        for rank in range(self.stages):
+            got, text = results[0]["returned"][rank]
             behind = self.stages - 1 - rank
             name = "last" if not behind else "steady" if self.count >= self.stages else "few"
             if got is None:
-                yield "steady", f"for rank {rank} it returns {text}, which is no whole number."
+                shown = f"{str(text)[:60]}, which is no whole number."
+                yield "steady", f"for rank {rank} it returns {shown}"
                 return
             if got != min(behind, self.count):
                 yield name, f"not {got} for rank {rank}. {self._why(rank, got)}"
@@ -62,16 +62,11 @@ class Warming(Faulty):
         if got == behind + 1 <= self.count:
             return "That is what it holds at most: the forward of the first pair counts with it."
         if got == rank:
-            return "That is the wrong way round: who waits longest for a first gradient?"
+            return "That is the wrong way round: which rank waits longest for a gradient?"
         return (
             f"{behind} stages are behind it. How many forwards can it do until the gradient of "
             "its first microbatch is due?"
         )
-
-
-def _columns(seen: Noted) -> tuple[list[int | None], list[str]]:
-    counts = [None if one is None else int(one) for one in seen["counts"]]
-    return counts, [str(one)[:60] for one in seen["texts"]]
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -56,8 +56,7 @@ PART = Part(
             "(p - 1) * (f + i + w)",
             "A stage waits for p - 1 others: for all that each of them does with a microbatch.",
             {
-                "(p - 1) * (f + i)": "the stage below waits for a whole backward here. Both "
-                "pieces of it count.",
+                "(p - 1) * (f + i)": "a whole backward comes between. Both pieces of it count.",
                 "p * (f + i + w)": "one too many: a stage does not wait for itself.",
                 "(p - 1) * (f + i - w)": "so it is under H1, where W fills in.",
             },
@@ -69,8 +68,7 @@ PART = Part(
             "(p - 1) * (f + i - w)",
             "Nobody waits for W now; and W runs where a stage would wait.",
             {
-                "(p - 1) * (f + i)": "nobody waits for W here. And what does a stage do while it "
-                "waits?",
+                "(p - 1) * (f + i)": "and what does a stage do while it waits?",
                 "(p - 1) * (f + i + w)": "so it is under 1F1B.",
                 "(p - 1) * (f + i - 2 * w)": "so it is under H2, which warms up for longer.",
             },
@@ -90,14 +88,13 @@ PART = Part(
         ),
         number(
             "rates",
-            "the share of the time of a step in which a stage is idle, as a list of three: 1F1B, "
-            "H1, H2",
+            "the share of a step in which a stage is idle, a list of three: 1F1B, H1, H2",
             "[100 * one / (one + m * work) for one in bubbles]",
             "Idle time over idle time and m times the work of a microbatch.",
             {
                 "[100 * one / (m * work) for one in bubbles]": "this is over the ideal time.",
-                "[100 * one / ((m + p - 1) * work) for one in bubbles]": "this has the time of a "
-                "step under 1F1B below all three. Each has its own.",
+                "[100 * one / ((m + p - 1) * work) for one in bubbles]": "this divides all three "
+                "by the time of a step under 1F1B. Each has its own.",
             },
             unit="%",
         ),
@@ -105,8 +102,7 @@ PART = Part(
             "as_good",
             "how many microbatches 1F1B needs to idle for no larger a share than H2 with your m",
             "ceil(as_h2)",
-            "Shares are alike where bubbles over m are. Microbatches are whole: which way do you "
-            "round?",
+            "Shares are alike where bubbles over m are. And which way do you round?",
             {
                 "as_h2": "microbatches are whole: with how many is the share no larger?",
                 "floor(as_h2)": "a part of a microbatch is missing.",
@@ -125,8 +121,7 @@ PART = Part(
                 "[p, p, p]": "what does H2 put into the gap before the first gradient?",
                 "[p, 2 * p - 1, 2 * p - 1]": "H1 warms up as 1F1B does.",
                 "[p, p, 2 * p]": "the last one is one too many: 2(p - 1) to warm up, and then?",
-                "[one - 1 for one in answer]": "these are the forwards of the warm-up. One more "
-                "comes before the first gradient.",
+                "[one - 1 for one in answer]": "these are the forwards of the warm-up alone.",
             },
             exact=True,
         ),
@@ -146,8 +141,7 @@ PART = Part(
             "What lies between a stage that ends and the next one that begins?",
             {
                 "filling": "the last stage begins after p - 1 forwards. That is not what is left.",
-                "backward": "the closed form has T_F, T_I and T_W as they were measured. What "
-                "does it take for nothing?",
+                "backward": "T_F, T_I and T_W were measured. What does it take for nothing?",
                 "optimizer": "so does the table: it is of a step up to its last gradient.",
             },
         ),

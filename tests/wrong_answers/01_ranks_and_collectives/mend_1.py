@@ -295,9 +295,9 @@ WRONG = {
     finished_all_gather: {"traffic": "rank 0 calls all_gather"},
     all_gather_of_objects: {"traffic": "rank 0 calls all_gather"},
     to_everybody_at_once: {"traffic": "rank 0 exchanges messages with rank 2"},
-    all_blocks_in_every_round: {"traffic": "rank 0 sends 3.1 MB; 0.8 MB are enough"},
+    all_blocks_in_every_round: {"traffic": "3.1 MB left rank 0; 0.8 MB are enough"},
     once_round_and_home_again: {"traffic": "rank 0 makes 8 calls"},
-    fp64_on_the_wire: {"traffic": "rank 0 sends 1.6 MB; 0.8 MB are enough"},
+    fp64_on_the_wire: {"traffic": "1.6 MB left rank 0; 0.8 MB are enough"},
 }
 
 EQUIVALENT = {

@@ -303,10 +303,10 @@ WRONG = {
     samples_of_this_rank: {"result": "the samples of all ranks are to be returned"},
     returned_but_not_in_place: {"result": "rank 0: the samples of all ranks"},
     not_written: {"result": "mended is not written yet"},
-    whole_table_and_one_column_back: {"traffic": "summing takes 5 kB; 4 kB are enough"},
+    whole_table_and_one_column_back: {"traffic": "5 kB left rank 0; 4 kB are enough"},
     row_by_row: {"traffic": "rank 0 makes 301 calls"},
     tables_gathered: {"traffic": "rank 0 calls all_gather"},
-    fp64_on_the_wire: {"traffic": "summing takes 7 kB; 4 kB are enough"},
+    fp64_on_the_wire: {"traffic": "7 kB left rank 0; 4 kB are enough"},
     through_rank_0: {"traffic": "rank 0 calls broadcast"},
 }
 

@@ -102,5 +102,5 @@ WRONG = {
     larger_rate_for_the_sum: {"rate": "this makes it longer still"},
     same_rate_for_the_sum: {"rate": "steps three times as far"},
     another_result_after: {"after": "work it out with your own numbers"},
-    same_only_where_gradients_are: {"after": "these gradients are not equal"},
+    same_only_where_gradients_are: {"after": "your gradients are not equal"},
 }

@@ -318,7 +318,7 @@ WRONG = {
     batches_swapped: {"scale": "where"},
     turned_over: {"scale": "upside down"},
     variance_only: {"scale": "tr(Sigma) alone"},
-    two_ranks_assumed: {"scale": "Right on 2 ranks only"},
+    two_ranks_assumed: {"scale": "tr(Sigma) / |G|^2 of 4 ranks"},
     on_the_first_rank_only: {"scale": "where"},
     another_order_on_each_rank: {"scale": "not the same on all ranks", "traffic": "dist.all_gath"},
     below_zero_as_it_comes: {"signal": "infinite"},

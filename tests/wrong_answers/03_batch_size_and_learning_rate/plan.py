@@ -208,7 +208,7 @@ WRONG = {
     one_update_too_few: {"updates": "enough for another update"},
     updates_of_one_rank: {"updates": "404 updates of 512 samples"},
     updates_counted_in_micro_batches: {"updates": "808 updates of 512 samples"},
-    no_dict: {"batch": "plan(512, 103536, 2, 64), returns list"},
+    no_dict: {"batch": "plan(512, 103536, 2, 64): returns list"},
     the_rate_left_out: {"batch": "without 'rate'"},
     a_rate_in_words: {"batch": "for 'rate': a number is asked for"},
     half_an_update: {"batch": "for 'updates': a whole number is asked for"},

@@ -470,7 +470,7 @@ RIGHT = [Plain, ByIdentity, a_function_that_makes_one]
 WRONG = {
     Untouched: {"training": "LossScaler is not written yet"},
     StepDoesNotUnscale: {"training": "That is the scale: whoever has not called unscale_"},
-    TheFirstScaleForEver: {"training": "growth_interval=2, step 2: the parameters do not go"},
+    TheFirstScaleForEver: {"training": "growth_interval=2: step 2: the parameters do not go"},
     DoesNotMultiply: {"training": "parameters hardly move. Is the loss multiplied"},
     NeverSteps: {"training": "the optimizer does not step"},
     StepsTwice: {"training": "the optimizer steps 2 times"},

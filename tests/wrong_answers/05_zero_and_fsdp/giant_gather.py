@@ -223,7 +223,7 @@ WRONG = {
     layers_stay_whole: {"peak": "stayed whole after forward"},
     another_rate: {"training": "Only what is broken has to change"},
     gradients_pile_up: {"training": "Only what is broken has to change"},
-    a_batch_too_few: {"training": "losses, and there are"},
+    a_batch_too_few: {"training": "returns the losses"},
 }
 
 _NOTED = "losses.append(loss.item())"

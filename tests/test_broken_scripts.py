@@ -1,0 +1,95 @@
+"""Broken training scripts of Level III: notebooks show what checks run, line by line."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from dtlab.grading import Part, known_parts
+from dtlab.grading.course import Course
+from dtlab.grading.scripts.lines import judge_line, numbered
+from dtlab.grading.scripts.mend import MendScript
+from dtlab.grading.scripts.symptoms import Scene
+from tests.staying import BENCH
+from tests.wrong_answers import answers_of
+
+ROOT = Path(__file__).parent.parent
+PARTS = [part for part in known_parts() if isinstance(part.check, MendScript)]
+
+each_part = pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+
+
+@cache
+def cells(path: str) -> dict[str, str]:
+    return {one.id: one.source for one in nbformat.read(ROOT / "solutions" / path, 4).cells}
+
+
+def shown_with(part: Part) -> dict[str, str]:
+    """The cells of the notebook in which a part is."""
+    return cells(str(Course(ROOT).level(part)))
+
+
+def mend_of(part: Part) -> MendScript:
+    assert isinstance(part.check, MendScript)
+    return part.check
+
+
+def said_of(part: Part) -> dict[str, Any]:
+    """The right diagnosis, as the right answers have it."""
+    known = answers_of(part)
+    assert known is not None
+    return dict(known.right[0]()["diagnosis"])
+
+
+def code_of(source: str) -> str:
+    """A function, as it is without type hints; a notebook may give it another name."""
+    tree = ast.parse(source)
+    for function in (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)):
+        function.returns = None
+        for argument in function.args.args:
+            argument.annotation = None
+    assert isinstance(tree.body[0], ast.FunctionDef)
+    tree.body[0].name = "train"
+    return ast.unparse(tree)
+
+
+@each_part
+def test_the_notebook_shows_the_script_that_is_checked(part: Part) -> None:
+    shown = shown_with(part)[f"{part.symbol}-program"]
+    checked = numbered(mend_of(part).broken)
+    assert code_of(shown) == code_of("\n".join(checked))
+    for ours, theirs in zip(shown.splitlines(), checked, strict=True):
+        assert ours == theirs.partition("  # noqa")[0] or "def " in ours
+
+
+@each_part
+def test_lines_at_fault_may_be_named_by_text_and_by_number(part: Part) -> None:
+    mend = mend_of(part)
+    lines = numbered(mend.broken)
+    for text in mend.lines:
+        number = next(n for n, line in enumerate(lines, 1) if text in line)
+        for said in (text, number, said_of(part)["line"]):
+            assert judge_line(mend.broken, said, mend.lines, "").status == "ok"
+
+
+@each_part
+def test_the_notebook_lists_the_symptoms_that_are_measured(part: Part) -> None:
+    wanted = [f'| `"{name}"` | {one.words} |' for name, one in mend_of(part).symptoms.items()]
+    text = next(text for text in shown_with(part).values() if wanted[0] in text)
+    assert [line for line in text.splitlines() if line.startswith('| `"')] == wanted
+
+
+@pytest.mark.slow
+@each_part
+def test_a_broken_script_shows_its_symptom_and_no_other(part: Part, warm: None) -> None:
+    mend, said = mend_of(part), said_of(part)
+    scene = Scene(BENCH.observe(mend.scene, mend.broken), mend.optimizer)
+    found = [name for name, symptom in mend.symptoms.items() if symptom.find(scene).seen]
+    assert found == [said["symptom"]]
+    if mend.proof is not None:
+        assert mend.proof.judge(said["number"], scene).status == "ok"
