@@ -23,7 +23,6 @@ import dtlab
 from dtlab.grading import Part, find_part
 from dtlab.grading.checking.bench import warm_up
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off

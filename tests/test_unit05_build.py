@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from dtlab.grading import find_part, known_parts
-from dtlab.units.unit05.alive import Alive
 from dtlab.units.unit05.blocks import draw_blocks, fill, flat_of, lay
+from dtlab.units.unit05.runs_scripts import Alive
 from dtlab.units.unit05.stage_2 import PART as STAGE_2
 from dtlab.units.unit05.stage_2 import Adam, Owned
 from dtlab.units.unit05.stage_3 import faults_in

@@ -34,7 +34,7 @@ def models(seed: int) -> list[Model]:
 
 
 def measured(model: Model, plan: Plan) -> Any:
-    from dtlab.units.unit06.plans_engine import measure
+    from dtlab.units.unit06.on_ranks import measure
 
     trial = Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=15)
     one = BENCH.observe(trial, measure)

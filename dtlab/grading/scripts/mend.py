@@ -13,11 +13,9 @@ from functools import cache, partial
 from typing import Any
 
 from dtlab.errors import RankTimeoutError
-from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.warm import warm_up
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import formula
 from dtlab.grading.questions.kinds import Mistake, Number

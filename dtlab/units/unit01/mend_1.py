@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.faults import Fault, Noted
-from dtlab.grading.checking.sums import labelled
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.waits import judge_waits
+from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part
+from dtlab.grading.questions.waits import judge_waits
 from dtlab.grading.words import ranks_in_words
 from dtlab.units.unit01.mending import (
     BYTES,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.faults import Fault, Faulty, Noted
-from dtlab.grading.checking.sums import labelled, wrong_sum
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.waits import judge_waits
+from dtlab.grading.checking.values import labelled, wrong_sum
 from dtlab.grading.parts import Part
+from dtlab.grading.questions.waits import judge_waits
 from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, traffic
 
 if TYPE_CHECKING:

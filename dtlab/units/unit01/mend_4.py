@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.faults import Fault, Noted
-from dtlab.grading.checking.sums import labelled, wrong_sum
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.values import labelled, wrong_sum
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short, whole
 from dtlab.units.unit01.judges import messages

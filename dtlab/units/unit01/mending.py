@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Verdict, blocked, lost, ok
 from dtlab.grading.checking.faults import Faulty, rule
-from dtlab.grading.checking.mends import Mend
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.scripts.mends import Mend
 from dtlab.grading.words import amount
 from dtlab.units.unit01.judges import by_luck
 

@@ -25,7 +25,8 @@ from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import unseen_collectives, unseen_source
+from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
+from dtlab.grading.checking.values import close, same_bits, sgd_step
 from dtlab.grading.words import amount
 
 if TYPE_CHECKING:

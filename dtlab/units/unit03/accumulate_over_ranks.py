@@ -15,6 +15,7 @@ from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, spelled
 from dtlab.units.unit03.rules import foreign, in_each_step, shown_rule

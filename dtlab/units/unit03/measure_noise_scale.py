@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
 from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.rules import foreign, in_each_step, own_rule, shown_rule

@@ -19,6 +19,7 @@ from dtlab.grading.checking.faults import Fault, Faulty, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.values import sgd_step
 from dtlab.units.unit03.shares import (
     Shares,
     loss_sum,

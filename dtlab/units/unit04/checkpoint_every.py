@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.faults import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.gradients import close
 from dtlab.grading.checking.trials import Trial, drawn_seed
+from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 from dtlab.units.unit04.separate import Separate, separate_rule

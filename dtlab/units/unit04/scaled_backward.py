@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINISHED", "PART", "Backwards"]
 
-FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.overflow"
+FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.loss_scaling"
 _FACTOR = 5e-9  # of the loss: without a scale, its gradients are 0 in fp16
 _NEAR = 0.03  # of a gradient's length: rounding in fp16 takes a hundredth
 _EXACT, _CLOSE = 0.02, 0.1  # of a factor: one that should be 1, and one that is known

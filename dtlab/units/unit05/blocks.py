@@ -30,14 +30,14 @@ __all__ = ["FINISHED", "LARGE", "OnBlock", "OnLargeBlock", "alike", "draw_blocks
            "values_of"]  # fmt: skip
 
 FINISHED = (  # library modules with functions that learners write in this unit
-    "dtlab.parallel.data",
-    "dtlab.parallel.zero",
-    "dtlab.parallel.fully_sharded",
-    "dtlab.parallel.flat_shard",
-    "dtlab.parallel.sharded_block",
-    "dtlab.parallel.sharded_gradients",
-    "dtlab.parallel.sharded_optimizer",
-    "dtlab.parallel.shards",
+    "dtlab.parallel.data.data_parallel",
+    "dtlab.parallel.zero.optimizers",
+    "dtlab.parallel.zero.fully_sharded",
+    "dtlab.parallel.zero.sharded_block",
+    "dtlab.parallel.zero.sharded_block",
+    "dtlab.parallel.zero.sharded_block",
+    "dtlab.parallel.zero.sharded_optimizer",
+    "dtlab.parallel.zero.shards",
     "torch.nn.parallel.distributed",
     "torch.distributed.optim.zero_redundancy_optimizer",
     "torch.distributed.fsdp.fully_sharded_data_parallel",

@@ -47,7 +47,7 @@ class Freeing(OnBlock):
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit05.alive import Alive
+        from dtlab.units.unit05.runs_scripts import Alive
 
         parameters, own = list(block.parameters()), given["topic"] == "own"
         with Alive(*parameters) as alive:

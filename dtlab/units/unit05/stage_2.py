@@ -106,7 +106,7 @@ class Owned(OnBlock):
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit05.alive import Alive
+        from dtlab.units.unit05.runs_scripts import Alive
 
         trained = [one for one in block.parameters() if one.requires_grad]
         share, held = given["share"], list[tuple[int, int, int]]()

@@ -72,7 +72,7 @@ class Carried(Case):
 
 
 def _measure(*given: Any) -> Any:
-    from dtlab.units.unit06.plans_engine import measure
+    from dtlab.units.unit06.on_ranks import measure
 
     return measure(*given)
 

@@ -13,6 +13,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.values import close
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks
 from dtlab.schedules import Fault as Flaw
 from dtlab.schedules.actions import clock
