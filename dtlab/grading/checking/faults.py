@@ -85,10 +85,13 @@ def judge(
         wrong = _fault(seen, name) or also(seen)
         if wrong:
             return lost(wrong)
-        failed = [one for one in seen if one.error is not None and _shows(one, name)]
-        if not failed:
-            return ok(right)
-        return blocked(f"judged once nothing fails in {failed[0].trial.words()}")
+        shown = [one for one in seen if _shows(one, name)]
+        failed = next((one for one in shown if one.error is not None), None)
+        if failed is not None:
+            return blocked(f"judged once nothing fails in {failed.trial.words()}")
+        if any(vars(one).get("unreadable") for one in shown):
+            return blocked("judged once the ranks return what is asked for")
+        return ok(right)
 
     return judged
 
@@ -120,7 +123,9 @@ def _faults(one: Observation, name: str) -> Iterator[str]:
     if code and cases[0].topic == name:
         yield f"{code} does the work for you, and finished code does not count."
     if "faults" not in vars(one):  # kept as `mistakes` is: every criterion asks for them
-        vars(one)["faults"] = [*_all_faults(one)]
+        found = [*_all_faults(one)]
+        unreadable = any(words.endswith(UNREADABLE) for _, words in found)
+        vars(one).update(faults=found, unreadable=unreadable)
     yield from (words for topic, words in vars(one)["faults"] if topic == name)
 
 
