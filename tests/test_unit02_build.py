@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dtlab.grading import Criterion, find_part
-from dtlab.grading.checking.faults import Noted
+from dtlab.grading.checking.criteria import Noted
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import dtlab
 from dtlab.errors import RankTimeoutError
 from dtlab.grading import find_part
-from dtlab.grading.checking.faults import Noted
+from dtlab.grading.checking.criteria import Noted, right_on_some
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import groups_in_words, members_of
-from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import inside_marks, unseen_source
 from dtlab.grading.checking.values import close, sgd_step

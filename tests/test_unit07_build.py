@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dtlab.grading import find_part, known_parts
-from dtlab.grading.checking.faults import Noted
+from dtlab.grading.checking.criteria import Noted
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import Action, Schedule, gpipe, naive, one_f_one_b, validate, zb_h1
 from dtlab.units.unit07 import gpipe as all_forward_first

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dtlab.grading.checking.faults import Fault, Faulty, Noted
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
 

@@ -9,7 +9,7 @@ import random
 
 from dtlab.errors import DeadlockError
 from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.objections import Objection, criterion
+from dtlab.grading.checking.criteria import Objection, criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out

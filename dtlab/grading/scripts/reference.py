@@ -13,7 +13,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.objections import Objection
+from dtlab.grading.checking.criteria import Objection
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.run import fill

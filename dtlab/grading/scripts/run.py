@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.objections import Objection
+from dtlab.grading.checking.criteria import Objection
 from dtlab.grading.checking.trials import Case, Observation
 
 if TYPE_CHECKING:

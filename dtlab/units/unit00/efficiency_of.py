@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events

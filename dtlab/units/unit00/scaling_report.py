@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.bench import HERE, Bench
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Case, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.report import Criterion

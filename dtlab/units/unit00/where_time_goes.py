@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Case, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, links_of, nodes_of

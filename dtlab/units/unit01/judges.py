@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_messages
 from dtlab.grading.words import amount, count_ranks

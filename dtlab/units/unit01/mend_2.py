@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.criteria import Fault, Noted
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Verdict, blocked, lost, ok
-from dtlab.grading.checking.faults import Faulty, rule
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mends import Mend
 from dtlab.grading.words import amount

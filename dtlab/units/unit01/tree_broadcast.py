@@ -7,7 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.criteria import Fault, Noted, Seen
 from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault
+from dtlab.grading.checking.criteria import Fault, right_on_some
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.topics import right_on_some
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train

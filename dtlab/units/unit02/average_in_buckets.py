@@ -8,10 +8,9 @@ from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault
+from dtlab.grading.checking.criteria import Fault, Seen
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train, wrong

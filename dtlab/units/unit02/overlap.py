@@ -17,10 +17,9 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault
+from dtlab.grading.checking.criteria import Fault, Seen, right_on_some
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.topics import Seen, right_on_some
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_in_buckets import COUNTED_ON, draw_plan, packed, wrong_number

@@ -10,8 +10,7 @@ from itertools import chain, combinations, pairwise
 from typing import Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import count_ranks, ranks_in_words

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from dtlab.grading.checking.objections import Objection, criterion
+from dtlab.grading.checking.criteria import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained

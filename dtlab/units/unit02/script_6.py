@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained

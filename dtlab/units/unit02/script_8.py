@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RankError
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained

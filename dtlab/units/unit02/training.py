@@ -19,11 +19,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
 from dtlab.grading.checking.values import close, same_bits, sgd_step

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
-from dtlab.grading.checking.faults import Fault, Noted
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Rule, Verdict, blocked
-from dtlab.grading.checking.faults import Faulty, judge
+from dtlab.grading.checking.criteria import Faulty, Seen, judge, of_topic
 from dtlab.grading.checking.finished import called_by
-from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.objections import Objection, criterion
+from dtlab.grading.checking.criteria import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
 from dtlab.grading.scripts.data_parallel import drift, left_out, too_many_bytes, trained

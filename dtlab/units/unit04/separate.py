@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.faults import Faulty, rule
-from dtlab.grading.checking.topics import Seen, of_topic
+from dtlab.grading.checking.criteria import Faulty, Seen, of_topic, rule
 
 __all__ = ["Separate", "separate_rule"]
 

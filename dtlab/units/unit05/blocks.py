@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.faults import Faulty
+from dtlab.grading.checking.criteria import Faulty
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.resident import Mark, ResidentCase, layers_of, use_twice

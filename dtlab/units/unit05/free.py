@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.faults import Fault, Noted, judge, rule
+from dtlab.grading.checking.criteria import Fault, Noted, judge, rule
 from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part

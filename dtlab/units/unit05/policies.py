@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses

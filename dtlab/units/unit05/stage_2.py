@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Noted, rule, traffic
+from dtlab.grading.checking.criteria import Fault, Noted, rule, traffic
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial

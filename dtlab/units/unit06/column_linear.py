@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import rule
+from dtlab.grading.checking.criteria import Seen, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import inside_marks
 from dtlab.grading.parts import Part

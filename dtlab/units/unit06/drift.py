@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import copies_differ, events_of
 from dtlab.grading.scripts.symptoms import Scene

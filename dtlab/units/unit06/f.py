@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.trials import Trial

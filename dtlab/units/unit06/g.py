@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.parts import Part
 from dtlab.units.unit06.f import Region, trials_of
 from dtlab.units.unit06.passes import compare, wrong_calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit06.runs import (

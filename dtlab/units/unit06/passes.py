@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.faults import Fault, Faulty, Noted
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import inside_marks, unseen_collectives
 

@@ -7,7 +7,7 @@ import random
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import rule
+from dtlab.grading.checking.criteria import rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Rule, Verdict, blocked
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.topics import Seen, of_topic
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks

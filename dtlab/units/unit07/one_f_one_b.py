@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.faults import Fault, rule
+from dtlab.grading.checking.criteria import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict import peak_in_flight

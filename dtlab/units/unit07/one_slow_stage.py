@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, ok
-from dtlab.grading.checking.faults import Fault, Faulty, Noted, judge, rule
-from dtlab.grading.checking.topics import Seen
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import plain

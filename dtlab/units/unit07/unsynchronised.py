@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.objections import criterion
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import (

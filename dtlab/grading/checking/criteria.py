@@ -1,8 +1,20 @@
-"""`Faulty`: a case that reports faults by criterion, and the judges made from these reports.
+"""Criteria: what is judged of a learner's function, from what its ranks returned.
 
-rank r: on_rank ──> what was seen ──> case.faults(results): ("bytes", "rank 0 sends ...")
-                                                                │
-Rule("bytes", 2, judge("bytes", ...))  <────────────────────────┘
+A case reports its faults, each under the name of a criterion. `rule` makes the criterion:
+
+    rank r: on_rank ──> what the rank noted ──> case.faults(results): ("bytes", "rank 0 sends ...")
+                                                                        │
+    rule("bytes", 2, "a ring's bytes", "values")  <─────────────────────┘
+
+It is lost with the first fault of its name, or if a rank crashes in a case with this `topic`. It is
+blocked while a criterion that it names after its message is lost.
+
+For runs of a whole program, `criterion` takes objections in place of a case's faults: functions of
+a case, of what its ranks returned, and of the observation. Each says what is wrong and what to look
+at next; an empty string means that nothing is wrong.
+
+    criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes)
+    criterion("training", 1, "as one process", other_training, after="bytes")
 """
 
 from __future__ import annotations
@@ -13,11 +25,43 @@ from typing import Any
 
 from dtlab.grading.checking.checks import Judge, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by
-from dtlab.grading.checking.topics import Seen
 from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
 
-__all__ = ["Fault", "Faulty", "Noted", "judge", "rule", "traffic"]
+__all__ = [
+    "Fault",
+    "Faulty",
+    "Noted",
+    "Objection",
+    "Seen",
+    "criterion",
+    "judge",
+    "of_topic",
+    "right_on_some",
+    "rule",
+    "traffic",
+]
+
+Seen = Sequence[Observation]
+
+
+def of_topic(seen: Seen, topic: str) -> list[Observation]:
+    """The trials with a case of this topic."""
+    return [
+        one for one in seen if any(getattr(case, "topic", "") == topic for case in one.trial.cases)
+    ]
+
+
+def right_on_some(seen: Seen) -> str:
+    """Names the numbers of ranks on which all is right; empty if that is all of them or none."""
+    right = {one.trial.world_size for one in seen if not one.mistakes}
+    if not right or right == {one.trial.world_size for one in seen}:
+        return ""
+    ranks = " and ".join(map(str, sorted(right)))
+    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on how many there are?"
+
+
+# Criteria of cases that report their faults -----------------------------------------------------
 
 _MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes of gloo's own in a launch
 
@@ -162,3 +206,48 @@ def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
         return ""
 
     return wrong
+
+
+# Criteria of whole programs, judged by objections -----------------------------------------------
+
+Objection = Callable[[Any, Any, Observation], str]
+
+
+def criterion(
+    name: str,
+    points: float,
+    right: str,
+    *objections: Objection,
+    after: str = "",
+    trouble: Callable[[Observation], str] = lambda one: one.trouble,
+    waits: bool = False,
+) -> Rule:
+    """A criterion that is lost where ranks do not come back, or where there is an objection.
+
+    Its message is `right` where there is none. `trouble` says why ranks did not come back. With
+    `waits` the criterion is blocked then, because another one is already lost by that.
+    """
+
+    def judge(seen: Sequence[Observation]) -> Verdict:
+        gone = next(filter(None, map(trouble, seen)), "")
+        if gone and waits:
+            return blocked("judged once the ranks come back")
+        said = gone or next(_said(seen, objections), "")
+        return lost(said) if said else ok(right)
+
+    return Rule(name, points, judge, after=after)
+
+
+def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
+    for one in seen:
+        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
+            said = (_objection(objection, case, results, one) for objection in objections)
+            yield from (f"{one.trial.words(number)}: {what}" for what in said if what)
+
+
+def _objection(objection: Objection, case: Any, results: Any, one: Observation) -> str:
+    """What it says; ranks may have returned things that it cannot even be asked about."""
+    try:
+        return objection(case, results, one)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return UNREADABLE
