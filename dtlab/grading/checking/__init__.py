@@ -1,18 +1,14 @@
 """The grading kit: trials on ranks, cases, and the criteria that judge what was observed.
 
-    checks.py      a check as data: what is run, which criteria are judged, for how many points
-    trials.py      a run of the learner's function on real ranks, and what a judge may see of it
-    bench.py       where it runs: on the learner's machine, or behind walls
-    warm.py        what is slow to import, made ready before the clock runs
-    mends.py       a broken program: what is said of it, and the mended one
-    defences.py    a written answer, which a person grades by a rubric
-    waits.py       who waits for whom, as a learner says and as the watcher finds
-    topics.py      trials that show one thing
-    groups.py      a function called on several groups of ranks at a time
-    marks.py       what happened on a rank inside a mark
-    nets.py        models that checks draw; modules.py makes them
-    gradients.py   whether two gradients are the same, and a step of training
-    sums.py        what is wrong with a sum, as far as the numbers tell
-    finished.py    finished code called where the answer is to be the learner's own
+    checks.py      a check as data: trials to run, criteria to judge, their points
+    trials.py      runs a learner's function on real ranks, and returns what a judge may see
+    criteria.py    what is wrong with it, by criterion
+    bench.py       where functions run: on the learner's machine, or in a sandbox
+    defences.py    written answers, which a person grades by a rubric
+    groups.py      subgroups of ranks on which a function is called at the same time
+    nets.py        models that checks draw; modules.py builds them
+    values.py      whether gradients and sums over ranks are right
+    resident.py    memory that an answer keeps, as the kernel counts it
+    finished.py    calls of library functions that solve the exercise
     unseen.py      traffic that the recorder did not see
 """

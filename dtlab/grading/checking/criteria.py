@@ -2,16 +2,16 @@
 
 A case reports its faults, each under the name of a criterion. `rule` makes the criterion:
 
-    rank r: on_rank ──> what the rank noted ──> case.faults(results): ("bytes", "rank 0 sends ...")
+    rank r: on_rank ──> what the rank noted ──> case.faults(results): ("bytes", "rank 0 ...")
                                                                         │
     rule("bytes", 2, "a ring's bytes", "values")  <─────────────────────┘
 
-It is lost with the first fault of its name, or if a rank crashes in a case with this `topic`. It is
-blocked while a criterion that it names after its message is lost.
+It is lost with the first fault of its name, or if a rank crashes in a case with this `topic`. It
+is blocked while a criterion that it names after its message is lost.
 
-For runs of a whole program, `criterion` takes objections in place of a case's faults: functions of
-a case, of what its ranks returned, and of the observation. Each says what is wrong and what to look
-at next; an empty string means that nothing is wrong.
+For runs of a whole program, `criterion` takes objections in place of a case's faults: functions
+of a case, of what its ranks returned, and of the observation. Each says what is wrong and what to
+look at next; an empty string means that nothing is wrong.
 
     criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes)
     criterion("training", 1, "as one process", other_training, after="bytes")
@@ -130,6 +130,8 @@ def judge(
         if wrong:
             return lost(wrong)
         shown = [one for one in seen if _shows(one, name)]
+        if not shown:  # an earlier trial hung, and a trial that hangs is the last one
+            return blocked("judged once the ranks finish what is tried before it")
         failed = next((one for one in shown if one.error is not None), None)
         if failed is not None:
             return blocked(f"judged once nothing fails in {failed.trial.words()}")
@@ -141,10 +143,15 @@ def judge(
 
 
 def rule(
-    name: str, points: float, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
+    name: str,
+    points: float,
+    right: str,
+    *before: str,
+    also: Callable[[Seen], str] = lambda _: "",
+    after: str = "",
 ) -> Rule:
-    """The criterion of this name: see `judge`."""
-    return Rule(name, points, judge(name, right, *before, also=also))
+    """The criterion of this name: see `judge`. For `after` see `Rule`."""
+    return Rule(name, points, judge(name, right, *before, also=also), after)
 
 
 def _fault(seen: Seen, name: str) -> str:

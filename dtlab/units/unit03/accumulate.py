@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.criteria import rule
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit03.rules import foreign, shown_rule
-from dtlab.units.unit03.training import Accumulating
+from dtlab.units.unit03.training import Accumulating, foreign
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -43,21 +43,21 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            shown_rule(
+            rule(
                 "equal",
                 2,
                 "right where all microbatches have as many samples, in every step",
                 also=foreign,
             ),
-            shown_rule(
+            rule(
                 "uneven",
                 2,
                 "right where microbatches differ, and where one has no samples",
                 after="equal",
             ),
-            shown_rule("added", 1, "added to what is in .grad already", after="equal"),
-            shown_rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
-            shown_rule("loss", 1, "returns the mean loss over all samples", after="uneven"),
+            rule("added", 1, "added to what is in .grad already", after="equal"),
+            rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
+            rule("loss", 1, "returns the mean loss over all samples", after="uneven"),
         ),
     ),
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
@@ -17,14 +17,15 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, spelled
-from dtlab.units.unit03.rules import foreign, in_each_step, shown_rule
 from dtlab.units.unit03.shares import loss_sum
 from dtlab.units.unit03.training import (
     FINISHED,
     Accumulating,
     Arguments,
     begin,
+    foreign,
     gradients_of,
+    in_each_step,
 )
 
 if TYPE_CHECKING:
@@ -156,14 +157,14 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
-_ONCE = shown_rule(
+_ONCE = rule(
     "once",
     2,
     "the gradients travel once in a step, and a few numbers",
     also=_travels_often,
     after="equal",
 )
-_UNEVEN = shown_rule(
+_UNEVEN = rule(
     "uneven",
     3,
     "right where ranks differ in samples and microbatches, and where one has no samples",
@@ -189,23 +190,21 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            shown_rule(
+            rule(
                 "equal", 2, "right on 1 and 4 ranks where all microbatches are equal", also=foreign
             ),
             Rule("uneven", 3, _judge_uneven, after="equal"),
             _ONCE,
-            shown_rule("added", 1, "added to what is in .grad already", after="equal"),
-            shown_rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
-            shown_rule("left", 1, "no_sync is left by an error too", after="once"),
-            shown_rule(
+            rule("added", 1, "added to what is in .grad already", after="equal"),
+            rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
+            rule("left", 1, "no_sync is left by an error too", after="once"),
+            rule(
                 "subgroups",
                 1,
                 "right where the model averages over some of the ranks",
                 after="uneven",
             ),
-            shown_rule(
-                "loss", 1, "returns the mean loss over the samples of all ranks", after="uneven"
-            ),
+            rule("loss", 1, "returns the mean loss over the samples of all ranks", after="uneven"),
         ),
         compiles=True,
     ),

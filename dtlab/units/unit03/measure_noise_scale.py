@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
-from dtlab.units.unit03.rules import foreign, in_each_step, own_rule, shown_rule
 from dtlab.units.unit03.shares import plain_value
+from dtlab.units.unit03.training import foreign, in_each_step, own_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -279,10 +279,8 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            shown_rule(
-                "scale", 2, "the noise scale, the same on all of 2 to 4 ranks", also=foreign
-            ),
-            shown_rule("signal", 1, "infinite where no signal is measured", after="scale"),
+            rule("scale", 2, "the noise scale, the same on all of 2 to 4 ranks", also=foreign),
+            rule("signal", 1, "infinite where no signal is measured", after="scale"),
             own_rule(
                 "traffic",
                 1,
@@ -290,7 +288,7 @@ PART = Part(
                 also=_travels_often,
             ),
             own_rule("untouched", 1, "the gradient is left as it was", "untouched waits"),
-            shown_rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),
+            rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),
         ),
     ),
     reference="dtlab.training.learning_rate.gradient_noise_scale",

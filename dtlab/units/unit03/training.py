@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted
-from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.checks import Rule, Verdict, blocked
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic, rule
+from dtlab.grading.checking.finished import called_by, finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
+from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
 from dtlab.grading.checking.values import sgd_step
 from dtlab.units.unit03.shares import (
     Shares,
@@ -32,7 +34,18 @@ from dtlab.units.unit03.shares import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["FINISHED", "Accumulating", "Arguments", "begin", "gradients_of"]
+    from dtlab.trace import Event
+
+__all__ = [
+    "FINISHED",
+    "Accumulating",
+    "Arguments",
+    "begin",
+    "foreign",
+    "gradients_of",
+    "in_each_step",
+    "own_rule",
+]
 
 FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
@@ -225,3 +238,59 @@ def _put_before(module: nn.Module, before: Sequence[Tensor] | None) -> None:
     for parameter, content in zip(module.parameters(), before or (), strict=False):
         if parameter.requires_grad:
             parameter.grad = content.clone()
+
+
+# The rules of Level II: when a criterion can be judged, and whose work is judged -----------------
+
+
+def own_rule(
+    name: str, points: float, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
+) -> Rule:
+    """As `rule`, for what is judged whether or not the first criterion is right.
+
+    It is blocked where that one is lost because the work is not the learner's own (`foreign`).
+    """
+    criterion = rule(name, points, right, *before, also=also)
+
+    def judged(seen: Seen) -> Verdict:
+        if foreign(seen):
+            return blocked("judged once your own calls do the work")
+        return criterion.judge(seen)
+
+    return replace(criterion, judge=judged)
+
+
+def foreign(seen: Seen) -> str:
+    """How a result came about where the check cannot see it; empty where it can.
+
+    A case says as `reduced` how many bytes its `groups` have to add up in each step.
+    """
+    for one in seen:
+        cases: list[Any] = list(one.trial.cases)
+        code = called_by(result for results in one.results for result in results)
+        if code:
+            return f"{code} does the work for you, and finished code does not count."
+        found = unseen_collectives(one)
+        right = judge(cases[0].topic, "")([one]).status == "ok"
+        if not found and right and all(hasattr(case, "reduced") for case in cases):
+            size = sum(sum(case.reduced) for case in cases)
+            found = unseen_source(one, "what they return is", size, cases[0].groups)
+        if found:
+            return found
+    return ""
+
+
+def in_each_step(seen: Seen, topic: str) -> Iterator[tuple[str, int, list[Event]]]:
+    """What several ranks did in each step of a topic: where, the bytes to add up, the events."""
+    for one in of_topic(seen, topic):
+        if one.trial.world_size == 1:
+            continue
+        steps = [
+            (f"{one.trial.words(number)}, step {step + 1}", size)
+            for number, case in enumerate(one.trial.cases)
+            for step, size in enumerate(getattr(case, "reduced", ()))
+        ]
+        for rank in range(one.trial.world_size):
+            marks = inside_marks(one.trace, rank, "step")
+            for (where, size), events in zip(steps, marks, strict=False):
+                yield f"{where}, rank {rank}", size, events

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit03.rules import shown_rule
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -345,10 +344,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            shown_rule("warmup", 2, "goes up in a straight line from start_factor to 1"),
-            shown_rule("decay", 2, "goes down half a cosine to zero", "decay waits"),
-            shown_rule("end", 1, "stays at zero from total_steps on", "end waits"),
-            shown_rule(
+            rule("warmup", 2, "goes up in a straight line from start_factor to 1"),
+            rule("decay", 2, "goes down half a cosine to zero", "decay waits"),
+            rule("end", 1, "stays at zero from total_steps on", "end waits"),
+            rule(
                 "edges",
                 1,
                 "right without a warm-up, and with nothing else",
@@ -356,10 +355,8 @@ PART = Part(
                 "decay",
                 "end",
             ),
-            shown_rule(
-                "groups", 1, "every parameter group has its own base rate", "warmup", "decay"
-            ),
-            shown_rule("resume", 2, "goes on in the middle, from state_dict()", "warmup", "decay"),
+            rule("groups", 1, "every parameter group has its own base rate", "warmup", "decay"),
+            rule("resume", 2, "goes on in the middle, from state_dict()", "warmup", "decay"),
         ),
     ),
     reference="dtlab.training.learning_rate.WarmupThenDecay",
