@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Seen
+from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.faults import Fault
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train, wrong
 
-__all__ = ["COUNTED_ON", "PART", "closed_before", "draw_plan", "packed", "wrong_number"]
+__all__ = ["COUNTED_ON", "PART", "closed_before", "counted", "draw_plan", "packed", "wrong_number"]
 
 # Which buckets gradients fill, and models and limits of which a check can tell mistakes apart ----
 
@@ -179,15 +179,15 @@ def _trials(seed: int) -> list[Trial]:
     """Counted on four ranks with seven limits; 1 to 3 ranks; two dtypes; groups."""
     draw = random.Random(seed)
     net, cap, exact = draw_plan(draw)
-    counted = [InBuckets(seed, net, bucket_bytes=cap)]
-    counted += [InBuckets(seed, net, steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
+    limits = [InBuckets(seed, net, bucket_bytes=cap)]
+    limits += [InBuckets(seed, net, steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
     alike = Net("chain", (draw.randint(4, 9),) * 5, "four layers of one shape")
     few = [InBuckets(seed, alike, bucket_bytes=draw.randint(40, 400)) for _ in range(3)]
     mixed = Net("mixed", net.sizes[:5], "a layer of float64")
     bias = 8 * mixed.sizes[2]  # bytes of the float64 layer's: it fills a bucket, if just so
     groups = draw_groups(draw, world_size=5, size=3)
     return [
-        Trial(COUNTED_ON, counted),
+        Trial(COUNTED_ON, limits),
         *(Trial(ranks, [case]) for ranks, case in enumerate(few, 1)),
         Trial(3, [InBuckets(seed, mixed, "dtypes", 2, (), n, _DTYPES) for n in (_ALL, bias)]),
         Trial(5, [InBuckets(seed, alike, "subgroups", groups=groups, bucket_bytes=200)]),
@@ -197,6 +197,16 @@ def _trials(seed: int) -> list[Trial]:
 def _wrong_number_of_a_dtype(seen: Seen) -> str:
     """It is lost with dtypes only where the number is right for gradients of one dtype."""
     return "" if wrong(seen, "all_reduces") else wrong(seen, _NUMBER_OF_A_DTYPE)
+
+
+def counted(name: str, points: float, right: str, *before: str) -> Rule:
+    """A rule that is judged on the trials whose all-reduces are counted."""
+    judge = rule(name, points, right, *before, shown_by=["gradients"]).judge
+    return Rule(
+        name,
+        points,
+        lambda seen: judge([one for one in seen if one.trial.world_size == COUNTED_ON]),
+    )
 
 
 PART = Part(
@@ -209,9 +219,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("gradients", 2, "every gradient is the mean, on 1 to 4 ranks, in every step"),
-            rule("all_reduces", 2, "one all-reduce for each bucket", shown_by=["gradients"]),
-            rule("order", 1, "the last parameters come first", "bytes", shown_by=["gradients"]),
-            rule("bytes", 1, "as many bytes as the gradients have", shown_by=["gradients"]),
+            counted("all_reduces", 2, "one all-reduce for each bucket"),
+            counted("order", 1, "the last parameters come first", "bytes"),
+            counted("bytes", 1, "as many bytes as the gradients have"),
             rule(
                 "dtypes",
                 1,

@@ -22,7 +22,13 @@ from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.average_in_buckets import COUNTED_ON, draw_plan, packed, wrong_number
+from dtlab.units.unit02.average_in_buckets import (
+    COUNTED_ON,
+    counted,
+    draw_plan,
+    packed,
+    wrong_number,
+)
 from dtlab.units.unit02.training import Arguments, Step, Training, rule, steps_of, train
 
 _LAYERS = 6  # of the model whose backward pass is watched
@@ -120,7 +126,7 @@ def _trials(seed: int) -> list[Trial]:
     branch and the last gradient of the other one: on some ranks that one is there first.
     """
     draw = random.Random(seed)
-    counted, cap, exact = draw_plan(draw)
+    frozen, cap, exact = draw_plan(draw)
     chain, tied = draw_nets(draw)
     width, small = draw.randint(9, 16), draw.randint(40, 400)
     layer = 4 * (width * width + width)  # bytes
@@ -130,7 +136,7 @@ def _trials(seed: int) -> list[Trial]:
     groups = draw_groups(draw, world_size=5, size=3)
     orders = (3, _ONE_EACH, _OTHER_BUCKETS), (2, branch + 4, _WITHIN_A_BUCKET)
     return [
-        Trial(COUNTED_ON, [Overlapping(seed, counted, bucket_bytes=n) for n in (cap, exact[0])]),
+        Trial(COUNTED_ON, [Overlapping(seed, frozen, bucket_bytes=n) for n in (cap, exact[0])]),
         Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
         *(Trial(n, [Overlapping(seed, chain, bucket_bytes=small)]) for n in (1, 2)),
         Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
@@ -184,7 +190,7 @@ PART = Part(
                 "after finish() every gradient is the mean, in every step",
                 advice=_where_to_look,
             ),
-            rule("all_reduces", 1, "one all-reduce for each bucket", shown_by=["gradients"]),
+            counted("all_reduces", 1, "one all-reduce for each bucket"),
             _watched("overlap", 2, "the first bucket leaves while backward goes on"),
             _watched(
                 "at_once", 1, "each bucket leaves with the gradient that fills it", "overlap"
