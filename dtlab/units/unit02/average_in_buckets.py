@@ -8,7 +8,7 @@ from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Fault
+from dtlab.grading.checking.criteria import Fault, Seen
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
