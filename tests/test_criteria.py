@@ -55,7 +55,8 @@ def test_a_criterion_waits_for_those_before_it() -> None:
 
 def test_nothing_is_earned_in_trials_that_were_not_run() -> None:
     """A trial that hangs is the last one."""
-    hung = Observation(Trial(1, [Doubling("small")]), error=RankTimeoutError("too long", running=[]))
+    error = RankTimeoutError("too long", running=[])
+    hung = Observation(Trial(1, [Doubling("small")]), error=error)
     assert status(hung) == {"small": "lost", "large": "blocked"}
     assert status(saw("small", 2)) == {"small": "ok", "large": "blocked"}
 
