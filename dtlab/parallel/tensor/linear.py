@@ -51,8 +51,6 @@ from dtlab.parallel.tensor.sequence import check_tokens
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
-    "ShardedLayer",
-    "Split",
     "naive_column_linear",
     "naive_row_linear",
 ]

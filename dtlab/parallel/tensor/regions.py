@@ -35,13 +35,8 @@ from dtlab.parallel.zero.shards import best_reduce_scatter
 __all__ = [
     "copy_to_region",
     "gather_from_region",
-    "own_part",
     "reduce_from_region",
     "scatter_to_region",
-    "share",
-    "start_all_reduce",
-    "start_gather",
-    "start_reduce_scatter",
 ]
 
 
