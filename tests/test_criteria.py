@@ -33,7 +33,8 @@ class Doubling(Faulty):
             yield self.topic, f"{results[0]['y']} is not twice 1"
 
 
-CHECK = Check(lambda _: [], (rule("small", 1, "right"), rule("large", 1, "right", "small")))
+RULES = rule("small", 1, "right"), rule("large", 1, "right", "small"), rule("other", 1, "right")
+CHECK = Check(lambda _: [], RULES)
 
 
 def saw(topic: str, y: Any) -> Observation:
@@ -45,23 +46,29 @@ def status(*seen: Observation) -> dict[str, str]:
 
 
 def test_each_case_loses_what_it_shows() -> None:
-    assert status(saw("small", 2), saw("large", 2)) == {"small": "ok", "large": "ok"}
-    assert status(saw("small", 2), saw("large", 3)) == {"small": "ok", "large": "lost"}
+    right = saw("other", 2)
+    assert status(saw("small", 2), saw("large", 2), right) == {
+        "small": "ok", "large": "ok", "other": "ok",
+    }  # fmt: skip
+    assert status(saw("small", 2), saw("large", 3), right) == {
+        "small": "ok", "large": "lost", "other": "ok",
+    }  # fmt: skip
 
 
 def test_a_criterion_waits_for_those_before_it() -> None:
-    assert status(saw("small", 3), saw("large", 2)) == {"small": "lost", "large": "blocked"}
+    seen = status(saw("small", 3), saw("large", 2), saw("other", 2))
+    assert seen == {"small": "lost", "large": "blocked", "other": "ok"}
 
 
 def test_nothing_is_earned_in_trials_that_were_not_run() -> None:
     """A trial that hangs is the last one."""
     error = RankTimeoutError("too long", running=[])
     hung = Observation(Trial(1, [Doubling("small")]), error=error)
-    assert status(hung) == {"small": "lost", "large": "blocked"}
-    assert status(saw("small", 2)) == {"small": "ok", "large": "blocked"}
+    assert status(hung) == {"small": "lost", "large": "blocked", "other": "blocked"}
 
 
 def test_nothing_is_earned_with_results_that_cannot_be_read() -> None:
     both = Trial(1, [Doubling("small"), Doubling("large")])
     odd = Observation(both, [[Noted({"y": 2})], [Noted({"y": "two"})]])
-    assert status(odd) == {"small": "blocked", "large": "lost"}
+    assert status(odd)["small"] == "blocked"
+    assert status(odd)["large"] == "lost"

@@ -130,7 +130,7 @@ def judge(
         if wrong:
             return lost(wrong)
         shown = [one for one in seen if _shows(one, name)]
-        if not shown:  # an earlier trial hung, and a trial that hangs is the last one
+        if not shown and any(one.hung for one in seen):  # later trials were not run
             return blocked("judged once the ranks finish what is tried before it")
         failed = next((one for one in shown if one.error is not None), None)
         if failed is not None:
