@@ -373,7 +373,7 @@ def rule(
     also: Callable[[Seen], str] = lambda _: "",
     advice: Callable[[Seen, str], str] = lambda _, __: "",
 ) -> Rule:
-    """As `faults.rule`, by objections too.
+    """As `criteria.rule`, by objections too.
 
     `shown_by` are the topics of the trials that it is judged on, if not those of its own name.
     `advice` says what to look at, of these trials and of what is wrong. Where gradients moved
@@ -390,7 +390,7 @@ def rule(
             trials = of_topic(seen, topic)
             if not trials or (topic != name and any(one.error for one in trials)):
                 return blocked("judged once the ranks come back from what is tried")
-        luck = wrong(seen, _LUCK) if name == "gradients" else ""
+        luck = _first_objection(seen, _LUCK) if name == "gradients" else ""
         words = luck or wrong(seen, name) or unseen or also(seen)
         return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
 
@@ -399,8 +399,12 @@ def rule(
 
 def wrong(seen: Seen, name: str) -> str:
     """The first thing that is wrong with a criterion, by the numbers or the trace; else empty."""
+    return judge(name, "")(seen).message or _first_objection(seen, name)
+
+
+def _first_objection(seen: Seen, name: str) -> str:
     found = (words for one in seen for topic, words in _objections(one) if topic == name)
-    return judge(name, "")(seen).message or next(found, "")
+    return next(found, "")
 
 
 def _objections(one: Observation) -> list[Fault]:
