@@ -369,7 +369,7 @@ def paste(results: Results) -> str:
 
 
 def _link(link: Link) -> str:
-    """Three digits, for more would not come back in a second run; in microseconds and GB/s."""
+    """A link with three digits, in microseconds and GB/s: a second run would not repeat more."""
     latency, bandwidth = _scaled(link.latency, -6), _scaled(link.bandwidth, 9)
     return f"Link(latency={latency}, bandwidth={bandwidth})"
 

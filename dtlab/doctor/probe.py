@@ -1,4 +1,4 @@
-"""Imports a module in a process of its own, because a broken module may crash or hang.
+"""Imports a module in a separate process, because a broken module may crash or hang.
 
     python -P probe.py torch         {"version": "2.13.0+cpu", "cuda": null, "gloo": true, ...}
     python -P probe.py matplotlib    {"version": "3.11.2"}

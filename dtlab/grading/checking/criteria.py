@@ -229,16 +229,16 @@ def criterion(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:
-    """A criterion that is lost where ranks do not come back, or where there is an objection.
+    """A criterion that is lost if the ranks do not finish, or if there is an objection.
 
-    Its message is `right` where there is none. `trouble` says why ranks did not come back. With
-    `waits` the criterion is blocked then, because another one is already lost by that.
+    Its message is `right` if there is none. `trouble` says why the ranks did not finish. With
+    `waits` the criterion is blocked in that case, because another one is lost already.
     """
 
     def judge(seen: Sequence[Observation]) -> Verdict:
         gone = next(filter(None, map(trouble, seen)), "")
         if gone and waits:
-            return blocked("judged once the ranks come back")
+            return blocked("judged once the ranks finish")
         said = gone or next(_said(seen, objections), "")
         return lost(said) if said else ok(right)
 

@@ -1,6 +1,6 @@
 """Broken data-parallel scripts: symptoms that several of them may have, and two checks.
 
-The symptoms are those of unit 02. Units 03 and 04 take some of them into tables of their own.
+The symptoms are those of unit 02. Units 03 and 04 use some of them in their tables, too.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def left_out(scene: Scene) -> Finding:
     return Finding(fed < case.epochs * case.samples, words)
 
 
-# Ranks that do not come back --------------------------------------------------------------------
+# Ranks that do not finish -----------------------------------------------------------------------
 
 
 @SYMPTOMS.add("hang", "some ranks wait for others that never come", comes_back=False)
@@ -176,7 +176,7 @@ _AS_ONE = "every rank has the parameters of one process that takes all their sam
 
 
 def shared(seed: int, epochs: int = 3) -> list[Trial]:
-    """On two ranks as it fits, and on three so that shares have to be made equal."""
+    """Two ranks, whose shares are equal, and three ranks, whose shares must be padded."""
     draw = random.Random(seed)
     uneven = 3 * draw.choice((13, 14, 15, 18, 19)) + draw.choice((1, 2))
     even = Training(seed, 2 * draw.choice((24, 32, 40)), epochs=epochs)

@@ -87,7 +87,7 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
         )
     missing, repeated = samples - len(set(fed)), len(fed) - len(set(fed))
     if missing:
-        advice = "Put together, the shares of the ranks have to be the whole data."
+        advice = "Together, the shares of all ranks must contain every sample."
         if not repeated and missing == samples % ranks:
             advice = (
                 "None is to be left out: have some repeated instead, as a sampler does without "
@@ -110,7 +110,7 @@ def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> st
         advice = (
             "Something has to tell the sampler which epoch it is, before its batches are drawn."
             if before == epoch - 1
-            else "Every epoch has a number of its own: the sampler has to get that one."
+            else "Each epoch has a different number. Pass that number to the sampler."
         )
         return f"epoch {epoch} takes the samples in the order of epoch {before}. {advice}"
     last = epochs[-1:] if len(taken) > 1 else []

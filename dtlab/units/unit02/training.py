@@ -389,7 +389,7 @@ def rule(
         for topic in shown_by or (name,):
             trials = of_topic(seen, topic)
             if not trials or (topic != name and any(one.error for one in trials)):
-                return blocked("judged once the ranks come back from what is tried")
+                return blocked("judged once the ranks finish these trials")
         luck = _first_objection(seen, _LUCK) if name == "gradients" else ""
         words = luck or wrong(seen, name) or unseen or also(seen)
         return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
