@@ -1,6 +1,7 @@
 """Broken training scripts: what a learner says of one, and the mended one, judged on ranks.
 
     mend.py           the part: a diagnosis, compared with a run; the mended script
+    mends.py          the same for programs that do not train
     lines.py          the line at fault, by its number or its text
     symptoms.py       a table of symptoms, each measured in a run
     run.py            a training as a check runs it: model, batches, what is noted, one process

@@ -5,9 +5,8 @@ optimizers.py           `Zero1`, `Zero2`: each rank steps its shard of the param
   buckets.py              the values of some parameters, and this rank's shard of the rest
   state.py                state saved by some ranks and loaded by others
 fully_sharded.py        `Zero3`: parameters too, gathered block by block while they are used
-  sharded_block.py        a block: gathered, used, freed, its gradients reduced
+  sharded_block.py        a block and its shard: gathered, used, freed, its gradients reduced
   sharded_module.py       a module of such blocks: groups, clipping, state
-  flat_shard.py           this rank's shard of a block, and the pieces of parameters in it
   wrap_policy.py          which modules are the blocks
 shards.py               flat tensors that ranks share evenly, and the collectives on them
 """

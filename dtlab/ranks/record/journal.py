@@ -77,8 +77,8 @@ class Journal:
     def issuer(self, number: int, operator: Operator) -> Callable[..., tuple[int, bool]]:
         """A function that notes one operator's operations as they are about to be issued.
 
-        It is called from the function that stands in the operator's place (doors.py), with what
-        that found in its arguments, and returns the operation's index, and whether its wait will
+        The function that replaces the operator (interception.py) calls it with what it has found
+        in its arguments. It returns the operation's index, and whether its wait will
         have to be announced. It runs for each operation: hence the local names, and one look-up
         for all that is the same for operations alike.
         """

@@ -3,13 +3,13 @@
     dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
         |
         v
-    one of two doors                doors.py: noted there, and passed on
+    hooks on operators              interception.py: recorded there, and passed on
         |
         v
     ProcessGroupGloo / NCCL         as ever
         |
         v
-    Work                            says when a collective is complete (ends.py);
+    Work                            says when a collective is complete (completion.py);
                                     Work.wait, hooked, says when a thread is blocked
 
 What a rank is about to do, and what it waits for, is announced before it does (announcer.py).

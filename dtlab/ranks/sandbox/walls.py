@@ -1,9 +1,9 @@
 """The walls of a sandbox: namespaces, limits and users that isolate untrusted code.
 
-Code behind them sees no files but those that it needs (sight.py), no process but its user's, and
-no network but a loopback of its own; it does without many system calls (filter.py), and runs as
-users that nobody else is: one for the notebook, one for each rank. Nothing here is needed for the
-rest of dtlab to work: where the system does not allow a wall, it is missing, and said to be.
+Code in the sandbox sees only the files that it needs (filesystem.py), its user's processes, and
+a separate loopback network. Many system calls are refused (system_calls.py). The notebook and each
+rank run as different users. The rest of dtlab works without the walls: if the system does not allow
+one of them, the grader is told which wall is missing.
 """
 
 from __future__ import annotations
