@@ -1,8 +1,8 @@
 """Delivery of emulated messages: when an operation completes, and how a waiting rank notices.
 
 In Python, `Work.wait` is hooked and simply sleeps (interconnect.py). C++ has no hook: DDP's
-reducer and functional collectives wait for a Work's future. So an asynchronous collective gets a Work of ours,
-whose future one thread sets when it is time.
+reducer and functional collectives wait for a Work's future. So an asynchronous collective gets a
+Work of ours, whose future one thread sets when it is time.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Code in the sandbox sees only the files that it needs (filesystem.py), its user's processes, and
 a separate loopback network. Many system calls are refused (system_calls.py). The notebook and each
-rank run as different users. The rest of dtlab works without the walls: if the system does not allow
-one of them, the grader is told which wall is missing.
+rank run as different users. The rest of dtlab works without the walls: if the system does not
+allow one of them, the grader is told which wall is missing.
 """
 
 from __future__ import annotations
