@@ -9,7 +9,7 @@ import math
 import torch
 
 
-def planned(batch, samples, ranks, memory, **different):
+def linear_plan(batch, samples, ranks, memory, **different):
     """A plan by the linear rule, with a warm-up of half the updates, but for what is different."""
     share = batch // ranks
     micro = min(memory, share)
@@ -31,20 +31,20 @@ def planned(batch, samples, ranks, memory, **different):
 
 
 def linear_with_a_long_warm_up(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory)
+    return linear_plan(batch, samples, ranks, memory)
 
 
 def with_a_linear_decay(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, decay="linear")
+    return linear_plan(batch, samples, ranks, memory, decay="linear")
 
 
 def half_the_linear_rate(batch, samples, ranks, memory):
     half = {"rate": 0.025 * batch / 32, "start_factor": min(1.0, 64 / batch)}
-    return planned(batch, samples, ranks, memory, **half)
+    return linear_plan(batch, samples, ranks, memory, **half)
 
 
 def with_numbers_of_other_kinds(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     plan["rate"] = torch.tensor(plan["rate"], dtype=torch.float64)
     plan["updates"] = float(plan["updates"])
     plan["travel_in"] = tuple(plan["travel_in"])
@@ -55,125 +55,125 @@ def with_numbers_of_other_kinds(batch, samples, ranks, memory):
 
 
 def nothing_scaled(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, rate=0.05, start_factor=1.0, warmup=0)
+    return linear_plan(batch, samples, ranks, memory, rate=0.05, start_factor=1.0, warmup=0)
 
 
 def nothing_scaled_but_warmed_up(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, rate=0.05)
+    return linear_plan(batch, samples, ranks, memory, rate=0.05)
 
 
 def by_the_square_root(batch, samples, ranks, memory):
     rate = 0.05 * math.sqrt(batch / 32)
-    return planned(batch, samples, ranks, memory, rate=rate, start_factor=1.0, warmup=0)
+    return linear_plan(batch, samples, ranks, memory, rate=rate, start_factor=1.0, warmup=0)
 
 
 def linear_without_a_warm_up(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, start_factor=1.0, warmup=0)
+    return linear_plan(batch, samples, ranks, memory, start_factor=1.0, warmup=0)
 
 
 def at_the_peak_for_the_first_half(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, start_factor=1.0)
+    return linear_plan(batch, samples, ranks, memory, start_factor=1.0)
 
 
 def the_ranks_counted_again(batch, samples, ranks, memory):
     """The batch has the samples of all ranks already, and of all microbatches."""
-    return planned(batch, samples, ranks, memory, rate=0.05 * batch * ranks * 4 / 32)
+    return linear_plan(batch, samples, ranks, memory, rate=0.05 * batch * ranks * 4 / 32)
 
 
 def a_warm_up_to_the_end(batch, samples, ranks, memory):
     updates = samples // batch
-    return planned(batch, samples, ranks, memory, warmup=updates, rate=0.4 * batch / 32)
+    return linear_plan(batch, samples, ranks, memory, warmup=updates, rate=0.4 * batch / 32)
 
 
 def gradients_travel_every_time(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     return {**plan, "travel_in": list(range(plan["micro_batches"]))}
 
 
 def gradients_travel_first(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, travel_in=[0])
+    return linear_plan(batch, samples, ranks, memory, travel_in=[0])
 
 
 def gradients_never_travel(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, travel_in=[])
+    return linear_plan(batch, samples, ranks, memory, travel_in=[])
 
 
 def micro_batches_counted_from_1(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     return {**plan, "travel_in": [plan["micro_batches"]]}
 
 
 def the_ranks_forgotten(batch, samples, ranks, memory):
-    return planned(batch * ranks, samples * ranks, ranks, memory, rate=0.05 * batch / 32)
+    return linear_plan(batch * ranks, samples * ranks, ranks, memory, rate=0.05 * batch / 32)
 
 
 def no_accumulation(batch, samples, ranks, memory):
-    return planned(
+    return linear_plan(
         batch, samples, ranks, memory, micro_batch=batch // ranks, micro_batches=1, travel_in=[0]
     )
 
 
 def micro_batches_that_are_too_small(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     count = 2 * plan["micro_batches"]
     half = {"micro_batch": plan["micro_batch"] // 2, "micro_batches": count}
     return {**plan, **half, "travel_in": [count - 1]}
 
 
 def numbers_of_this_setting(batch, samples, ranks, memory):
-    return planned(512, 8 * 12942, 2, 64)
+    return linear_plan(512, 8 * 12942, 2, 64)
 
 
 def batches_of_epochs_rounded_up(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, updates=-(-samples // batch))
+    return linear_plan(batch, samples, ranks, memory, updates=-(-samples // batch))
 
 
 def one_update_too_few(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, updates=samples // batch - 1)
+    return linear_plan(batch, samples, ranks, memory, updates=samples // batch - 1)
 
 
 def updates_of_one_rank(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, updates=samples * ranks // batch)
+    return linear_plan(batch, samples, ranks, memory, updates=samples * ranks // batch)
 
 
 def updates_counted_in_micro_batches(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     return {**plan, "updates": plan["updates"] * plan["micro_batches"]}
 
 
 def no_dict(batch, samples, ranks, memory):
-    return list(planned(batch, samples, ranks, memory).values())
+    return list(linear_plan(batch, samples, ranks, memory).values())
 
 
 def the_rate_left_out(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     del plan["rate"]
     return plan
 
 
 def a_rate_in_words(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, rate="linear")
+    return linear_plan(batch, samples, ranks, memory, rate="linear")
 
 
 def half_an_update(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, updates=samples / batch)
+    return linear_plan(batch, samples, ranks, memory, updates=samples / batch)
 
 
 def a_warm_up_that_is_longer_than_the_run(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, warmup=samples)
+    return linear_plan(batch, samples, ranks, memory, warmup=samples)
 
 
 def a_decay_of_ones_own(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, decay=lambda done: 1 - done)
+    return linear_plan(batch, samples, ranks, memory, decay=lambda done: 1 - done)
 
 
 def a_number_for_the_journeys(batch, samples, ranks, memory):
-    plan = planned(batch, samples, ranks, memory)
+    plan = linear_plan(batch, samples, ranks, memory)
     return {**plan, "travel_in": plan["travel_in"][0]}
 
 
 def a_factor_above_1(batch, samples, ranks, memory):
-    return planned(batch, samples, ranks, memory, start_factor=16)
+    return linear_plan(batch, samples, ranks, memory, start_factor=16)
 
 
 def not_written(batch, samples, ranks, memory):

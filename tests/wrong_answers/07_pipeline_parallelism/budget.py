@@ -42,7 +42,7 @@ def parsed(rows):
     return as_schedule(rows)
 
 
-def own(setting, lag=0, makes=ahead_by):
+def held_back(setting, lag=0, makes=ahead_by):
     p = setting["ranks"]
     for m in counts(setting):
         for held in range(p, 2 * p):
@@ -66,7 +66,7 @@ def of_library(setting):
 
 
 def searched(setting):
-    return of_library(setting) or first_within(setting, own(setting))
+    return of_library(setting) or first_within(setting, held_back(setting))
 
 
 def renumbered_text(setting):
@@ -236,7 +236,7 @@ def one_w_too_late(setting):
         m = 1 + max(one.microbatch for row in schedule for one in row)
         return held - setting["samples"] / m <= setting["memory"]
 
-    return first_within(setting, own(setting, lag=1), memory)
+    return first_within(setting, held_back(setting, lag=1), memory)
 
 
 def a_slot_too_slow(setting):
