@@ -40,6 +40,10 @@ def activation_bytes(
     recompute: Recompute = "none",
     dropout: bool = True,
     fused_attention: bool = False,
+    *,
+    kv_heads: int | None = None,
+    mlp_size: int | None = None,
+    gated: bool = False,
 ) -> int:
     """Bytes kept for backward by one layer of a transformer, for one microbatch, on one rank.
 
@@ -53,6 +57,7 @@ def activation_bytes(
     pieces = activation_pieces(
         sequence_length, microbatch_size, hidden_size, num_heads, tensor_parallel,
         sequence_parallel, recompute, dropout, fused_attention,
+        kv_heads=kv_heads, mlp_size=mlp_size, gated=gated,
     )  # fmt: skip
     return sum(pieces.values())
 
@@ -67,6 +72,10 @@ def activation_pieces(
     recompute: Recompute = "none",
     dropout: bool = True,
     fused_attention: bool = False,
+    *,
+    kv_heads: int | None = None,
+    mlp_size: int | None = None,
+    gated: bool = False,
 ) -> dict[str, int]:
     """The bytes of `activation_bytes` by what they are; pieces of no bytes are left out.
 
@@ -76,7 +85,10 @@ def activation_pieces(
     b = check_count("microbatch_size", microbatch_size)
     h, a = check_count("hidden_size", hidden_size), check_count("num_heads", num_heads)
     t = check_count("tensor_parallel", tensor_parallel)
+    keys = a if kv_heads is None else check_count("kv_heads", kv_heads)
+    width = 4 * h if mlp_size is None else check_count("mlp_size", mlp_size)
     _check_divides("num_heads", a, "hidden_size", h)
+    _check_divides("kv_heads", keys, "num_heads", a)
     _check_divides("tensor_parallel", t, "num_heads", a)
     if sequence_parallel:
         _check_divides("tensor_parallel", t, "sequence_length", s)
@@ -89,8 +101,8 @@ def activation_pieces(
     pieces = {
         "inputs of the norms": 4 * s * b * h // outside,
         "inputs of attention and MLP": 4 * s * b * h // outside,
-        "Q, K, V, attention's result": 8 * s * b * h // t,
-        "inside the MLP": 16 * s * b * h // t,
+        "Q, K, V, attention's result": 4 * s * b * h * (a + keys) // a // t,
+        "inside the MLP": (8 if gated else 4) * s * b * width // t,
         "dropout masks": 2 * s * b * h // outside if dropout else 0,
         "attention matrices": (5 if dropout else 2) * a * s * s * b // t if has_matrices else 0,
     }

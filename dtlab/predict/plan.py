@@ -1,0 +1,811 @@
+"""The planner: memory and step time of every way to spread one model over a cluster.
+
+    search(model, cluster, batch=2048, card="H100 SXM").best(3)
+
+A plan says how many GPUs each kind of parallelism gets, and how a step runs:
+
+    tensor x context x pipeline x data    one layer | one sequence | the layers | the batch
+    ZeRO stage 0 to 3                     what the ranks of (data x context) share
+    microbatch, schedule, chunks          how a pipeline is kept busy
+    recompute, sequence_parallel          which activations are kept, and where
+
+`evaluate` is the simple version: it takes one plan and adds up bytes and seconds with the
+formulas of `predict.memory` and `predict.communication`. `search` does the same arithmetic for
+all plans at once, in NumPy arrays; a test compares the two on random problems.
+
+What the model leaves out: kernels that slow down on small matrices (`efficiency` is one number
+for all plans), the optimizer's step, the input pipeline, and stragglers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dtlab.predict.activations import Recompute, activation_bytes
+from dtlab.predict.communication import (
+    all_gather_seconds,
+    reduce_scatter_seconds,
+    ring_all_reduce_seconds,
+)
+from dtlab.predict.hardware import CARDS, Card, Cluster, Link
+from dtlab.predict.memory import PrecisionPolicy, model_states, precision_policy
+from dtlab.predict.units import check_bytes, check_count, in_gb, is_number
+
+__all__ = ["Estimate", "Plan", "Problem", "Search", "Transformer", "evaluate", "search"]
+
+Schedule = Literal["1f1b", "gpipe", "interleaved", "zb_h1"]
+SCHEDULES: Final[tuple[tuple[Schedule, int], ...]] = (  # with the chunks that are tried
+    ("1f1b", 1), ("gpipe", 1), ("zb_h1", 1),
+    ("interleaved", 2), ("interleaved", 3), ("interleaved", 4), ("interleaved", 6),
+    ("interleaved", 8),
+)  # fmt: skip
+RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+_FOR_TENSORS: Final = 0.9  # of a card's memory; the CUDA context and gaps take the rest
+_LOGIT_BYTES: Final = 6  # fp32 logits, and their gradient in 16 bits
+
+
+# The problem: a model, a cluster, a batch --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The shape of a transformer.
+
+    `gated` means built like Llama: an MLP of three matrices (SwiGLU), no biases, rotary positions,
+    and an output head of its own. Otherwise it is built like GPT-2: two matrices, biases, learned
+    positions, and a head that shares the token embedding. `mlp_size` is 4 x hidden_size if it is
+    None, and `kv_heads` is `num_heads`. Fused attention (FlashAttention) stores no attention
+    matrices, and skips the half that the causal mask hides.
+    Raises: ValueError for sizes below 1, or heads that do not divide what they should.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    sequence_length: int
+    mlp_size: int | None = None
+    kv_heads: int | None = None
+    gated: bool = False
+    fused_attention: bool = True
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "sequence_length"):
+            check_count(name, getattr(self, name))
+        if self.hidden_size % self.num_heads or self.num_heads % self.keys:
+            raise ValueError(
+                f"num_heads divides hidden_size, and kv_heads divides num_heads; got "
+                f"{self.hidden_size}, {self.num_heads} and {self.keys}."
+            )
+
+    @property
+    def mlp(self) -> int:
+        """Width of the MLP."""
+        return self.mlp_size or 4 * self.hidden_size
+
+    @property
+    def keys(self) -> int:
+        """Number of heads of keys and values."""
+        return self.kv_heads or self.num_heads
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of one layer's matrices."""
+        h = self.hidden_size
+        return (
+            2 * h * h + 2 * h * h * self.keys // self.num_heads + (2 + self.gated) * h * self.mlp
+        )
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer: 12h^2 + 13h for a GPT."""
+        h = self.hidden_size
+        biases = 0 if self.gated else 4 * h + 5 * h
+        return self.layer_weights + biases + (2 * h if self.gated else 4 * h)
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the token embedding; the output head has as many."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def num_params(self) -> int:
+        """All parameters: for a GPT, equation (2) of Narayanan et al. 2021."""
+        positions = 0 if self.gated else self.sequence_length * self.hidden_size
+        embeddings = (2 if self.gated else 1) * self.embedding_params
+        return self.num_layers * self.layer_params + embeddings + positions
+
+    @property
+    def attention_flops(self) -> float:
+        """FLOPs per token and layer of the two products with the attention matrix, forward."""
+        return (2 if self.fused_attention else 4) * self.sequence_length * self.hidden_size
+
+    @property
+    def layer_flops(self) -> float:
+        """FLOPs per token of one layer, forward."""
+        return 2 * self.layer_weights + self.attention_flops
+
+    @property
+    def head_flops(self) -> float:
+        """FLOPs per token of the output head, forward."""
+        return 2 * self.embedding_params
+
+    def step_flops(self, batch: int) -> float:
+        """FLOPs of one step on `batch` sequences, without recomputation: three forward passes."""
+        tokens = batch * self.sequence_length
+        return 3 * tokens * (self.num_layers * self.layer_flops + self.head_flops)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan is evaluated against: see `search` for the meaning of each field."""
+
+    model: Transformer
+    cluster: Cluster
+    batch: int
+    card: Card
+    memory: float
+    efficiency: float
+    policy: PrecisionPolicy
+
+    @property
+    def flops_per_second(self) -> float:
+        """What one GPU computes: its dense bf16 peak times the efficiency of the kernels."""
+        assert self.card.bf16_flops is not None  # `_problem` checks it
+        return self.card.bf16_flops * self.efficiency
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one model is spread over the GPUs. Ranks are numbered tensor axis first, data last."""
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+    data: int = 1
+    zero: int = 0
+    microbatch: int = 1
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs it takes."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        words = [f"tp {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
+        words += [f"cp {self.context}"] * (self.context > 1)
+        words += [f"pp {self.pipeline}", f"dp {self.data}", f"ZeRO {self.zero}"]
+        words.append(f"microbatch {self.microbatch}")
+        if self.pipeline > 1:
+            words.append(self.schedule + f" in {self.chunks} chunks" * (self.chunks > 1))
+        words += [f"{self.recompute} recomputation"] * (self.recompute != "none")
+        return ", ".join(words)
+
+
+# One plan: the simple version --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a plan costs. `memory` and `seconds` say what makes up the bytes and the step.
+
+    `problem` is why the plan cannot run; an empty string if it can. A plan that is not legal has
+    neither bytes nor seconds.
+    """
+
+    plan: Plan
+    reason: str
+    memory: Mapping[str, float]
+    seconds: Mapping[str, float]
+    problem: Problem
+
+    @property
+    def bytes(self) -> float:
+        """Bytes on the fullest GPU."""
+        return sum(self.memory.values())
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of one step."""
+        return sum(self.seconds.values())
+
+    @property
+    def flops_per_gpu(self) -> float:
+        """Model FLOPs per second and GPU, recomputation not counted."""
+        flops = self.problem.model.step_flops(self.problem.batch)
+        return flops / self.step_seconds / self.plan.gpus
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: `flops_per_gpu` over the card's peak."""
+        return self.flops_per_gpu * self.problem.efficiency / self.problem.flops_per_second
+
+    def words(self) -> list[str]:
+        """Sentences: what each cost above 1 % is, and what the obvious change would bring."""
+        return list(_explained(self))
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"{self.plan}: {self.reason}"
+        return (
+            f"{self.plan}: {self.step_seconds:.4g} s a step, {in_gb(self.bytes)} per GPU, "
+            f"MFU {self.mfu:.1%}"
+        )
+
+
+def evaluate(
+    model: Transformer,
+    cluster: Cluster,
+    batch: int,
+    plan: Plan,
+    *,
+    card: str | Card = "H100 SXM",
+    memory: float | None = None,
+    efficiency: float = 0.5,
+    policy: str | PrecisionPolicy = "mixed",
+) -> Estimate:
+    """The memory and the step time of one plan. For the arguments see `search`.
+
+    Raises: ValueError for arguments that make no sense; a plan that cannot run is no error, but
+    an estimate with a `reason`.
+    """
+    return _evaluate(_problem(model, cluster, batch, card, memory, efficiency, policy), plan)
+
+
+def _evaluate(problem: Problem, plan: Plan) -> Estimate:
+    reason = _illegal(problem, plan)
+    if reason:
+        return Estimate(plan, reason, {}, {}, problem)
+    memory = _memory(problem, plan)
+    needed = sum(memory.values())
+    if needed > problem.memory:
+        reason = f"needs {in_gb(needed)} per GPU, and there are {in_gb(problem.memory)}"
+    return Estimate(plan, reason, memory, _seconds(problem, plan), problem)
+
+
+def _illegal(problem: Problem, plan: Plan) -> str:
+    """Why nobody can run this plan, however much memory there is; empty if they can."""
+    model, length = problem.model, problem.model.sequence_length
+    if plan.gpus != problem.cluster.size:
+        return f"takes {plan.gpus} GPUs, and there are {problem.cluster.size}"
+    if model.num_heads % plan.tensor:
+        return f"{plan.tensor} tensor ranks do not divide {model.num_heads} heads"
+    if model.keys % plan.tensor:
+        return f"{plan.tensor} tensor ranks do not divide {model.keys} heads of keys and values"
+    if plan.context > 1 and not model.fused_attention:
+        return "context parallelism needs fused attention"
+    if plan.context > 1 and length % (2 * plan.context):
+        return f"2 x {plan.context} context ranks do not divide {length} tokens"
+    if plan.pipeline > model.num_layers:
+        return f"{plan.pipeline} pipeline stages for {model.num_layers} layers"
+    if problem.batch % plan.data:
+        return f"{plan.data} data ranks do not divide a batch of {problem.batch}"
+    share = problem.batch // plan.data
+    if share % plan.microbatch:
+        return f"microbatches of {plan.microbatch} do not divide a rank's {share} sequences"
+    if plan.zero and plan.data * plan.context == 1:
+        return "ZeRO has no second rank to share with"
+    if plan.sequence_parallel and plan.tensor == 1:
+        return "sequence parallelism needs tensor ranks"
+    if plan.sequence_parallel and length // plan.context % plan.tensor:
+        return f"{plan.tensor} tensor ranks do not divide the tokens of a rank"
+    if plan.recompute == "selective" and model.fused_attention:
+        return "fused attention keeps no matrices to recompute"
+    if plan.pipeline == 1 and plan.schedule != "1f1b":
+        return "one pipeline stage needs no other schedule"
+    if (plan.schedule == "interleaved") != (plan.chunks > 1):
+        return "chunks belong to the interleaved schedule"
+    if plan.pipeline * plan.chunks > model.num_layers:
+        return f"{plan.pipeline} x {plan.chunks} chunks for {model.num_layers} layers"
+    if plan.chunks > 1 and share // plan.microbatch % plan.pipeline:
+        return f"interleaved microbatches come in groups of {plan.pipeline}"
+    return ""
+
+
+def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:
+    """Layers of a chunk, of the first stage, and of the last one, which also has the head."""
+    chunk = math.ceil(problem.model.num_layers / (plan.pipeline * plan.chunks))
+    stage = chunk * plan.chunks
+    spare = plan.pipeline * stage - problem.model.num_layers
+    return chunk, stage, stage - min(spare, stage)
+
+
+def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Bytes on the fullest GPU, which is of the first pipeline stage or of the last."""
+    model, (t, p) = problem.model, (plan.tensor, plan.pipeline)
+    chunk, first, last = _layers(problem, plan)
+    microbatches = problem.batch // (plan.data * plan.microbatch)
+    in_flight = {
+        "1f1b": (min(p, microbatches) * first, last),
+        "zb_h1": (min(p, microbatches) * first, min(p, microbatches) * last),
+        "gpipe": (microbatches * first, microbatches * last),
+        "interleaved": (
+            min(microbatches * plan.chunks, p * plan.chunks + p - 1) * chunk,
+            min(microbatches * plan.chunks, (plan.chunks - 1) * p + 1) * chunk,
+        ),
+    }[plan.schedule]
+    kept = _activations(problem, plan, plan.recompute)
+    again = _activations(problem, plan, "none") if plan.recompute == "full" else 0
+    tokens = plan.microbatch * model.sequence_length // plan.context
+    logits = _LOGIT_BYTES * tokens * model.vocab_size / t
+    embedding = model.embedding_params
+    positions = 0 if model.gated else model.sequence_length * model.hidden_size
+    ends = []
+    for layers, kept_layers, is_first, is_last in (
+        (first, in_flight[0], True, p == 1),
+        (last, in_flight[1], p == 1, True),
+    ):
+        tables = embedding * (is_first + (is_last and (model.gated or p > 1)))
+        params = math.ceil((layers * model.layer_params + tables) / t) + positions * is_first
+        states = model_states(params, plan.zero, plan.data * plan.context, problem.policy)
+        layer = model.layer_params / t
+        gathered = layer * (2 * problem.policy.weights + problem.policy.gradients)
+        ends.append({
+            "parameters": states.parameters,
+            "gradients": states.gradients,
+            "optimizer": states.optimizer,
+            "gathered layers": gathered if plan.zero == 3 else 0.0,
+            "activations": kept_layers * kept + again,
+            "logits": logits * is_last,
+        })  # fmt: skip
+    return max(ends, key=lambda end: sum(end.values()))
+
+
+def _activations(problem: Problem, plan: Plan, recompute: Recompute) -> float:
+    """Bytes that one layer keeps of one microbatch on one GPU."""
+    model = problem.model
+    return activation_bytes(
+        model.sequence_length // plan.context, plan.microbatch, model.hidden_size,
+        model.num_heads, plan.tensor, plan.sequence_parallel, recompute, model.dropout,
+        model.fused_attention, kv_heads=model.keys, mlp_size=model.mlp, gated=model.gated,
+    )  # fmt: skip
+
+
+def _links(problem: Problem, plan: Plan) -> dict[str, Link]:
+    """The link of each axis: the node's if all groups of the axis lie in one node."""
+    links, ranks = {}, 1
+    for axis in ("tensor", "context", "pipeline", "data"):
+        ranks *= getattr(plan, axis)
+        inside = problem.cluster.gpus_per_node % ranks == 0
+        links[axis] = problem.cluster.intra if inside else problem.cluster.inter
+    if plan.data == 1:  # then the ranks that share states are those of the context axis
+        links["data"] = links["context"]
+    return links
+
+
+def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Seconds of one step. Each message is counted once: only the part that nothing hides."""
+    model, policy, links = problem.model, problem.policy, _links(problem, plan)
+    t, c, p, n = plan.tensor, plan.context, plan.pipeline, plan.data * plan.context
+    _, first, last = _layers(problem, plan)
+    microbatches = problem.batch // (plan.data * plan.microbatch)
+    tokens = plan.microbatch * model.sequence_length / c
+    speed = t * problem.flops_per_second  # of the ranks that compute one layer together
+
+    # One layer, one microbatch: forward, and backward with what it computes again.
+    compute = tokens * model.layer_flops / speed
+    head = tokens * model.head_flops / speed
+    hidden = 2 * tokens * model.hidden_size  # bytes of what travels between layers
+    tensor = 2 * ring_all_reduce_seconds(hidden, t, links["tensor"])
+    keys = 2 * hidden * c * model.keys / model.num_heads / t
+    context = all_gather_seconds(keys, c, links["context"])
+    again, tensor_again, context_again = 0.0, 0.0, 0.0
+    if plan.recompute == "full":
+        again, tensor_again, context_again = compute, tensor, context
+    if plan.recompute == "selective":
+        again = tokens * model.attention_flops / speed
+    forward = compute + tensor + context
+    backward = 2 * compute + tensor + 2 * context + again + tensor_again + context_again
+
+    # One stage: the slower one of the first and the last, which computes the head as well.
+    layers, heads = max(
+        ((first, int(p == 1)), (last, 1)),
+        key=lambda end: end[0] * (forward + backward) + end[1] * 3 * head,
+    )
+    stage_forward = layers * forward + heads * head
+    stage_backward = layers * backward + heads * 2 * head
+    stage = stage_forward + stage_backward
+    fill = stage - 2 * layers * compute if plan.schedule == "zb_h1" else stage / plan.chunks
+    sent = hidden / t if t > 1 else hidden
+    sends = 0.0 if p == 1 else 2 * (microbatches * plan.chunks + p - 1)
+
+    # Once a step, or at ZeRO stages 2 and 3 once a microbatch: the ranks that share states.
+    embeddings = model.embedding_params * (1 if p > 1 or not model.gated else 2)
+    params = (first * model.layer_params + embeddings) / t
+    reduce = reduce_scatter_seconds(policy.gradients * params, n, links["data"])
+    gather = all_gather_seconds(policy.weights * params, n, links["data"])
+    data = [
+        max(0.0, 2 * reduce - stage_backward),
+        max(0.0, reduce - stage_backward) + max(0.0, gather - stage_forward),
+        microbatches * max(0.0, reduce - stage_backward) + max(0.0, gather - stage_forward),
+        microbatches
+        * (max(0.0, gather - stage_forward) + max(0.0, gather + reduce - stage_backward)),
+    ][plan.zero]
+
+    even = model.step_flops(problem.batch) / plan.gpus / problem.flops_per_second
+    return {
+        "compute": even,
+        "uneven stages": microbatches * 3 * (layers * compute + heads * head) - even,
+        "recomputation": microbatches * layers * again,
+        "tensor parallelism": microbatches * layers * (2 * tensor + tensor_again),
+        "context parallelism": microbatches * layers * (3 * context + context_again),
+        "pipeline bubble": (p - 1) * fill,
+        "pipeline messages": sends * links["pipeline"].seconds(sent) if p > 1 else 0.0,
+        "data parallelism": data,
+    }
+
+
+# All plans at once -------------------------------------------------------------------------------
+#
+# A table with one row per plan; each column is an array. Rows that no memory could help are
+# dropped early, with the reason; the rest get their bytes and seconds by the formulas above.
+
+_Floats = npt.NDArray[np.float64]
+_AXES: Final = ("tensor", "context", "pipeline", "data")
+
+
+@dataclass(frozen=True)
+class Search:
+    """The plans of a problem, fastest first; and how many were rejected for which reason.
+
+    `rejected` maps a kind of reason to the number of plans. `why_not` gives the reason of any
+    plan in full.
+    """
+
+    problem: Problem
+    count: int
+    rejected: Mapping[str, int]
+    _columns: Mapping[str, npt.NDArray[Any]]
+    _order: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """The number of plans that can run."""
+        return len(self._order)
+
+    def best(self, count: int = 10) -> list[Estimate]:
+        """The fastest plans; equally fast ones by the bytes they need."""
+        return [_evaluate(self.problem, self._plan(row)) for row in self._order[:count]]
+
+    def rank_of(self, plan: Plan) -> int | None:
+        """How many plans are faster; None for a plan that cannot run."""
+        found = _evaluate(self.problem, plan)
+        if found.reason:
+            return None
+        seconds = self._columns["seconds"][self._order]
+        return int(np.searchsorted(seconds, found.step_seconds * (1 - 1e-9)))
+
+    def why_not(self, plan: Plan) -> str:
+        """Why a plan cannot run; empty if it can."""
+        return _evaluate(self.problem, plan).reason
+
+    def points(self) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
+        """Bytes, seconds, and whether it fits, of each plan that memory alone can forbid."""
+        columns = self._columns
+        return columns["bytes"], columns["seconds"], columns["bytes"] <= self.problem.memory
+
+    def plan_at(self, row: int) -> Plan:
+        """The plan of a row of `points`."""
+        return self._plan(row)
+
+    def _plan(self, row: int) -> Plan:
+        values = {name: self._columns[name][row] for name in _FIELDS}
+        schedule, _ = SCHEDULES[int(values.pop("kind"))]
+        recompute = RECOMPUTE[int(values.pop("recompute"))]
+        shared = bool(values.pop("sequence_parallel"))
+        whole = {name: int(value) for name, value in values.items()}
+        return Plan(schedule=schedule, recompute=recompute, sequence_parallel=shared, **whole)
+
+
+_FIELDS: Final = (
+    *_AXES, "zero", "microbatch", "kind", "chunks", "recompute", "sequence_parallel",
+)  # fmt: skip
+
+
+def search(
+    model: Transformer,
+    cluster: Cluster,
+    batch: int,
+    *,
+    card: str | Card = "H100 SXM",
+    memory: float | None = None,
+    efficiency: float = 0.5,
+    policy: str | PrecisionPolicy = "mixed",
+) -> Search:
+    """All plans for a model on all GPUs of a cluster, with bytes and seconds.
+
+    Args:
+        batch: sequences in one step, over all ranks.
+        card: the GPU, or its name in `CARDS`.
+        memory: bytes that each GPU has for tensors; None: 90 % of the card's.
+        efficiency: of the card's peak, what its kernels reach; between 0 and 1.
+        policy: bytes per parameter, see `predict.memory.POLICIES`.
+
+    Raises: ValueError for arguments that make no sense.
+    """
+    problem = _problem(model, cluster, batch, card, memory, efficiency, policy)
+    rejected: Counter[str] = Counter()
+    blocks = [
+        _rows(problem, mesh, micro)
+        for mesh in _meshes(problem, rejected)
+        for micro in [_divisors(batch // mesh[3])]
+    ]
+    columns = {
+        name: np.concatenate([block[name] for block in blocks])
+        if blocks
+        else np.zeros(0, dtype=np.int64)
+        for name in _FIELDS
+    }
+    columns = _legal_rows(problem, columns, rejected)
+    columns["bytes"], columns["seconds"] = _costs(problem, columns)
+    fits = columns["bytes"] <= problem.memory
+    rejected["does not fit in memory"] += int((~fits).sum())
+    rows = np.flatnonzero(fits)
+    order = rows[np.lexsort((columns["bytes"][rows], columns["seconds"][rows]))]
+    count = len(rows) + sum(rejected.values())
+    return Search(problem, count, {k: v for k, v in rejected.items() if v}, columns, order)
+
+
+def _problem(
+    model: Transformer,
+    cluster: Cluster,
+    batch: int,
+    card: str | Card,
+    memory: float | None,
+    efficiency: float,
+    policy: str | PrecisionPolicy,
+) -> Problem:
+    if isinstance(card, str):
+        if card not in CARDS:
+            raise ValueError(f"card is one of {', '.join(CARDS)}, or a Card, not {card!r}.")
+        card = CARDS[card]
+    if card.bf16_flops is None:
+        raise ValueError(
+            f"the bf16 FLOP/s of {card.name} are not known: give a Card that has them."
+        )
+    if not (is_number(efficiency) and 0 < efficiency <= 1):
+        raise ValueError(f"efficiency is a part of the card's peak, 0 to 1, not {efficiency!r}.")
+    budget = _FOR_TENSORS * card.memory if memory is None else check_bytes("memory", memory)
+    return Problem(
+        model, cluster, check_count("batch", batch), card, budget, efficiency,
+        precision_policy(policy),
+    )  # fmt: skip
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def _meshes(problem: Problem, rejected: Counter[str]) -> Iterator[tuple[int, int, int, int]]:
+    """The sizes of the four axes, where any plan with them could run."""
+    gpus, model = problem.cluster.size, problem.model
+    for tensor in _divisors(gpus):
+        for context in _divisors(gpus // tensor):
+            for pipeline in _divisors(gpus // tensor // context):
+                data = gpus // tensor // context // pipeline
+                if model.num_heads % tensor or model.keys % tensor:
+                    rejected["tensor ranks do not divide the heads"] += 1
+                elif context > 1 and not model.fused_attention:
+                    rejected["context parallelism needs fused attention"] += 1
+                elif context > 1 and model.sequence_length % (2 * context):
+                    rejected["context ranks do not divide the tokens"] += 1
+                elif pipeline > model.num_layers:
+                    rejected["more pipeline stages than layers"] += 1
+                elif problem.batch % data:
+                    rejected["data ranks do not divide the batch"] += 1
+                else:
+                    yield tensor, context, pipeline, data
+
+
+def _rows(
+    problem: Problem, mesh: tuple[int, int, int, int], micro: Sequence[int]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Every combination of the other choices, for one mesh."""
+    tensor, context, pipeline, data = mesh
+    kinds = [0] if pipeline == 1 else range(len(SCHEDULES))
+    recompute = [0, 2] if problem.model.fused_attention else [0, 1, 2]
+    stages = [0, 1, 2, 3] if data * context > 1 else [0]
+    choices = [micro, kinds, recompute, stages, [0, 1] if tensor > 1 else [0]]
+    grid = np.array(list(itertools.product(*choices)), dtype=np.int64).T
+    columns = dict(
+        zip(("microbatch", "kind", "recompute", "zero", "sequence_parallel"), grid, strict=True)
+    )
+    for name, size in zip(_AXES, mesh, strict=True):
+        columns[name] = np.full(grid.shape[1], size)
+    columns["chunks"] = np.array([chunks for _, chunks in SCHEDULES])[columns["kind"]]
+    return columns
+
+
+def _legal_rows(
+    problem: Problem, columns: dict[str, npt.NDArray[Any]], rejected: Counter[str]
+) -> dict[str, npt.NDArray[Any]]:
+    """The rows that can run if memory allows it."""
+    model = problem.model
+    share = problem.batch // np.maximum(columns["data"] * columns["microbatch"], 1)
+    tokens = model.sequence_length // np.maximum(columns["context"], 1)
+    faults = {
+        "tensor ranks do not divide the tokens": (columns["sequence_parallel"] == 1)
+        & (tokens % np.maximum(columns["tensor"], 1) > 0),
+        "more chunks than layers": columns["pipeline"] * columns["chunks"] > model.num_layers,
+        "interleaved microbatches come in groups": (columns["chunks"] > 1)
+        & (share % np.maximum(columns["pipeline"], 1) > 0),
+    }
+    legal = np.ones(len(share), dtype=bool)
+    for reason, fault in faults.items():
+        rejected[reason] += int((legal & fault).sum())
+        legal &= ~fault
+    return {name: column[legal] for name, column in columns.items()}
+
+
+def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_Floats, _Floats]:
+    """Bytes on the fullest GPU, and seconds of a step, of every row."""
+    model, policy = problem.model, problem.policy
+    t, c, p, d, zero, b, kind, v, recompute, shared = (columns[name] for name in _FIELDS)
+    length, h, layers = model.sequence_length, model.hidden_size, model.num_layers
+    m = problem.batch // np.maximum(d * b, 1)
+    n = d * c
+    chunk = -(-layers // np.maximum(p * v, 1))
+    first = chunk * v
+    last = first - np.minimum(p * first - layers, first)
+    is_gpipe, is_zb, is_interleaved = (
+        np.isin(kind, [k for k, (name, _) in enumerate(SCHEDULES) if name == wanted])
+        for wanted in ("gpipe", "zb_h1", "interleaved")
+    )
+    full, selective = recompute == 2, recompute == 1
+
+    # Bytes.
+    tokens = b * (length // c)
+    outside = np.where(shared == 1, t, 1)
+    whole = 8 * tokens * h // outside + (2 * tokens * h // outside if model.dropout else 0)
+    attention = 4 * tokens * h * (model.num_heads + model.keys) // model.num_heads // t
+    kept = whole + attention + (8 if model.gated else 4) * tokens * model.mlp // t
+    if not model.fused_attention:
+        matrices = (5 if model.dropout else 2) * model.num_heads * length * length * b // t
+        kept = kept + np.where(selective, 0, matrices)
+    again = np.where(full, kept, 0)
+    kept = np.where(full, 2 * tokens * h, kept)
+    logits = _LOGIT_BYTES * tokens * model.vocab_size / t
+    most = np.minimum(p, m)
+    positions = 0 if model.gated else length * h
+    total = np.zeros(len(t))
+    for is_first, stage in ((True, first), (False, last)):
+        if is_first:
+            in_flight = np.where(is_gpipe, m, most) * first
+            interleaved = np.minimum(m * v, p * v + p - 1) * chunk
+        else:
+            in_flight = np.where(is_gpipe, m, np.where(is_zb, most, 1)) * last
+            interleaved = np.minimum(m * v, (v - 1) * p + 1) * chunk
+        in_flight = np.where(is_interleaved, interleaved, in_flight)
+        holds_first, holds_last = (
+            np.full(len(t), is_first) | (p == 1),
+            ~np.full(len(t), is_first) | (p == 1),
+        )
+        tables = holds_first + (holds_last & ((p > 1) | model.gated)) * 1
+        params = np.ceil((stage * model.layer_params + model.embedding_params * tables) / t)
+        params = params + positions * holds_first
+        states = sum(
+            part * params / np.where(zero >= least, n, 1)
+            for part, least in zip(policy.parts, (3, 2, 1), strict=True)
+        )
+        gathered = model.layer_params / t * (2 * policy.weights + policy.gradients)
+        held = states + np.where(zero == 3, gathered, 0) + in_flight * kept + again
+        total = np.maximum(total, held + logits * holds_last)
+
+    # Seconds.
+    latency, bandwidth = _links_of_rows(problem, t, c, p, d)
+    speed = t * problem.flops_per_second
+    compute, head = tokens * model.layer_flops / speed, tokens * model.head_flops / speed
+    hidden = 2 * tokens * h
+    ring = (t - 1) * latency["tensor"] + (t - 1) / t * hidden / bandwidth["tensor"]
+    tensor = 2 * 2 * ring
+    keys = 2 * hidden * c * model.keys / model.num_heads / t
+    context = (c - 1) * latency["context"] + (c - 1) / c * keys / bandwidth["context"]
+    forward = compute + tensor + context
+    backward = 2 * compute + tensor + 2 * context + np.where(full, forward, 0)
+    backward = backward + np.where(selective, tokens * model.attention_flops / speed, 0)
+    both = forward + backward
+    with_head = last * both + 3 * head
+    slower = np.where(p == 1, True, with_head > first * both)
+    stage_layers, heads = np.where(slower, last, first), slower * 1
+    stage_forward = stage_layers * forward + heads * head
+    stage_backward = stage_layers * backward + heads * 2 * head
+    stage = stage_forward + stage_backward
+    fill = np.where(is_zb, stage - 2 * stage_layers * compute, stage / v)
+    send = latency["pipeline"] + hidden / t / bandwidth["pipeline"]
+    sends = np.where(p > 1, 2 * (m * v + p - 1), 0)
+    tables = np.where((p > 1) | (not model.gated), 1, 2)
+    params = (first * model.layer_params + model.embedding_params * tables) / t
+    rounds = (n - 1) * latency["data"]
+    reduce = rounds + (n - 1) / n * policy.gradients * params / bandwidth["data"]
+    gather = rounds + (n - 1) / n * policy.weights * params / bandwidth["data"]
+    after = np.maximum(0, reduce - stage_backward)
+    before = np.maximum(0, gather - stage_forward)
+    data = np.select(
+        [zero == 0, zero == 1, zero == 2],
+        [np.maximum(0, 2 * reduce - stage_backward), after + before, m * after + before],
+        m * (before + np.maximum(0, gather + reduce - stage_backward)),
+    )
+    return total, m * stage + (p - 1) * fill + sends * send + data
+
+
+def _links_of_rows(
+    problem: Problem, t: Any, c: Any, p: Any, d: Any
+) -> tuple[dict[str, _Floats], dict[str, _Floats]]:
+    """Latency and bandwidth of each axis, row by row: see `_links`."""
+    latency, bandwidth, ranks = {}, {}, 1
+    cluster = problem.cluster
+    for axis, size in zip(_AXES, (t, c, p, d), strict=True):
+        ranks = ranks * size
+        inside = cluster.gpus_per_node % np.maximum(ranks, 1) == 0
+        latency[axis] = np.where(inside, cluster.intra.latency, cluster.inter.latency)
+        bandwidth[axis] = np.where(inside, cluster.intra.bandwidth, cluster.inter.bandwidth)
+    for links in (latency, bandwidth):
+        links["data"] = np.where(d == 1, links["context"], links["data"])
+    return latency, bandwidth
+
+
+# A plan in words ---------------------------------------------------------------------------------
+
+
+def _explained(estimate: Estimate) -> Iterator[str]:
+    """Where the step's time goes, largest first, and what the obvious change would bring."""
+    if not estimate.seconds:
+        yield f"It cannot run: {estimate.reason}."
+        return
+    total = estimate.step_seconds
+    costs = sorted(estimate.seconds.items(), key=lambda cost: -cost[1])
+    yield f"{estimate.seconds['compute'] / total:.0%} of the step computes the model once."
+    for name, seconds in costs:
+        if name == "compute" or seconds < 0.01 * total:
+            continue
+        yield f"The {name} costs {seconds / total:.0%}. {_change(estimate, name)}".rstrip()
+    most = max(estimate.memory, key=lambda part: estimate.memory[part])
+    yield (
+        f"Each GPU holds {in_gb(estimate.bytes)} of {in_gb(estimate.problem.memory)}; the "
+        f"largest part, {in_gb(estimate.memory[most])}, is {most}."
+    )
+
+
+def _change(estimate: Estimate, cost: str) -> str:
+    """What the first remedy for a cost would bring, or why it is not possible."""
+    plan = estimate.plan
+    half, twice = plan.microbatch // 2, plan.data * 2
+    remedies: dict[str, tuple[str, Plan | None]] = {
+        "pipeline bubble": (
+            "Twice the microbatches",
+            replace(plan, microbatch=half) if plan.microbatch % 2 == 0 else None,
+        ),
+        "recomputation": ("Without recomputation a GPU", replace(plan, recompute="none")),
+        "tensor parallelism": (
+            "Half the tensor ranks, and twice the data ranks,",
+            replace(plan, tensor=plan.tensor // 2, data=twice,
+                    sequence_parallel=plan.sequence_parallel and plan.tensor > 2),
+        ),
+        "data parallelism": (
+            "One ZeRO stage less", replace(plan, zero=plan.zero - 1) if plan.zero else None,
+        ),
+    }  # fmt: skip
+    if cost not in remedies:
+        return ""
+    what, other = remedies[cost]
+    if other is None:
+        return ""
+    found = _evaluate(estimate.problem, other)
+    if found.reason:
+        return f"{what} {found.reason}." if found.seconds else f"{what}: {found.reason}."
+    faster = 1 - found.step_seconds / estimate.step_seconds
+    verdict = f"save {faster:.1%}" if faster > 0 else f"cost {-faster:.1%} more"
+    return f"{what} would {verdict}."
