@@ -87,7 +87,7 @@ def test_the_search_agrees_with_a_plain_loop(seed: int) -> None:
         assert bool(fits[row]) == (not one.reason)
 
 
-# The parts of an estimate, each against its own closed form ---------------------------------------
+# The parts of an estimate, each against its own closed form --------------------------------------
 
 
 def test_parameters_and_flops_are_those_of_the_papers() -> None:
