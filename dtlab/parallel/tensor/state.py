@@ -18,7 +18,7 @@ from dtlab.parallel.tensor.linear import ShardedLayer, Split
 from dtlab.parallel.tensor.regions import start_gather
 from dtlab.training.metrics import device_of
 
-__all__ = ["clip_grad_norm_", "full_state_dict", "load_full_state_dict", "take_shards"]
+__all__ = ["clip_grad_norm_", "full_state_dict", "gathered", "load_full_state_dict", "take_shards"]
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 State = dict[str, Any]
@@ -39,7 +39,7 @@ def full_state_dict(module: nn.Module) -> State:
             key = _key(tensor)
             if key not in done:
                 shard = shards.get(key)
-                done[key] = _gathered(tensor, *shard) if shard else tensor.detach().clone()
+                done[key] = gathered(tensor, *shard) if shard else tensor.detach().clone()
             state[name] = done[key]
     return state
 
@@ -103,7 +103,8 @@ def _key(tensor: Tensor) -> int:
     return tensor.data_ptr()
 
 
-def _gathered(shard: Tensor, layer: ShardedLayer, split: Split) -> Tensor:
+def gathered(shard: Tensor, layer: ShardedLayer, split: Split) -> Tensor:
+    """The dense tensor of which each rank of the layer's group gives its shard."""
     lengths = [split.length(rank, layer.ranks) for rank in range(layer.ranks)]
     ends = start_gather(shard.detach(), split.dim, layer.group, split.size)()
     return split.whole(torch.split(ends, lengths, split.dim))

@@ -166,6 +166,28 @@ class Zero1(ShardedOptimizer):
         """What this rank keeps of the reduced gradients, one shard for each bucket."""
         return [bucket.gradient for bucket in self._buckets if bucket.gradient is not None]
 
+    def reduced_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """This rank's elements of the mean gradients, each with its parameter; views.
+
+        Gradients are reduced first, so call it on all ranks, after the last backward pass.
+        """
+        self._collect()
+        for bucket in self._buckets:
+            if bucket.gradient is not None:
+                parts = bucket.parts(bucket.gradient)
+                for piece, part in zip(bucket.pieces, parts, strict=True):
+                    yield bucket.parameters[piece.index], part
+
+    def whole_gradients(self) -> dict[nn.Parameter, Tensor]:
+        """The whole mean gradient of each parameter, gathered: call it on all ranks."""
+        self._collect()
+        found: dict[nn.Parameter, Tensor] = {}
+        for bucket in self._buckets:
+            if bucket.gradient is not None:
+                wholes = bucket.transport.whole(bucket.layout, bucket.gradient)
+                found |= dict(zip(bucket.parameters, wholes, strict=True))
+        return found
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those that wait to be reduced as well as this rank's shards."""
         super().zero_grad(set_to_none)

@@ -146,6 +146,17 @@ class ShardedModule(nn.Module):
         """
         return full_state(self, optimizer)
 
+    def whole_tensors(
+        self, take: Callable[[nn.Parameter], Tensor | None]
+    ) -> dict[nn.Parameter, Tensor]:
+        """Whole tensors, gathered from what `take` gives for each of this rank's pieces.
+
+        For parameters `lambda piece: piece.detach()`, for gradients `lambda piece: piece.grad`.
+        The keys are the pieces. All ranks call it.
+        """
+        pieces = dict(self.module.named_parameters())
+        return {pieces[name]: whole for name, whole in _gathered(self, take)}
+
     def load_state_dict(  # type: ignore[override]
         self,
         state: Mapping[str, Any] | Iterable[Mapping[str, Any]],
