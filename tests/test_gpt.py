@@ -96,13 +96,13 @@ def compare(
                 torch.testing.assert_close(
                     gradients[name], tensor,
                     rtol=0 if exact else 1e-4, atol=1e-9 if exact else 1e-6,
-                    msg=lambda text, name=name: f"{name}: {text}",
+                    msg=f"the gradient of {name} differs",
                 )  # fmt: skip
         assert ends.keys() == state.keys()
         for name, tensor in state.items():
             torch.testing.assert_close(
                 ends[name], tensor, rtol=0, atol=1e-9 if exact else 2e-3,
-                msg=lambda text, name=name: f"{name}: {text}",
+                msg=f"{name} differs",
             )  # fmt: skip
 
 
