@@ -101,7 +101,7 @@ def test_one_gpu_holds_states_activations_and_logits_and_computes_everything() -
     model = Transformer(4, 64, 4, 100, 16, fused_attention=False, dropout=True)
     one = evaluate(model, Cluster(1, 1), 6, Plan(microbatch=2), card=A100, efficiency=0.5)
     states = model_states(model.num_params, 0, 1, "mixed")
-    assert one.memory["optimizer"] == states.optimizer
+    assert one.memory["optimizer state"] == states.optimizer
     assert one.memory["activations"] == 4 * activation_bytes(16, 2, 64, 4)
     assert one.memory["logits"] == 6 * 2 * 16 * 100
     assert one.step_seconds == pytest.approx(

@@ -356,7 +356,7 @@ def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
         ends.append({
             "parameters": states.parameters,
             "gradients": states.gradients,
-            "optimizer": states.optimizer,
+            "optimizer state": states.optimizer,
             "gathered layers": gathered if plan.zero == 3 else 0.0,
             "activations": kept_layers * kept + again,
             "logits": logits * is_last,
@@ -771,7 +771,8 @@ def _explained(estimate: Estimate) -> Iterator[str]:
     for name, seconds in costs:
         if name == "compute" or seconds < 0.01 * total:
             continue
-        yield f"The {name} costs {seconds / total:.0%}. {_change(estimate, name)}".rstrip()
+        share = f"{name.capitalize()}: {seconds / total:.0%} of the step."
+        yield f"{share} {_change(estimate, name)}".rstrip()
     most = max(estimate.memory, key=lambda part: estimate.memory[part])
     yield (
         f"Each GPU holds {in_gb(estimate.bytes)} of {in_gb(estimate.problem.memory)}; the "
@@ -783,12 +784,14 @@ def _change(estimate: Estimate, cost: str) -> str:
     """What the first remedy for a cost would bring, or why it is not possible."""
     plan = estimate.plan
     half, twice = plan.microbatch // 2, plan.data * 2
+    if plan.microbatch % 2 == 0:
+        fill = ("Twice the microbatches", replace(plan, microbatch=half))
+    else:
+        more = replace(plan, schedule="interleaved", chunks=2 * plan.chunks)
+        fill = (f"{more.chunks} chunks on each rank", more)
     remedies: dict[str, tuple[str, Plan | None]] = {
-        "pipeline bubble": (
-            "Twice the microbatches",
-            replace(plan, microbatch=half) if plan.microbatch % 2 == 0 else None,
-        ),
-        "recomputation": ("Without recomputation a GPU", replace(plan, recompute="none")),
+        "pipeline bubble": fill,
+        "recomputation": ("No recomputation", replace(plan, recompute="none")),
         "tensor parallelism": (
             "Half the tensor ranks, and twice the data ranks,",
             replace(plan, tensor=plan.tensor // 2, data=twice,
@@ -805,7 +808,8 @@ def _change(estimate: Estimate, cost: str) -> str:
         return ""
     found = _evaluate(estimate.problem, other)
     if found.reason:
-        return f"{what} {found.reason}." if found.seconds else f"{what}: {found.reason}."
+        needs = found.reason.replace("needs", "would need", 1)
+        return f"{what} {needs}." if found.seconds else f"{what}: {found.reason}."
     faster = 1 - found.step_seconds / estimate.step_seconds
     verdict = f"save {faster:.1%}" if faster > 0 else f"cost {-faster:.1%} more"
     return f"{what} would {verdict}."

@@ -94,6 +94,11 @@ class Chart:
         for side, spine in axes.spines.items():
             spine.set(visible=side in ("left", "bottom"), color=MUTED)
 
+    @property
+    def axes(self) -> Axes:
+        """The axes of the chart, for marks that no other chart has."""
+        return self._axes
+
     def draw_curve(
         self, name: str, xs: Numbers, ys: Numbers, kind: Kind, *, joined: bool = True
     ) -> None:

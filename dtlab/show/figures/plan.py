@@ -1,0 +1,292 @@
+"""Figures of plans: ranks in a mesh, a table of the best plans, and memory against time.
+
+mesh_figure({"data": 2, "pipeline": 2, "tensor": 4}, gpus_per_node=8)
+
+data 0   pipeline 0   [ 0  1  2  3]          one colour per axis: the lines join the ranks of
+         pipeline 1   [ 4  5  6  7]  node 0  a group, and the key says which link they use
+data 1   pipeline 0   [ 8  9 10 11]
+         ...
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from dtlab.predict.plan import Estimate, Search
+from dtlab.predict.units import in_gb
+from dtlab.show.drawing.charts import Axis, Chart
+from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
+from dtlab.show.words import time_words
+
+__all__ = ["AXIS_COLOURS", "mesh_figure", "plan_chart", "plan_table"]
+
+AXIS_COLOURS: Final[Mapping[str, str]] = {
+    "tensor": PALETTE[0], "context": PALETTE[3], "pipeline": PALETTE[1], "data": PALETTE[2],
+}  # fmt: skip
+_MOST: Final = 4  # places of an axis that are drawn; more are left out with an ellipsis
+_CELL, _LINE = 0.78, 0.5  # inches of a rank across, and of a row of ranks
+_SLANT_X, _SLANT_Y = 0.42, 0.22  # inches by which one pipeline stage lies behind the one before
+_TOP, _KEY = 0.8, 0.95
+
+
+# Ranks in a mesh ---------------------------------------------------------------------------------
+
+
+def mesh_figure(
+    sizes: Mapping[str, int],
+    gpus_per_node: int = 8,
+    *,
+    links: tuple[str, str] = ("the node's link", "the network"),
+    lines: Sequence[str] = (),
+    title: str | None = None,
+) -> Figure:
+    """The ranks of a mesh of up to three axes, with a colour for each axis, and their nodes.
+
+    `sizes` has the axes from the outermost to the innermost, as `parallel.mesh.make_mesh` takes
+    them. Tints tell the nodes apart. The key says what an axis has to cross: `links` are the
+    names of the link inside a node and of the one between nodes. Of a long axis the first places
+    and the last are drawn. `lines` of text stand below the key.
+    Raises: ValueError for no axis, more than three, or sizes below 1.
+    """
+    if not 1 <= len(sizes) <= 3 or min(sizes.values()) < 1:
+        raise ValueError(
+            f"mesh_figure draws one to three axes of at least 1 rank, not {dict(sizes)}."
+        )
+    names = ["", "", *sizes][-3:]  # panels, then rows, then columns
+    counts = [1, 1, *sizes.values()][-3:]
+    shown = [_places(count, 3 if axis == 0 else _MOST) for axis, count in enumerate(counts)]
+    panel = _CELL * len(shown[2]) + _SLANT_X * (len(shown[1]) - 1) + 0.35
+    lefts = [0.0]  # of the panels; what is left out takes little room
+    for place in shown[0]:
+        lefts.append(lefts[-1] + (0.9 if place < 0 else panel))
+    width = max(7.2, 1.2 + lefts[-1])
+    height = _TOP + (_LINE + _SLANT_Y) * len(shown[1]) + 0.2 + _KEY + 0.21 * len(lines)
+    figure = Figure(width, height)
+    ranks = math.prod(counts)
+    figure.heading(
+        title or f"{ranks} ranks: " + " x ".join(f"{name} {size}" for name, size in sizes.items()),
+        f"{-(-ranks // gpus_per_node)} nodes of {gpus_per_node} GPUs; each tint is a node",
+    )
+    axes = figure.sheet(0, 0, width, height)
+    axes.set(xlim=(0, width), ylim=(0, height))
+    points = {
+        (i, j, k): (
+            1.25 + lefts[i] + k * _CELL + j * _SLANT_X,
+            height - _TOP - 0.3 - j * (_LINE + _SLANT_Y),
+        )
+        for i, j, k in itertools.product(*(range(len(places)) for places in shown))
+        if shown[0][i] >= 0 or k == 0
+    }
+    drawn = {at: point for at, point in points.items() if shown[0][at[0]] >= 0}
+    _draw_groups(axes, drawn, names)
+    for at, point in points.items():
+        spot = [places[index] for places, index in zip(shown, at, strict=True)]
+        if -1 in spot:
+            words = axes.text(*point, "...", **centred(10, MUTED))
+            words.set_bbox({"facecolor": SHEET, "edgecolor": "none", "pad": 1.5})
+            continue
+        rank = (spot[0] * counts[1] + spot[1]) * counts[2] + spot[2]
+        _draw_rank(axes, point, rank, rank // gpus_per_node)
+    for index, place in enumerate(shown[0]):
+        if names[0] and place >= 0:
+            x, y = points[index, 0, 0]
+            axes.text(x - 0.24, y + 0.3, f"{names[0]} {place}", fontsize=8, color=MUTED)
+    for index, place in enumerate(shown[1]):
+        if names[1] and place >= 0:
+            x, y = points[0, index, 0]
+            axes.text(x - 0.34, y, f"{names[1]} {place}", fontsize=8, color=MUTED,
+                      ha="right", va="center")  # fmt: skip
+    _draw_mesh_key(axes, sizes, gpus_per_node, links, 0.18 + 0.21 * len(lines))
+    for number, line in enumerate(reversed(lines)):
+        axes.text(0.3, 0.14 + 0.21 * number, line, fontsize=8.5, color=INK, va="center")
+    figure.alt_text = " ".join([_mesh_words(sizes, gpus_per_node, links), *lines])
+    return figure
+
+
+def _places(count: int, most: int) -> list[int]:
+    """The places of an axis that are drawn; -1 stands for those that are left out."""
+    return list(range(count)) if count <= most else [*range(most - 2), -1, count - 1]
+
+
+def _draw_groups(
+    axes: Axes, points: Mapping[tuple[int, int, int], tuple[float, float]], names: Sequence[str]
+) -> None:
+    """A line through the ranks of each group; those of the data axis curve below the others."""
+    for axis in range(3):
+        if not names[axis]:
+            continue
+        groups: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+        for place, point in points.items():
+            key = tuple(each for number, each in enumerate(place) if number != axis)
+            groups.setdefault(key, []).append(point)
+        colour = AXIS_COLOURS.get(names[axis], PALETTE[axis])
+        for number, group in enumerate(groups.values()):
+            if len(group) > 1:
+                xs, ys = zip(*group, strict=True)
+                # Groups of the outermost axis lie side by side, so each runs below the boxes.
+                down = 0.17 + 0.035 * (number % _MOST) if axis == 0 else 0.0
+                axes.plot(xs, np.array(ys) - down, color=colour, linewidth=2.2 if axis else 1.4,
+                          zorder=1, alpha=0.9, gid=f"{names[axis]} group {number}")  # fmt: skip
+
+
+def _draw_rank(axes: Axes, at: tuple[float, float], rank: int, node: int) -> None:
+    tint = blend(("#CFE3F5", "#F5DFC4", "#D9EBCF", "#EAD5E6")[node % 4], SHEET, 0.15)
+    box = FancyBboxPatch(
+        (at[0] - 0.24, at[1] - 0.13), 0.48, 0.26, boxstyle="round,pad=0.01,rounding_size=0.05",
+        facecolor=tint, edgecolor=edge(tint), linewidth=0.8, zorder=3, gid=f"rank {rank}",
+    )  # fmt: skip
+    axes.add_artist(box)
+    axes.text(*at, f"{rank}", **centred(8.5, INK)).set_zorder(4)
+
+
+def _draw_mesh_key(
+    axes: Axes, sizes: Mapping[str, int], per_node: int, links: tuple[str, str], low: float
+) -> None:
+    for row, (name, size) in enumerate(reversed(list(sizes.items()))):
+        y = low + 0.22 * (len(sizes) - 1 - row)
+        axes.plot([0.3, 0.75], [y, y], color=AXIS_COLOURS.get(name, INK), linewidth=3)
+        axes.text(0.88, y, f"{name}, {size} ranks: {_wire(name, sizes, per_node, links)}",
+                  fontsize=8.5, color=INK, va="center")  # fmt: skip
+
+
+def _wire(name: str, sizes: Mapping[str, int], per_node: int, links: tuple[str, str]) -> str:
+    """Which link the groups of an axis use."""
+    if sizes[name] == 1:
+        return "sends nothing"
+    inner = list(sizes.values())[list(sizes).index(name) :]
+    return f"over {links[0] if per_node % math.prod(inner) == 0 else links[1]}"
+
+
+def _mesh_words(sizes: Mapping[str, int], per_node: int, links: tuple[str, str]) -> str:
+    said = [
+        f"{name} of {size}, {_wire(name, sizes, per_node, links)}" for name, size in sizes.items()
+    ]
+    return f"A mesh of {math.prod(sizes.values())} ranks, {per_node} to a node: {'; '.join(said)}."
+
+
+# The best plans ----------------------------------------------------------------------------------
+
+_COLUMNS: Final = (
+    ("tp", 0.4), ("cp", 0.4), ("pp", 0.4), ("dp", 0.5), ("ZeRO", 0.5), ("micro", 0.55),
+    ("schedule", 1.15), ("recompute", 0.85), ("memory", 0.8), ("step", 0.75), ("MFU", 0.6),
+    ("largest cost beside compute", 2.3),
+)  # fmt: skip
+
+
+def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> Figure:
+    """The fastest plans of a search, and how many plans were rejected for which reason."""
+    best = found.best(count)
+    reasons = sorted(found.rejected.items(), key=lambda each: -each[1])
+    width = 0.3 + sum(size for _, size in _COLUMNS)
+    height = 0.95 + 0.24 * (len(best) + 1) + 0.45 + 0.22 * len(reasons)
+    figure = Figure(width, height)
+    figure.heading(
+        title or f"The fastest of {len(found):,} plans that fit",
+        f"{found.problem.cluster.size:,} GPUs, {found.problem.card.name}, "
+        f"{in_gb(found.problem.memory)} each for tensors; "
+        f"{found.problem.batch:,} sequences a step; 8s: with sequence parallelism",
+    )
+    axes = figure.sheet(0, 0, width, height)
+    axes.set(xlim=(0, width), ylim=(0, height))
+    y = height - 0.85
+    _row(axes, y, [name for name, _ in _COLUMNS], MUTED)
+    for number, each in enumerate(best):
+        y -= 0.24
+        if number % 2 == 0:
+            axes.add_artist(Rectangle((0.1, y - 0.12), width - 0.2, 0.24, color="#F0F0EA"))
+        _row(axes, y, _cells(each), INK)
+    y -= 0.42
+    axes.text(0.15, y, "Rejected:", fontsize=8.5, color=MUTED, va="center")
+    for reason, number in reasons:
+        y -= 0.22
+        axes.text(1.1, y, f"{number:,}", fontsize=8.5, color=INK, va="center", ha="right")
+        axes.text(1.2, y, reason, fontsize=8.5, color=INK, va="center")
+    lines = [f"{number}. {each}." for number, each in enumerate(best, start=1)]
+    lines += [f"{number:,} plans rejected: {reason}." for reason, number in reasons]
+    figure.alt_text = " ".join(lines) or "No plan fits."
+    return figure
+
+
+def _row(axes: Axes, y: float, cells: Sequence[str], colour: str) -> None:
+    x = 0.15
+    for words, (_, size) in zip(cells, _COLUMNS, strict=True):
+        axes.text(x, y, words, fontsize=8.5, color=colour, va="center")
+        x += size
+
+
+def _cells(each: Estimate) -> list[str]:
+    plan, total = each.plan, each.step_seconds
+    costs = {name: cost for name, cost in each.seconds.items() if name != "compute"}
+    worst = max(costs, key=lambda name: costs[name])
+    schedule = (
+        plan.schedule + f" x {plan.chunks}" * (plan.chunks > 1) if plan.pipeline > 1 else "-"
+    )
+    return [
+        f"{plan.tensor}" + "s" * plan.sequence_parallel, f"{plan.context}", f"{plan.pipeline}",
+        f"{plan.data}", f"{plan.zero}", f"{plan.microbatch}", schedule, plan.recompute,
+        in_gb(each.bytes), time_words(total), f"{each.mfu:.1%}",
+        f"{worst}, {costs[worst] / total:.0%}",
+    ]  # fmt: skip
+
+
+# Memory against time -----------------------------------------------------------------------------
+
+_DRAWN: Final = 6000  # points of each kind at most, evenly chosen
+
+
+def plan_chart(
+    found: Search, *, marked: Mapping[str, Estimate] | None = None, title: str | None = None
+) -> Figure:
+    """Memory per GPU against step time, of every plan that memory alone can forbid.
+
+    Plans right of the upright line do not fit. The fastest plan that fits has a ring, and so has
+    each of `marked`, with its name.
+    Raises: ValueError where there is no plan to draw.
+    """
+    nbytes, seconds, fits = found.points()
+    if not len(nbytes):
+        raise ValueError("plan_chart: no plan can run on these GPUs, whatever memory they have.")
+    figure = Figure(8.6, 4.9)
+    figure.heading(
+        title or "Memory against time",
+        f"{len(nbytes):,} plans; {int(fits.sum()):,} fit in {in_gb(found.problem.memory)}",
+    )
+    ends = [float(each) for each in (nbytes.min(), nbytes.max(), seconds.min(), seconds.max())]
+    chart = Chart(
+        figure, (0.75, 0.6, 5.3, 3.5), [],
+        Axis("bytes on the fullest GPU", (0.8 * ends[0], 1.25 * ends[1]), True, _gb),
+        Axis("seconds of a step", (0.9 * ends[2], 1.1 * ends[3]), True, lambda each: f"{each:g}"),
+    )  # fmt: skip
+    axes = chart.axes
+    for mask, colour, words in ((~fits, "#C9C9C3", "does not fit"), (fits, PALETTE[0], "fits")):
+        rows = np.flatnonzero(mask)
+        rows = rows[:: max(1, len(rows) // _DRAWN)]
+        axes.plot(nbytes[rows], seconds[rows], ".", markersize=2.5, color=colour, alpha=0.5,
+                  rasterized=True, label=words, gid=words)  # fmt: skip
+    chart.draw_upright(found.problem.memory, "a GPU is full")
+    rings = dict(zip(["fastest"], found.best(1), strict=False)) | dict(marked or {})
+    for number, (name, each) in enumerate(rings.items()):
+        if each.seconds:
+            axes.plot(each.bytes, each.step_seconds, "o", markersize=9, zorder=5,
+                      markerfacecolor="none", markeredgewidth=2, gid=name,
+                      color=PALETTE[1 + number % 3], label=name)  # fmt: skip
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=8.5, frameon=False)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1)
+    said = [f"{name}: {each}." for name, each in rings.items()]
+    figure.alt_text = (
+        f"{len(nbytes):,} plans by memory and step time; {int(fits.sum()):,} fit. {' '.join(said)}"
+    )
+    return figure
+
+
+def _gb(nbytes: float) -> str:
+    return in_gb(nbytes)
