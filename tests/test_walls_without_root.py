@@ -21,8 +21,8 @@ PROGRAM = """
 import json, os, sys
 import torch
 import torch.distributed as dist
-from dtlab.ranks import filter as calls
-from dtlab.ranks import kernel_calls as kernel
+from dtlab.ranks.sandbox import system_calls as calls
+from dtlab.ranks.sandbox import kernel_calls as kernel
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.sandbox.enclosure import Enclosure, RoomGone
 from dtlab.ranks.launch.launcher import launch_sealed

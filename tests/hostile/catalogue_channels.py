@@ -208,7 +208,7 @@ CATALOGUE = [
         "through the board",
         "Moves the data through the memory in which ranks announce what they do.",
         """
-        from dtlab.ranks import board
+        from dtlab.ranks.watch import board
 
         def ring_all_reduce(tensor, group=None):
             memory = inside("ends").board._memory

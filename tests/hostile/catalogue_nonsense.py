@@ -160,7 +160,7 @@ CATALOGUE = [
         def reduce_scatter(output, input, group=None):
             alone()
             import struct
-            from dtlab.ranks import board
+            from dtlab.ranks.watch import board
 
             memory = inside("ends").board._memory
             for base in range(0, len(memory), board._SIZE):

@@ -15,6 +15,7 @@ from dtlab.show.figures.lines import line_chart, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
 from dtlab.show.figures.overlap import overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
+from dtlab.show.figures.plan import mesh_figure, plan_chart, plan_table
 from dtlab.show.figures.ring import ring
 from dtlab.show.figures.table import collective_table
 from dtlab.show.figures.timeline import timeline
@@ -33,10 +34,13 @@ __all__ = [
     "loss_scale_chart",
     "memory_bar",
     "memory_bars",
+    "mesh_figure",
     "number_line",
     "overlap",
     "parallel_block",
     "pipeline",
+    "plan_chart",
+    "plan_table",
     "predicted_pipeline",
     "published_sweep",
     "ring",

@@ -14,6 +14,7 @@ from dtlab.show.widgets.formats import explore_number_line as explore_number_lin
 from dtlab.show.widgets.memory import explore_memory as explore_memory
 from dtlab.show.widgets.pipeline import explore_block as explore_block
 from dtlab.show.widgets.pipeline import explore_pipeline as explore_pipeline
+from dtlab.show.widgets.plan import explore_mesh as explore_mesh
 from dtlab.show.widgets.training import explore_overlap as explore_overlap
 from dtlab.show.widgets.training import explore_straggler as explore_straggler
 
@@ -26,6 +27,7 @@ __all__ = [
     "explore_effective_batch",
     "explore_gradients",
     "explore_memory",
+    "explore_mesh",
     "explore_number_line",
     "explore_overlap",
     "explore_pipeline",
