@@ -524,7 +524,7 @@ def test_one_panel_reads_well_too(speeds: list[float]) -> None:
     [
         ({}, "nothing to draw"),
         ({"ours": ([8.0], [1.0, 2.0])}, "1 sizes and 2 bandwidths"),
-        ({"ours": ([8.0], [0.0])}, "have to be above 0"),
+        ({"ours": ([8.0], [0.0])}, "must be above 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(curves: dict[str, Any], told: str) -> None:
