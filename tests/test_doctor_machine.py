@@ -137,7 +137,9 @@ def test_packages_that_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 VERSION = "__version__ = '2.13.0'\nfrom types import SimpleNamespace\n"
 CPU = VERSION + "version = SimpleNamespace(cuda=None)\n"
-CUDA = VERSION + """
+CUDA = (
+    VERSION
+    + """
 version = SimpleNamespace(cuda="13.0", hip=None)
 class cuda:
     nccl = SimpleNamespace(version=lambda: (2, 28, 9))
@@ -145,6 +147,7 @@ class cuda:
     can_device_access_peer = lambda a, b: a < b
     get_device_properties = lambda n: SimpleNamespace(name=f"card {n}", total_memory=10**10)
 """
+)
 WITHOUT = "def is_available(): return False\n"
 WITH = "def is_available(): return True\nis_gloo_available = is_nccl_available = is_available\n"
 
@@ -174,7 +177,7 @@ def test_a_torch_for_two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("raise ImportError('libcudart.so.13: cannot open')", "ImportError: libcudart.so.13: can"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
         ("import os; os._exit(3)", "exit status 3"),
-        ("import os; os._exit(0)", "no answer that can be read"),
+        ("import os; os._exit(0)", "the output cannot be parsed"),
         ("raise SystemExit('no')", "SystemExit: no"),
     ],
 )
