@@ -159,7 +159,9 @@ def test_what_several_gpus_have_in_common_is_told_once() -> None:
     all_of_them = [replace(card(index), compute_mode="Exclusive_Process") for index in range(8)]
     found = only(gpus._modes(all_of_them))
     assert found.message.startswith("GPUs 0, 1, 2, 3, 4, 5, 6, 7 are in mode Exclusive_Process")
-    assert found.mend == ("for i in 0 1 2 3 4 5 6 7; do sudo nvidia-smi -i $i -c DEFAULT; done")
+    assert found.mend == (
+        "for i in 0 1 2 3 4 5 6 7; do sudo nvidia-smi -i $i -c DEFAULT; done"
+    )
 
 
 @pytest.mark.usefixtures("four_gpus")

@@ -137,9 +137,7 @@ def test_packages_that_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 VERSION = "__version__ = '2.13.0'\nfrom types import SimpleNamespace\n"
 CPU = VERSION + "version = SimpleNamespace(cuda=None)\n"
-CUDA = (
-    VERSION
-    + """
+CUDA = VERSION + """
 version = SimpleNamespace(cuda="13.0", hip=None)
 class cuda:
     nccl = SimpleNamespace(version=lambda: (2, 28, 9))
@@ -147,7 +145,6 @@ class cuda:
     can_device_access_peer = lambda a, b: a < b
     get_device_properties = lambda n: SimpleNamespace(name=f"card {n}", total_memory=10**10)
 """
-)
 WITHOUT = "def is_available(): return False\n"
 WITH = "def is_available(): return True\nis_gloo_available = is_nccl_available = is_available\n"
 

@@ -163,7 +163,7 @@ class Guess:
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"reveal: the guess is a number, so the answer has to be one, not "
+            raise ValueError(f"reveal: the guess is a number, so the answer must be a number, not "
                              f"{answer!r}.")  # fmt: skip
         return number
 

@@ -64,7 +64,7 @@ QUESTIONS: Final = (
     ),
     PreflightQuestion(
         "Two ranks: each first receives from the other, and then sends. What happens?",
-        ("they swap", "they wait for ever", "the first one wins"), "they wait for ever", _RANKS,
+        ("they swap", "they wait forever", "the first one wins"), "they wait forever", _RANKS,
         "Each rank sends only after it has received, so no rank ever sends.",
     ),
     PreflightQuestion(

@@ -301,12 +301,12 @@ def sweep_chart(
 def _check(runs: Runs, places: Sequence[float], every: Sequence[float], log: str) -> None:
     empty = [name for name, curve in runs.items() if not curve or not all(curve.values())]
     if not runs or empty:
-        where = f" {empty[0]!r} has a place without a run." if empty else ""
-        raise ValueError(f"sweep_chart: nothing to draw.{where} Give each curve numbers.")
+        which = f" {empty[0]!r} has a position without a run." if empty else ""
+        raise ValueError(f"sweep_chart: nothing to draw.{which} Give each curve numbers.")
     for side, numbers in zip("xy", (places, every), strict=True):
         wrong = [x for x in numbers if not np.isfinite(x) or (side in log and x <= 0)]
         if wrong:
-            raise ValueError(f"sweep_chart: {wrong[0]:g} has no place on the {side} axis.")
+            raise ValueError(f"sweep_chart: {wrong[0]:g} cannot be drawn on the {side} axis.")
 
 
 def _ends_across(places: Sequence[float], logarithmic: bool, inches: float) -> tuple[float, float]:

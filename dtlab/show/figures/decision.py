@@ -52,7 +52,7 @@ def decision_tree(choice: Choice | None = None, *, title: str | None = None) -> 
     heading = title or (
         "Which strategy?" if choice is None else choice.strategy[0].upper() + choice.strategy[1:]
     )
-    note = "yes, where a number is not more than its limit" if choice is None else (
+    note = "yes means that a number is at most its limit" if choice is None else (
         f"because {choice.because}")  # fmt: skip
     height = _TOP + _ROW * len(rows) + _BOTTOM
     figure = Figure(_WIDTH, height, alt_text=_alt_text(heading, choice))

@@ -357,8 +357,8 @@ def loss_scale_chart(
     last = f"{_loss_power(scales[0])} in step 1\n{_loss_power(scales[-1])} in step {len(scales)}"
     chart.draw_key({_NAME: last})
     places = ", ".join(str(step) for step in steps[np.asarray(skipped, dtype=bool)][:12])
-    where = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
-    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {where}"
+    which = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
+    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {which}"
     return figure
 
 

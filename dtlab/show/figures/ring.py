@@ -224,7 +224,7 @@ def _all_in_words(rounds: list[Round]) -> str:
     """Describe all panels together."""
     num_ranks = len(rounds[0].held)
     if num_ranks == 1:
-        return "Nothing has to be sent."
+        return "No message is needed."
     counts = list_words([f"{_complete(drawn)} after {drawn.title}" for drawn in rounds[1:]])
     return (
         "In each round every rank sends one chunk to the next rank and receives one from the "

@@ -179,7 +179,7 @@ def _alt_text(heading: str, rounds: Sequence[Round], step: int | None) -> str:
     shown = rounds[1:] if step is None else [rounds[step]]
     parts = [f"{heading}."]
     if not shown:
-        parts.append("Nothing has to be sent.")
+        parts.append("No message is needed.")
     for drawn in shown:
         sent = [f"rank {move.src} sends to rank {move.dst}" for move in drawn.moves]
         parts += [f"{drawn.title.capitalize()}: {list_words(sent)}."] if sent else []
