@@ -53,7 +53,7 @@ def test_a_rank_on_its_own_has_no_bus_bandwidth() -> None:
     one = Measurement("all_reduce", BUILT_IN, "gloo", 1, 1000, 0.001, wrong=0)
     assert (one.algorithm_bandwidth, one.bus_bandwidth) == (1e6, 0)
     assert Results([one], 1).links() == {}
-    with pytest.raises(DtlabError, match="a rank on its own sends nothing"):
+    with pytest.raises(DtlabError, match="a single rank sends nothing"):
         Results([one], 1).figure()
 
 
@@ -73,7 +73,7 @@ all_reduce   (size: the tensor of one rank)
      8 B    100 µs  80.0 kB/s   120 kB/s    250 µs  32.0 kB/s  48.0 kB/s           2.50
  4.00 MB   2.00 ms  2.00 GB/s  3.00 GB/s   1.00 ms  4.00 GB/s  6.00 GB/s           0.50
 
-send_recv   (size: one message; half of a round trip between ranks 0 and 1)
+send_recv   (size: one message; the time is half of a round trip between ranks 0 and 1)
                                 built-in
     size      time      algbw      busbw
  4.00 MB   4.00 ms  1.00 GB/s  1.00 GB/s"""
@@ -101,7 +101,7 @@ def test_json_there_and_back() -> None:
 
 def test_what_is_missing_is_said() -> None:
     told = Results(by_hand(), 4, stopped=True, left_out=[8 * 10**9, 64 * 10**9]).table()
-    assert "Stopped: this is what was measured so far." in told
+    assert "Stopped: these are the measurements so far." in told
     assert "Left out: 8.00 GB and 64.0 GB." in told
     unchecked = [Measurement("all_reduce", BUILT_IN, "gloo", 2, 8, 1e-4)]
     assert "Every result" not in Results(unchecked, 2).table()
@@ -167,7 +167,7 @@ def test_a_link_that_explains_nothing_is_no_code() -> None:
     text = Results([*wild, *falling], 2).paste()
     exec(text, names)
     assert names["links"] == {} and "Cluster" not in names
-    assert '# ("broadcast", "built-in"): these times tell no link' in text
+    assert '# ("broadcast", "built-in"): these times determine no link' in text
 
 
 def test_links_can_be_pasted() -> None:
@@ -381,17 +381,17 @@ def test_wrong_results_are_a_failure(
         ("--ranks 0", "ranks is a whole number from 1 to 256, not 0"),
         ("--ranks 1000", "ranks is a whole number from 1 to 256, not 1000"),
         ("--end 1XB", "end: '1XB' is not understood. Type digits and a point, then B, kB, MB, GB"),
-        ("--begin 2", "begin is a number of bytes from 4 on, which is one float32"),
+        ("--begin 2", "begin is a number of bytes of at least 4, one float32"),
         ("--begin 1MB --end 1kB", "end (1,000 bytes) is below begin (1,000,000 bytes)"),
-        ("--factor 1", "factor is a whole number from 2 on, not 1"),
+        ("--factor 1", "factor is a whole number of at least 2, not 1"),
         ("--collectives all_reduce,al_gather", "'al_gather' is not known. The collectives are "
          "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and send_recv."),
         ("--collectives ,", "'' is not known. The collectives are all_reduce"),
         ("--collectives broadcast,broadcast", "broadcast is named twice"),
         ("--backend mpi", "backend is 'gloo' or 'nccl', or left out; not 'mpi'"),
         ("--seconds 0", "seconds is a number above 0, for one curve; not 0.0"),
-        ("--figure a.gif", "the figure's name has to end in .png or .svg; a.gif does not"),
-        ("--json nowhere/a.json", "there is no folder nowhere, in which a.json would be"),
+        ("--figure a.gif", "the figure's name must end in .png or .svg; a.gif does not"),
+        ("--json nowhere/a.json", "a.json cannot be written: there is no folder nowhere"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(
@@ -405,7 +405,7 @@ def test_what_cannot_be_is_refused(
 
 def test_only_functions_stand_beside_the_built_in_ones() -> None:
     for ours in ({"send_recv": nothing}, {"all_reduce": "ring"}):
-        with pytest.raises(DtlabError, match="ours has functions"):
+        with pytest.raises(DtlabError, match="ours maps names of collectives"):
             bench(ours=ours)  # type: ignore[arg-type]
     with pytest.raises(DtlabError, match="'gossip' is not known"):
         bench(ours={"gossip": collectives.ring_all_reduce})
@@ -432,7 +432,7 @@ def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
     out, err = interrupted(program, tmp_path)
     assert program.returncode == 1, err
     assert "Traceback" not in err
-    assert "Stopped: this is what was measured so far." in out
+    assert "Stopped: these are the measurements so far." in out
     assert "     8 B " in out
     assert not list(tmp_path.glob("dtlab-bench-*"))
 
@@ -453,7 +453,7 @@ def interrupted(program: subprocess.Popen[str], folder: Path) -> tuple[str, str]
 def test_an_interrupt_under_torchrun_too(tmp_path: Path) -> None:
     program = under_torchrun(tmp_path, *LONG)
     out, err = interrupted(program, tmp_path)
-    assert "Stopped: this is what was measured so far." in out, err
+    assert "Stopped: these are the measurements so far." in out, err
     assert "     8 B " in out
 
 
@@ -484,7 +484,7 @@ def test_another_number_of_ranks_than_there_are(monkeypatch: pytest.MonkeyPatch)
     names = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(DtlabError, match="ranks=4 was asked for, but this process is one of 2"):
+    with pytest.raises(DtlabError, match="ranks=4 was given, but this process is one of 2"):
         bench(ranks=4)
 
 
@@ -524,7 +524,7 @@ def test_one_panel_reads_well_too(speeds: list[float]) -> None:
     [
         ({}, "nothing to draw"),
         ({"ours": ([8.0], [1.0, 2.0])}, "1 sizes and 2 bandwidths"),
-        ({"ours": ([8.0], [0.0])}, "have to be above 0"),
+        ({"ours": ([8.0], [0.0])}, "must be above 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(curves: dict[str, Any], told: str) -> None:

@@ -84,8 +84,8 @@ def test_text_fits_and_commands_stay_whole() -> None:
     lines = list(as_text(found, 1.25, width=70))
     assert lines[:3] == ["machine", "  ok     CPUs           2 of 2", "gpus"]
     assert lines[3].startswith("  WRONG  GPUs           word word")
-    assert f"         mend:          {mend}" in lines
-    assert max(len(line) for line in lines if "mend:" not in line) <= 70
+    assert f"         repair:        {mend}" in lines
+    assert max(len(line) for line in lines if "repair:" not in line) <= 70
     assert lines[-1] == "1 wrong: GPUs; 1 note. 3 findings in 1.2 s."
     assert list(as_text(found[:1], 0.0))[-1].startswith("Nothing is wrong. 1 finding")
 

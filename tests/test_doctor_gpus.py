@@ -121,7 +121,7 @@ def test_gpus_are_read() -> None:
 
 
 def test_words_that_are_not_known_are_refused() -> None:
-    with pytest.raises(ValueError, match="words that are not known: 'No devices were found'"):
+    with pytest.raises(ValueError, match="an unknown format: 'No devices were found'"):
         gpus_from("No devices were found\n", "")
 
 
@@ -222,7 +222,7 @@ def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1", 1, "note", "torch sees 1 of 2: CUDA_VISIBLE_DEVICES='1'"),
         ("", 0, "note", "torch sees 0 of 2: CUDA_VISIBLE_DEVICES=''"),
         ("-1", 0, "note", "torch sees 0 of 2: CUDA_VISIBLE_DEVICES='-1'"),
-        ("0,7,1", 1, "wrong", "names 7, which is not there, and hides it and all after it"),
+        ("0,7,1", 1, "wrong", "names GPU 7, which does not exist, so CUDA ignores it and all GPU"),
         ("GPU-1", 1, "note", "CUDA_VISIBLE_DEVICES='GPU-1'"),
         ("0,1", 0, "wrong", "the driver is too old"),
     ],
@@ -261,7 +261,7 @@ def test_peer_access() -> None:
     assert found.status == "ok"
     found = only(gpus.peers(knowing(devices=devices(3), no_peers=[[0, 2], [2, 0]])))
     assert found.status == "note"
-    assert found.message.startswith("2 of 6 directions without: there, NCCL goes through")
+    assert found.message.startswith("2 of 6 directions have no peer access: NCCL uses host memory")
 
 
 def test_nccl_is_tried_where_there_is_a_gpu_only() -> None:

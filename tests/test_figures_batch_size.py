@@ -172,10 +172,10 @@ def test_a_band_and_a_level_have_their_words() -> None:
     ("runs", "words"),
     [
         ({}, "nothing to draw"),
-        ({"one": {}}, "'one' has a place without a run"),
-        ({"one": {32: []}}, "'one' has a place without a run"),
-        ({"one": {32: [np.nan]}}, "nan has no place on the y axis"),
-        ({"one": {0: [1.0]}}, "0 has no place on the x axis"),
+        ({"one": {}}, "'one' has a position without a run"),
+        ({"one": {32: []}}, "'one' has a position without a run"),
+        ({"one": {32: [np.nan]}}, "nan cannot be drawn on the y axis"),
+        ({"one": {0: [1.0]}}, "0 cannot be drawn on the x axis"),
         ({str(number): {1: [1]} for number in range(7)}, "room for 6 curves, not for 7"),
     ],
 )

@@ -170,7 +170,7 @@ def test_marks_have_a_line_of_their_own_only_without_a_prediction() -> None:
     [
         ({}, "nothing to draw"),
         ({"job": {2: 1.0}}, "no time on one rank"),
-        ({"job": {1: 1.0, 2: 0.0}}, "have to be above 0"),
+        ({"job": {1: 1.0, 2: 0.0}}, "must be above 0"),
         ({str(n): TIMES for n in range(6)}, "room for 6 curves"),
     ],
 )

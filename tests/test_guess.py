@@ -130,7 +130,7 @@ def test_a_number_in_another_unit_is_converted(unit: str, typed: str, value: flo
 
 @pytest.mark.parametrize("answer", ["ring", None, float("nan")])
 def test_an_answer_that_is_no_number_is_refused(answer: Any) -> None:
-    with pytest.raises(ValueError, match="the answer has to be one, not"):
+    with pytest.raises(ValueError, match="the answer must be a number, not"):
         guess("How many?", value=3).reveal(answer)
 
 

@@ -310,7 +310,7 @@ def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixtur
     assert f"{RING.name}: nothing to reset." in capsys.readouterr().out
     edit(Path("my", LEVEL_2), **{RING.answer_id: "mine = 1"})
     assert main(["reset", RING.name]) == 0
-    assert "is back to its start in" in capsys.readouterr().out
+    assert "the original cell is back in" in capsys.readouterr().out
     record("01/results", 8, 8)
     assert main(["progress"]) == 0
     assert f"my/{LEVEL_1}" in capsys.readouterr().out
@@ -352,7 +352,7 @@ def test_outside_of_the_course_paths_are_told_in_full(
         (["start", "99"], 1, "dtlab start: there is no unit '99'. Units: 00_one_gpu_is"),
         (["start", "01_ranks"], 1, "dtlab start: there is no unit '01_ranks'."),
         (["start", "01/level-9"], 1, "its levels come with it"),
-        (["start", "01", "level-2"], 2, "dtlab start: 'level-2' is more than it takes. See: "),
+        (["start", "01", "level-2"], 2, "dtlab start: unexpected 'level-2'. See: "),
     ],
 )
 def test_a_command_that_cannot_be_done_says_why(

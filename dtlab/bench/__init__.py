@@ -1,10 +1,11 @@
-"""How fast the links under the ranks are, measured as nccl-tests does: times and bandwidths.
+"""Benchmarks of collectives in the manner of nccl-tests: times, bandwidths and fitted links.
 
     runner.bench()          measure.measure(), on every rank         results.Results
-    check the wishes        each curve: sizes from small to large    table(), figure(), links(),
+    check the arguments     each curve: sizes from small to large    table(), figure(), links(),
     launch ───────────────► check once, warm up, time ─── diary ───► paste(), to_json()
 
-`bench()` in a cell, `dtlab bench` in a terminal, and the same under torchrun over several nodes.
+Call `bench()` in a cell, or run `dtlab bench` in a terminal; both also work under torchrun on
+several nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `dtlab bench`: measure, print, write."""
+"""The command `dtlab bench`: measures, prints the results, and writes them to files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PICTURES = (".png", ".svg")
 
 
 def bench_and_tell(*, json: Path | None, figure: Path | None, **wishes: Any) -> bool:
-    """`bench(**wishes)`, printed and written to files by rank 0; whether all went well.
+    """Run `bench(**wishes)`; rank 0 prints the results and writes the files.
 
-    It did not where it was stopped, or a result was wrong.
-    Raises: DtlabError as `bench` does, and, before it begins, for files that cannot be written.
+    Returns False if the benchmark was stopped or a result was wrong.
+    Raises: DtlabError as `bench` does, and, before it starts, for files that cannot be written.
     """
     if leads():
         _check_places(json, figure)
@@ -31,7 +31,7 @@ def bench_and_tell(*, json: Path | None, figure: Path | None, **wishes: Any) -> 
 def _tell(results: Results, json: Path | None, figure: Path | None) -> None:
     print(results.table())
     if results.links():
-        print(f"\nThe links behind these times, to paste into a cell:\n\n{results.paste()}")
+        print(f"\nThe links that fit these times, to paste into a cell:\n\n{results.paste()}")
     if json is not None:
         json.write_text(results.to_json() + "\n")
     if figure is not None:
@@ -41,9 +41,9 @@ def _tell(results: Results, json: Path | None, figure: Path | None) -> None:
 def _check_places(json: Path | None, figure: Path | None) -> None:
     for path in (json, figure):
         if path is not None and not path.absolute().parent.is_dir():
-            raise DtlabError(f"there is no folder {path.parent}, in which {path.name} would be.")
+            raise DtlabError(f"{path.name} cannot be written: there is no folder {path.parent}.")
         if path is not None and path.is_dir():
-            raise DtlabError(f"{path} is a folder. Name a file.")
+            raise DtlabError(f"{path} is a folder. Give the name of a file.")
     if figure is not None and figure.suffix.lower() not in _PICTURES:
         allowed = " or ".join(_PICTURES)
-        raise DtlabError(f"the figure's name has to end in {allowed}; {figure.name} does not.")
+        raise DtlabError(f"the figure's name must end in {allowed}; {figure.name} does not.")

@@ -1,4 +1,4 @@
-"""Measurements of rank 0 in a file while the benchmark runs, for progress and for Ctrl-C."""
+"""The file to which rank 0 writes measurements, for the progress bar and after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dtlab.ranks import system
 
 __all__ = ["read", "shown", "temporary", "write"]
 
-_EVERY = 0.2  # seconds between two looks
-_PATIENCE = 2.0  # seconds without a bar
+_EVERY = 0.2  # seconds between two reads of the file
+_PATIENCE = 2.0  # seconds before the progress bar appears
 
 
 def write(diary: Path, measurement: Measurement) -> None:
-    """Add one line."""
+    """Append a measurement as one line."""
     with diary.open("a") as file:
         file.write(json.dumps(asdict(measurement)) + "\n")
 
 
 def read(diary: Path) -> list[Measurement]:
-    """All lines that are complete, in the order in which they were written."""
+    """Return the measurements of all complete lines, in the order in which they were written."""
     if not diary.exists():
         return []
     *lines, _ = diary.read_text().split("\n")
@@ -38,32 +38,32 @@ def read(diary: Path) -> list[Measurement]:
 
 @contextlib.contextmanager
 def temporary() -> Iterator[Path]:
-    """A place for a diary, which goes with all that is in it."""
+    """Context manager: the path of a diary in a temporary folder, deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="dtlab-bench-") as folder:
         yield Path(folder, "diary")
 
 
 @contextlib.contextmanager
 def shown(diary: Path, curves: Sequence[tuple[str, str]], sizes: int) -> Iterator[None]:
-    """Show a bar while the block runs, if it runs long enough, in a terminal or a notebook.
+    """Context manager: show a progress bar in a terminal or notebook if the block runs long.
 
     `curves` are (collective, implementation) in the order in which they are measured, each at up
-    to so many `sizes`.
+    to `sizes` sizes.
     """
-    somebody_looks = sys.stderr.isatty() or system.in_a_kernel()
+    interactive = sys.stderr.isatty() or system.in_a_kernel()
     over = threading.Event()
     with tqdm(total=len(curves) * sizes, unit="size", leave=False, delay=_PATIENCE,
-              miniters=0, disable=not somebody_looks) as bar:  # fmt: skip
+              miniters=0, disable=not interactive) as bar:  # fmt: skip
         follower = threading.Thread(
             target=_follow, args=(diary, curves, sizes, bar, over), daemon=True
         )
-        if somebody_looks:
+        if interactive:
             follower.start()
         try:
             yield
         finally:
             over.set()
-            if somebody_looks:
+            if interactive:
                 follower.join()
 
 
@@ -71,10 +71,10 @@ def _follow(
     diary: Path, curves: Sequence[tuple[str, str]], sizes: int, bar: tqdm, over: threading.Event
 ) -> None:
     while not over.wait(_EVERY):
-        found = read(diary)
-        if not found:
+        measurements = read(diary)
+        if not measurements:
             continue
-        last = found[-1].collective, found[-1].implementation
-        of_it = sum((one.collective, one.implementation) == last for one in found)
+        last = measurements[-1].collective, measurements[-1].implementation
+        count = sum((each.collective, each.implementation) == last for each in measurements)
         bar.set_description_str(f"{last[0]}, {last[1]}", refresh=False)
-        bar.update(curves.index(last) * sizes + of_it - bar.n)  # not before its delay is over
+        bar.update(curves.index(last) * sizes + count - bar.n)  # shown only after the delay

@@ -1,13 +1,15 @@
-"""The benchmark on each rank: every collective at every size, checked once, then timed.
+"""The part of the benchmark that runs on each rank: checks every collective once, then times it.
 
-    first call      on known numbers, compared with the expected result; it also opens connections
-    one call        says how many calls make a sample of about a millisecond, and how many samples
-                    there is time for
-    3-25 samples    all meet; the clock starts; so many calls; the clock stops
+    first call      uses known numbers and compares the result with the expected one; it also opens
+                    the connections
+    one call        determines how many calls make a sample of about a millisecond, and how many
+                    samples there is time for
+    3-25 samples    each: synchronise the ranks, start the clock, run the calls, stop the clock
 
-A sample is the time of the slowest rank, and a measurement the median of samples, divided by the
-number of calls. Calls of a sample follow each other without a pause, as in nccl-tests: the next
-one may begin while the last one still arrives elsewhere. All ranks decide by the same numbers.
+A sample is the time of the slowest rank divided by the number of calls, and a measurement is the
+median of the samples. The calls of a sample follow each other without a pause, as in nccl-tests: a
+call can start before the previous call has ended on other ranks. All ranks base their decisions on
+the same numbers.
 """
 
 from __future__ import annotations
@@ -31,23 +33,23 @@ from dtlab.bench.subjects import Buffers, Subject
 
 __all__ = ["Plan", "measure"]
 
-_SAMPLE: Final = 1e-3  # seconds, about; below that the way out of the meeting is seen
+_SAMPLE: Final = 1e-3  # approximate seconds; in shorter samples the synchronisation is noticeable
 _MOST_CALLS: Final = 50  # in a sample
 _SAMPLES: Final = (3, 25)
 _CALLS_AT_LEAST: Final = 2 + _SAMPLES[0]
 _LARGE, _SLOW = 2**20, 100e6  # bytes, bytes/s
-_COPIES: Final = 4  # of S on a rank at one time: input, output, what is expected, scratch
-_SHARE: Final = 0.5  # of the memory that is free
+_COPIES: Final = 4  # of S on a rank at one time: input, output, expected result, scratch
+_SHARE: Final = 0.5  # of the free memory
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured: the same on every rank.
+    """The measurements to take; the same on every rank.
 
-    `sizes` are bytes, growing. A curve takes about `seconds`; with `open_end` it stops before the
-    size for which that is too short, else all sizes are measured. `functions` stand beside the
-    built-in collectives, by these's names. `backend` is "gloo", "nccl", or None for NCCL where the
-    process group has it.
+    `sizes` are bytes, in increasing order. A curve takes about `seconds`; with `open_end` it stops
+    before the first size that would exceed this time, else all sizes are measured. `functions`,
+    keyed by collective, are measured beside the built-in ones. `backend` is "gloo", "nccl", or
+    None, which means NCCL if the process group has it.
     """
 
     collectives: tuple[str, ...]
@@ -61,19 +63,19 @@ class Plan:
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def subjects(self) -> list[Subject]:
-        """The curves, in the order in which they are measured."""
-        found = []
+        """Return the curves, in the order in which they are measured."""
+        subjects = []
         for name in self.collectives:
             if name == "send_recv":
-                found += self._ping_pongs()
+                subjects += self._ping_pongs()
                 continue
-            found.append(Subject(name))
+            subjects.append(Subject(name))
             if name in self.functions:
-                found.append(Subject(name, self.functions[name]))
-        return found
+                subjects.append(Subject(name, self.functions[name]))
+        return subjects
 
     def _ping_pongs(self) -> list[Subject]:
-        """Inside a node, and between two of them; none for a rank on its own."""
+        """Return ping-pongs within a node and between two nodes; none for a single rank."""
         pairs = [Subject("send_recv", partner=1)] if self.ranks_per_node > 1 else []
         if self.ranks_per_node < self.world_size:
             pairs.append(Subject(BETWEEN_NODES, partner=self.ranks_per_node))
@@ -81,42 +83,42 @@ class Plan:
 
 
 def measure(plan: Plan, diary: Path | None = None) -> list[Measurement]:
-    """On every rank: all measurements. Rank 0 writes each into `diary` as soon as it is there."""
+    """Run all measurements on this rank; rank 0 also writes each one to `diary` at once."""
     device = _device(plan.backend)
     per_node = torch.tensor(plan.ranks_per_node, device=device)
-    dist.broadcast(per_node, 0)  # torchrun tells each rank its own node's; nodes may differ
+    dist.broadcast(per_node, 0)  # torchrun gives each rank its own node's number; nodes may differ
     plan = replace(plan, ranks_per_node=int(per_node))
-    found = []
+    measurements = []
     for subject in plan.subjects():
         for measurement in _curve(plan, subject, device):
-            found.append(measurement)
+            measurements.append(measurement)
             if diary is not None and dist.get_rank() == 0:
                 write(diary, measurement)
-    return found
+    return measurements
 
 
 def _device(backend: str | None) -> torch.device:
-    """Where tensors are, so that `backend` moves them. Raises ValueError where it is missing."""
-    there = str(dist.get_backend_config())
-    if backend is not None and backend not in there:
+    """Return the device of tensors for `backend`. Raises ValueError if the group lacks it."""
+    config = str(dist.get_backend_config())
+    if backend is not None and backend not in config:
         raise ValueError(
-            f"the process group was made with {there!r}, which has no {backend!r}. Leave the "
+            f"the process group was created with {config!r}, which has no {backend!r}. Leave the "
             f"backend out, or initialise the group with it."
         )
-    if "nccl" in there and backend != "gloo":
+    if "nccl" in config and backend != "gloo":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def _curve(plan: Plan, subject: Subject, device: torch.device) -> Iterator[Measurement]:
-    """One implementation of one collective, at all sizes that there is memory and time for."""
+    """Measure one implementation of one collective at all sizes that fit in memory and time."""
     ranks, left, before = dist.get_world_size(), plan.seconds, (0, 0.0)
     room = _room(plan.ranks_per_node, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     for number, wanted in enumerate(plan.sizes):
         size = subject.rounded(wanted, ranks)
         if size == before[0]:
-            continue  # rounded up to the same one
+            continue  # rounded up to the same size
         too_long = number > 0 and _CALLS_AT_LEAST * _likely(size, *before) > left
         if size > room or (plan.open_end and too_long):
             return
@@ -131,10 +133,10 @@ def _curve(plan: Plan, subject: Subject, device: torch.device) -> Iterator[Measu
 
 
 def _likely(size: int, smaller: int, seconds: float) -> float:
-    """Seconds that `size` bytes may take, when a smaller size took so long.
+    """Estimate the seconds for `size` bytes if `smaller` bytes took `seconds`.
 
-    What the smaller one tells of the bandwidth is taken for it from `_LARGE` on; below that most
-    of its time is latency.
+    Below `_LARGE` bytes most of the time is latency, so the bandwidth is assumed to be at least
+    `_SLOW` there.
     """
     bandwidth = smaller / seconds if smaller >= _LARGE else max(_SLOW, smaller / seconds)
     return seconds + (size - smaller) / bandwidth
@@ -150,12 +152,12 @@ class _Trial:
         self.buffers: Buffers = subject.buffers(size, self.rank, self.ranks, device)
 
     def first_call(self, check: bool) -> int | None:
-        """Wrong elements over all ranks, if they are to be counted. Leaves the buffers zero."""
+        """Call it once; if `check`, count wrong elements over all ranks. Zeroes the buffers."""
         self._call(1)
         wrong = None
         if check:
-            wanted = self.subject.expected(self.buffers, self.rank, self.ranks)
-            count = (self.buffers.output != wanted).sum()
+            expected = self.subject.expected(self.buffers, self.rank, self.ranks)
+            count = (self.buffers.output != expected).sum()
             dist.all_reduce(count)
             wrong = int(count)
         self.buffers.input.zero_()
@@ -163,12 +165,12 @@ class _Trial:
         return wrong
 
     def spent(self) -> float:
-        """Seconds since the last time that somebody asked, or since the beginning."""
+        """Return the seconds since the previous call, or since the beginning."""
         since, self.begun = self.begun, time.perf_counter()
         return self._slowest([self.begun - since])[0]
 
     def samples(self, budget: float) -> list[float]:
-        """Seconds per call of each sample, for about `budget` seconds."""
+        """Take samples for about `budget` seconds; return the seconds per call of each."""
         once = self._slowest([self._sample(1)])[0]
         calls = max(1, min(_MOST_CALLS, round(_SAMPLE / once)))
         least, most = _SAMPLES
@@ -187,7 +189,7 @@ class _Trial:
         self._finish()
 
     def _meet(self) -> None:
-        """All ranks leave at about the same time: nobody has the sum before all have begun."""
+        """Synchronise the ranks: an all-reduce ends only after all ranks have started it."""
         dist.all_reduce(torch.zeros(1, device=self.device))
         self._finish()
 
@@ -196,14 +198,14 @@ class _Trial:
             torch.cuda.synchronize(self.device)
 
     def _slowest(self, seconds: list[float]) -> list[float]:
-        """The largest over all ranks, one by one; the same numbers on each rank."""
+        """Return the maximum over all ranks for each time; the result is the same on each rank."""
         times = torch.tensor(seconds, dtype=torch.float64, device=self.device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
-        return [float(one) for one in times.tolist()]
+        return [float(each) for each in times.tolist()]
 
 
 def _room(ranks_per_node: int, device: torch.device) -> int:
-    """The largest S for which every rank has memory; the same number on each rank."""
+    """Return the largest S for which every rank has memory; the same number on each rank."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:

@@ -9,5 +9,5 @@ __all__ = ["BETWEEN_NODES", "BUILT_IN", "COLLECTIVES"]
 COLLECTIVES: Final = (
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send_recv",
 )  # fmt: skip
-BETWEEN_NODES: Final = "send_recv_between_nodes"  # beside send_recv where there are several nodes
+BETWEEN_NODES: Final = "send_recv_between_nodes"  # in addition to send_recv on several nodes
 BUILT_IN: Final = "built-in"

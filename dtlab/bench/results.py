@@ -1,4 +1,4 @@
-"""Benchmark results: one `Measurement` for each size, tables, JSON, and links fitted to them."""
+"""Benchmark results: one `Measurement` for each size, with tables, JSON, and fitted links."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _FORMAT: Final = "dtlab bench 1"
 
 @dataclass(frozen=True)
 class Measurement:
-    """How long one collective took at one size.
+    """The time of one collective at one size.
 
-    `bytes` is what nccl-tests calls the size: the whole tensor on one rank, which is the input of
-    a reduce-scatter, the output of an all-gather, and what one rank sends in an all-to-all.
+    `bytes` is the size as nccl-tests defines it: the whole tensor on one rank, which is the input
+    of a reduce-scatter, the output of an all-gather, and the input of one rank in an all-to-all.
     `seconds` is the median of samples, each the time of the slowest rank. `wrong` counts elements
-    that differed from the expected ones, over all ranks; None where nobody looked.
+    that differ from the expected ones, over all ranks; None if the result was not checked.
     """
 
     collective: str
@@ -45,22 +45,22 @@ class Measurement:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes/s as the caller sees it: S/t."""
+        """Bytes/s from the caller's point of view: S/t."""
         return algorithm_bandwidth(float(self.bytes), self.seconds)
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes/s as one rank's link sees it: S/t times nccl-tests' factor; 0 for one rank."""
+        """Bytes/s on the link of one rank: S/t times nccl-tests' factor; 0 for one rank."""
         operation = "send" if self.collective.startswith("send_recv") else self.collective
         return bus_factor(operation, self.world_size) * self.algorithm_bandwidth
 
 
 @dataclass
 class Results:
-    """What was measured, in the order in which it was; shows itself as a table.
+    """All measurements, in the order in which they were taken; displayed as a table.
 
-    `stopped` says that it was interrupted. `left_out` are sizes, in bytes, that were asked for and
-    have no room in memory.
+    `stopped` says whether the benchmark was interrupted. `left_out` are requested sizes, in bytes,
+    that do not fit in memory.
     """
 
     measurements: list[Measurement]
@@ -73,55 +73,55 @@ class Results:
 
     @property
     def wrong(self) -> list[Measurement]:
-        """Those whose result was not the expected one."""
-        return [one for one in self.measurements if one.wrong]
+        """The measurements with a wrong result."""
+        return [each for each in self.measurements if each.wrong]
 
     def curves(self) -> dict[tuple[str, str], list[Measurement]]:
-        """The measurements by (collective, implementation), from the smallest size on."""
-        found: dict[tuple[str, str], list[Measurement]] = {}
-        for one in self.measurements:
-            found.setdefault((one.collective, one.implementation), []).append(one)
-        return {key: sorted(curve, key=lambda one: one.bytes) for key, curve in found.items()}
+        """Return the measurements by (collective, implementation), in order of size."""
+        curves: dict[tuple[str, str], list[Measurement]] = {}
+        for each in self.measurements:
+            curves.setdefault((each.collective, each.implementation), []).append(each)
+        return {key: sorted(curve, key=lambda each: each.bytes) for key, curve in curves.items()}
 
     def table(self) -> str:
-        """A table for each collective: time, algorithm and bus bandwidth, built-in and ours."""
+        """Return a table per collective: time and bandwidths, for built-in and our functions."""
         return table(self)
 
     def links(self) -> dict[tuple[str, str], Link]:
-        """The `Link` that explains each curve best, by (collective, implementation).
+        """Return the `Link` that fits each curve best, by (collective, implementation).
 
-        A collective's link is the one with which its closed form in `dtlab.predict` comes nearest
-        to the times. Curves from which no link can be told (one size, one rank, times that do not
-        grow with the size) are not in it.
+        With this link, the collective's closed form in `dtlab.predict` is closest to the measured
+        times. Curves that determine no link are left out: those with one size, with one rank, or
+        with times that do not grow with the size.
         """
         links = {key: fitted(*key, curve) for key, curve in self.curves().items()}
         return {key: link for key, link in links.items() if link is not None}
 
     def paste(self) -> str:
-        """The links as Python that `dtlab.predict` and `dtlab.Cluster` take."""
+        """Return the links as Python code for `dtlab.predict` and `dtlab.Cluster`."""
         return paste(self)
 
     def figure(self) -> Figure:
-        """Bus bandwidth against size, built-in and ours. Raises DtlabError if there is none."""
+        """Plot bus bandwidth against size, built-in and ours. Raises DtlabError for one rank."""
         from dtlab.show import bus_bandwidths
 
         panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
         notes: dict[str, str] = {}
         for (collective, implementation), curve in self.curves().items():
             ours = implementation != BUILT_IN
-            points = [one for one in curve if one.bus_bandwidth > 0]
+            points = [each for each in curve if each.bus_bandwidth > 0]
             if not points:
                 continue
-            pair = [float(one.bytes) for one in points], [one.bus_bandwidth for one in points]
+            pair = [float(each.bytes) for each in points], [each.bus_bandwidth for each in points]
             panels.setdefault(collective, {})["ours" if ours else BUILT_IN] = pair
             if ours:
                 notes[collective] = implementation
         if not panels:
-            raise DtlabError("there is no bus bandwidth to draw: a rank on its own sends nothing.")
+            raise DtlabError("there is no bus bandwidth to draw: a single rank sends nothing.")
         return bus_bandwidths(panels, title=heading(self), notes=notes)
 
     def to_json(self) -> str:
-        """All of it as JSON: bytes, seconds and bytes/s."""
+        """Return all results as JSON, in bytes, seconds and bytes/s."""
         links = [
             {"collective": key[0], "implementation": key[1], **asdict(link)}
             for key, link in self.links().items()
@@ -132,14 +132,14 @@ class Results:
             "ranks_per_node": self.ranks_per_node,
             "stopped": self.stopped,
             "left_out": self.left_out,
-            "measurements": [_as_plain(one) for one in self.measurements],
+            "measurements": [_as_plain(each) for each in self.measurements],
             "links": links,
         }
         return json.dumps(content, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Results:
-        """What `to_json` wrote. Raises DtlabError for any other text."""
+        """Parse the output of `to_json`. Raises DtlabError for any other text."""
         try:
             content = json.loads(text)
             if content["format"] != _FORMAT:
@@ -147,18 +147,20 @@ class Results:
             rows = [_from_plain(row) for row in content["measurements"]]
             return cls(rows, content["ranks_per_node"], content["stopped"], content["left_out"])
         except (ValueError, TypeError, KeyError) as error:
-            raise DtlabError(f"this is not what dtlab bench --json writes: {error!r}") from error
+            raise DtlabError(
+                f"this text is not what dtlab bench --json writes: {error!r}"
+            ) from error
 
     def save_figure(self, path: Path) -> None:
-        """The figure as a file; the end of its name, .png or .svg, says which kind."""
+        """Save the figure; the end of the file's name, .png or .svg, determines the format."""
         self.figure().savefig(path, dpi=192)
 
 
-def _as_plain(one: Measurement) -> dict[str, Any]:
+def _as_plain(row: Measurement) -> dict[str, Any]:
     derived: Mapping[str, float] = {
-        "algorithm_bandwidth": one.algorithm_bandwidth, "bus_bandwidth": one.bus_bandwidth,
+        "algorithm_bandwidth": row.algorithm_bandwidth, "bus_bandwidth": row.bus_bandwidth,
     }  # fmt: skip
-    return {**asdict(one), **derived}
+    return {**asdict(row), **derived}
 
 
 def _from_plain(row: Mapping[str, Any]) -> Measurement:
@@ -166,12 +168,12 @@ def _from_plain(row: Mapping[str, Any]) -> Measurement:
     return Measurement(**{name: row[name] for name in names})
 
 
-# The link behind the times of a collective: its closed form, read backwards ----------------------
+# Fitting a link to the times of a collective, with the closed form of `dtlab.predict` ------------
 #
 # Every closed form of `dtlab.predict` is linear in a and 1/B, t = A a + C(S)/B: 2(N-1) a and
-# 2(N-1)/N S/B for a ring all-reduce. So t/A against C(S)/A is a line, from which `fit_link` tells
-# the link. NCCL and gloo choose among several algorithms; for a built-in collective the form is
-# the one that `dtlab.predict` and the emulated interconnect take, so they give the times back.
+# 2(N-1)/N S/B for a ring all-reduce. So t/A against C(S)/A is a line, to which `fit_link` fits the
+# link. NCCL and gloo choose among several algorithms. For a built-in collective we use the form
+# that `dtlab.predict` and the emulated interconnect use, so that they reproduce the times.
 
 Form = Callable[[float, int, Link], float]
 
@@ -209,45 +211,45 @@ def _form(collective: str, implementation: str) -> Form:
 def misfit(
     collective: str, implementation: str, curve: Sequence[Measurement], link: Link
 ) -> float:
-    """How far the closed form with this link is from the times: the median of relative errors."""
+    """Return the median relative error of the closed form with this link."""
     form = _form(collective, implementation)
-    told = [form(float(one.bytes), one.world_size, link) for one in curve]
-    return median(abs(each / one.seconds - 1) for each, one in zip(told, curve, strict=True))
+    predicted = [form(float(each.bytes), each.world_size, link) for each in curve]
+    return median(abs(p / each.seconds - 1) for p, each in zip(predicted, curve, strict=True))
 
 
 def fitted(collective: str, implementation: str, curve: Sequence[Measurement]) -> Link | None:
-    """The link that explains a curve best; None where none can be told from it."""
+    """Return the link that fits a curve best; None if the curve determines no link."""
     form = _form(collective, implementation)
     ranks = curve[0].world_size
     latencies = form(0.0, ranks, Link(1.0, 1.0))
     if latencies == 0:
         return None
-    carried = [form(float(one.bytes), ranks, Link(0.0, 1.0)) / latencies for one in curve]
+    carried = [form(float(each.bytes), ranks, Link(0.0, 1.0)) / latencies for each in curve]
     try:
-        return fit_link(carried, [one.seconds / latencies for one in curve])
+        return fit_link(carried, [each.seconds / latencies for each in curve])
     except ValueError:  # a single size, or times that do not grow
         return None
 
 
 # The results as text: a table for each collective, and links as Python to paste ------------------
 
-MOST_OFF = 0.3  # of a time, by which the median may be off for a link to be worth pasting
+MOST_OFF = 0.3  # largest median relative error with which a link is worth pasting
 
-_BYTES: Final = {  # what a size counts, as in nccl-tests
+_BYTES: Final = {  # the meaning of a size, as in nccl-tests
     "all_reduce": "the tensor of one rank",
     "reduce_scatter": "the input of one rank",
     "all_gather": "the output of one rank",
     "broadcast": "the tensor",
-    "all_to_all": "what one rank sends, its own chunk too",
-    "send_recv": "one message; half of a round trip between ranks 0 and 1",
-    BETWEEN_NODES: "one message; half of a round trip between two nodes",
+    "all_to_all": "the input of one rank, with the chunk that it keeps",
+    "send_recv": "one message; the time is half of a round trip between ranks 0 and 1",
+    BETWEEN_NODES: "one message; the time is half of a round trip between two nodes",
 }
 _SIZE, _COLUMNS = 8, ("time", "algbw", "busbw")
 _WIDTHS: Final = (8, 11, 11)
 
 
 def heading(results: Results) -> str:
-    """What was measured, in one line."""
+    """Return one line that says on what the collectives were measured."""
     if not results.measurements:
         return "Collectives"
     first = results.measurements[0]
@@ -258,12 +260,12 @@ def heading(results: Results) -> str:
 
 
 def table(results: Results) -> str:
-    """A table for each collective, and what there is to be said of all of them."""
-    names = dict.fromkeys(one.collective for one in results.measurements)
+    """Return a table for each collective, followed by remarks on all of them."""
+    names = dict.fromkeys(each.collective for each in results.measurements)
     blocks = [_block(results, name) for name in names]
     head = _wrapped(
-        f"{heading(results)}, float32. Times are medians of the slowest rank; algbw is size / "
-        "time, and busbw is algbw x nccl-tests' factor: what the link of one rank carries."
+        f"{heading(results)}, float32. Times are medians for the slowest rank. algbw is size / "
+        "time; busbw is algbw x nccl-tests' factor, the bandwidth used on the link of one rank."
     )
     parts = [head, *blocks, *_remarks(results)]
     return "\n\n".join(parts)
@@ -271,12 +273,12 @@ def table(results: Results) -> str:
 
 def _block(results: Results, collective: str) -> str:
     curves = {
-        implementation: {one.bytes: one for one in curve}
+        implementation: {each.bytes: each for each in curve}
         for (name, implementation), curve in results.curves().items()
         if name == collective
     }
     sizes = sorted({size for curve in curves.values() for size in curve})
-    checked = any(one.wrong for curve in curves.values() for one in curve.values())
+    checked = any(each.wrong for curve in curves.values() for each in curve.values())
     width = sum(_WIDTHS) + (7 if checked else 0)
     both = BUILT_IN in curves and len(curves) == 2
     above = "".join(f"  {name:>{width}}" for name in curves)
@@ -285,7 +287,7 @@ def _block(results: Results, collective: str) -> str:
              below + ("  ours/built-in" if both else "")]  # fmt: skip
     for size in sizes:
         row = [curve.get(size) for curve in curves.values()]
-        cells = "".join(f"  {_cells(one, checked)}" for one in row)
+        cells = "".join(f"  {_cells(each, checked)}" for each in row)
         lines.append(f"{byte_words(size):>{_SIZE}}{cells}{_ratio(row) if both else ''}".rstrip())
     return "\n".join(lines)
 
@@ -295,17 +297,19 @@ def _titles(checked: bool) -> str:
     return names + (f"{'wrong':>7}" if checked else "")
 
 
-def _cells(one: Measurement | None, checked: bool) -> str:
-    if one is None:
+def _cells(measurement: Measurement | None, checked: bool) -> str:
+    if measurement is None:
         return " " * (sum(_WIDTHS) + (7 if checked else 0))
-    numbers = one.algorithm_bandwidth, one.bus_bandwidth
-    words = [time_words(one.seconds), *(f"{_rough(number)}/s" for number in numbers)]
+    numbers = measurement.algorithm_bandwidth, measurement.bus_bandwidth
+    words = [time_words(measurement.seconds), *(f"{_rough(number)}/s" for number in numbers)]
     cells = "".join(f"{word:>{width}}" for word, width in zip(words, _WIDTHS, strict=True))
-    return cells + (f"{'-' if one.wrong is None else one.wrong:>7}" if checked else "")
+    return cells + (
+        f"{'-' if measurement.wrong is None else measurement.wrong:>7}" if checked else ""
+    )
 
 
 def _rough(count: float) -> str:
-    """Bytes in words, three digits below a kilobyte too."""
+    """Format bytes; round numbers below a kilobyte, so that they have at most three digits."""
     return byte_words(count if count >= 1e3 else round(count))
 
 
@@ -318,30 +322,30 @@ def _ratio(row: Sequence[Measurement | None]) -> str:
 
 
 def _remarks(results: Results) -> list[str]:
-    """What is wrong, and what is missing."""
+    """Return remarks on wrong results and on sizes that are missing."""
     remarks = []
     if results.wrong:
-        one = results.wrong[0]
+        bad = results.wrong[0]
         others = len(results.wrong) - 1
         more = f", and {others} more" if others else ""
         remarks.append(
-            f"WRONG RESULTS: {one.implementation} of {one.collective} at {byte_words(one.bytes)}, "
-            f"{one.wrong} elements{more}. A time of what is wrong means nothing: mend it first."
+            f"WRONG RESULTS: {bad.implementation} of {bad.collective} at {byte_words(bad.bytes)}, "
+            f"{bad.wrong} elements{more}. The time of a wrong result means nothing: fix it first."
         )
-    elif results.measurements and all(one.wrong == 0 for one in results.measurements):
+    elif results.measurements and all(each.wrong == 0 for each in results.measurements):
         remarks.append("Every result was compared with the expected one and is right.")
     if results.stopped:
-        remarks.append("Stopped: this is what was measured so far.")
+        remarks.append("Stopped: these are the measurements so far.")
     if results.left_out:
         sizes = list_words([byte_words(size) for size in results.left_out])
-        remarks.append(f"Left out: {sizes}. They need more than half of the memory that is free.")
+        remarks.append(f"Left out: {sizes}. They need more than half of the free memory.")
     return [_wrapped(remark) for remark in remarks]
 
 
 def paste(results: Results) -> str:
-    """The links as Python: those of messages as a cluster, and below it those of collectives.
+    """Return the links as Python: a cluster with the links of messages, then a dict of all links.
 
-    A link that does not explain its times stands there as a comment.
+    A link that does not fit its times is commented out.
     """
     links, curves = results.links(), results.curves()
     inside = links.get(("send_recv", BUILT_IN))
@@ -354,28 +358,28 @@ def paste(results: Results) -> str:
         arguments += [f"intra={_link(inside)}"] if inside else []
         arguments += [f"inter={_link(between)}"] if between else []
         lines += ["cluster = Cluster(", *(f"    {each}," for each in arguments), ")"]
-    lines.append("links = {  # with which the closed forms come nearest to the times")
+    lines.append("links = {  # with these links the closed forms fit the times best")
     for key, curve in curves.items():
         name, link = f'("{key[0]}", "{key[1]}")', links.get(key)
         if link is None:
-            lines.append(f"    # {name}: these times tell no link")
+            lines.append(f"    # {name}: these times determine no link")
             continue
         off = misfit(*key, curve, link)
-        mark, last = ("# ", ", so no link explains them") if off > MOST_OFF else ("", "")
+        mark, last = ("# ", ", so no link fits the times") if off > MOST_OFF else ("", "")
         if len(curve) <= 2:
-            last = ", from two sizes alone"
+            last = ", from only two sizes"
         lines.append(f"    {mark}{name}: {_link(link)},  # median error {100 * off:.0f} %{last}")
     return "\n".join([*lines, "}"])
 
 
 def _link(link: Link) -> str:
-    """A link with three digits, in microseconds and GB/s: a second run would not repeat more."""
+    """Format a link in µs and GB/s, with three digits: more would not be reproducible."""
     latency, bandwidth = _scaled(link.latency, -6), _scaled(link.bandwidth, 9)
     return f"Link(latency={latency}, bandwidth={bandwidth})"
 
 
 def _scaled(value: float, power: int) -> str:
-    """`0.000205` as `205e-6`."""
+    """Format a number with a given power of ten: `0.000205` as `205e-6`."""
     digits = f"{value / 10.0**power:.3g}"
     return "0.0" if value == 0 else f"{value:.3g}" if "e" in digits else f"{digits}e{power}"
 

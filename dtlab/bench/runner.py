@@ -1,4 +1,4 @@
-"""`dtlab.bench`: checks its arguments, launches the ranks, and returns what they measured."""
+"""`dtlab.bench`: checks its arguments, launches the ranks, and returns their measurements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dtlab.show.words import BYTES, list_words, number_from_words
 
 __all__ = ["bench", "leads"]
 
-OPEN_END: Final = 2**30  # bytes; the largest size where none is asked for
+OPEN_END: Final = 2**30  # bytes; the largest size if `end` is not given
 _UNITS: Final[Mapping[str, float]] = {**BYTES, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BACKENDS: Final = ("gloo", "nccl")
 
@@ -40,29 +40,29 @@ def bench(
     check: bool = True,
     ours: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Results:
-    """Measure collectives at growing sizes, torch.distributed's beside ours, as nccl-tests does.
+    """Measure collectives at increasing sizes as nccl-tests does, torch.distributed's and ours.
 
-    Tensors are float32, the reduction is a sum, the root is rank 0. Interrupted (Ctrl-C, or the
-    notebook's stop button), it returns what was measured so far. Under torchrun it measures the
-    ranks that there are, on all nodes, and every rank returns the same.
+    Tensors are float32, the reduction is a sum, the root is rank 0. After an interrupt (Ctrl-C, or
+    the notebook's stop button), it returns the measurements so far. Under torchrun it measures the
+    existing ranks on all nodes, and every rank returns the same results.
 
     Args:
-        collectives: names among `COLLECTIVES`, or one text with commas between them.
-        ranks: how many to launch. None: as many as there are GPUs if there are several, else 2;
-            under torchrun those that there are.
-        begin: the smallest size in bytes, or in words: "64 kB", "1MiB". From 4 on, a float32.
-        end: the largest one. None: as far as `seconds` for a curve and half of the free memory
-            allow, and 1 GiB at most.
-        factor: how many times as large the next size is.
-        backend: "gloo", or "nccl", which needs a GPU for each rank; None is NCCL where there is
-            one for each, else gloo.
-        seconds: about how long one curve takes; with an `end` it may take longer.
+        collectives: names among `COLLECTIVES`, or one string of names separated by commas.
+        ranks: number of ranks to launch. None: one per GPU if there are several GPUs, else 2;
+            under torchrun the existing ranks.
+        begin: the smallest size in bytes, or as text: "64 kB", "1MiB". At least 4, one float32.
+        end: the largest size. None: limited by `seconds` for a curve, by half of the free memory,
+            and by 1 GiB.
+        factor: ratio of each size to the previous one.
+        backend: "gloo", or "nccl", which needs a GPU for each rank. None: NCCL if there is a GPU
+            for each rank, else gloo.
+        seconds: approximate time for one curve; with an `end` it may take longer.
         check: compare the result of each collective at each size with the expected one.
-        ours: functions to measure beside the built-in ones, by the collective's name: called as
-            those of `dtlab.collectives`, whose ring, tree and pairwise ones are measured if None.
+        ours: functions to measure beside the built-in ones, keyed by collective, with the
+            signatures of `dtlab.collectives`. None: the ring, tree and pairwise functions there.
 
     Raises:
-        DtlabError: something is wished for that cannot be, and what is allowed.
+        DtlabError: an argument is not allowed; the message says what is.
         RankError: a rank failed, as in `launch`.
     """
     sizes = _sizes(begin, end, factor)
@@ -78,35 +78,35 @@ def bench(
 
 
 def _carry_out(plan: Plan) -> Results:
-    curves = [(one.collective, one.implementation) for one in plan.subjects()]
+    curves = [(each.collective, each.implementation) for each in plan.subjects()]
     if not curves:
-        raise DtlabError("send_recv needs two ranks; here is one.")
+        raise DtlabError("send_recv needs two ranks, but there is only one.")
     with diary.temporary() as path, _unwatched():
         try:
             with diary.shown(path, curves, len(plan.sizes)):
-                found = _on_ranks(plan, path)
+                measurements = _on_ranks(plan, path)
         except KeyboardInterrupt:
             return Results(diary.read(path), plan.ranks_per_node, stopped=True)
-    results = Results(found, plan.ranks_per_node)
+    results = Results(measurements, plan.ranks_per_node)
     if not plan.open_end:
-        largest = max((one.bytes for one in results.measurements), default=0)
+        largest = max((each.bytes for each in results.measurements), default=0)
         results.left_out = [size for size in plan.sizes if size > largest]
     return results
 
 
 def _on_ranks(plan: Plan, path: Path) -> list[Measurement]:
-    """What all ranks have measured: launched ones, or those that there are, this process one."""
+    """Measure on launched ranks, or on the existing ranks if this process is one of them."""
     options: dict[str, Any] = {"backend": plan.backend, "timeout": None, "trace": False}
     if not inplace.environment_is_set():
         run = launch(measure, plan, path, world_size=plan.world_size, **options)
         return list(run.values[0])
-    launch(int, **options)  # makes the process group
-    return measure(plan, path)  # not launched: an interrupt here must not wait for other ranks
+    launch(int, **options)  # creates the process group
+    return measure(plan, path)  # called directly: an interrupt must not wait for other ranks
 
 
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
-    """Without the watcher, which costs our collectives more than the built-in ones."""
+    """Context manager: switch off the watcher, which would slow our collectives the most."""
     before = os.environ.get(protocol.UNWATCHED)
     os.environ[protocol.UNWATCHED] = "1"
     try:
@@ -119,32 +119,32 @@ def _unwatched() -> Iterator[None]:
 
 
 def _bytes(name: str, value: float | str) -> float:
-    """Bytes from a number or from words. Raises DtlabError that says what is allowed."""
+    """Convert a number or text to bytes. Raises DtlabError that says what is allowed."""
     try:
-        found = number_from_words(value, _UNITS) if isinstance(value, str) else value
+        size = number_from_words(value, _UNITS) if isinstance(value, str) else value
     except ValueError as error:
         raise DtlabError(f"{name}: {error}") from None
-    if not is_number(found) or found < ELEMENT or found == float("inf"):
+    if not is_number(size) or size < ELEMENT or size == float("inf"):
         raise DtlabError(
-            f"{name} is a number of bytes from {ELEMENT} on, which is one float32, or words as "
+            f"{name} is a number of bytes of at least {ELEMENT}, one float32, or text such as "
             f"'64 kB' or '1 MiB'; not {value!r}."
         )
-    return found
+    return size
 
 
 def _sizes(begin: float | str, end: float | str | None, factor: int) -> tuple[int, ...]:
-    """Multiples of four bytes, each `factor` times the one before."""
+    """Return multiples of four bytes, each `factor` times the previous one."""
     low = _bytes("begin", begin)
     high = max(float(OPEN_END), low) if end is None else _bytes("end", end)
     if not isinstance(factor, int) or isinstance(factor, bool) or factor < 2:
-        raise DtlabError(f"factor is a whole number from 2 on, not {factor!r}.")
+        raise DtlabError(f"factor is a whole number of at least 2, not {factor!r}.")
     if high < low:
         raise DtlabError(f"end ({high:,.0f} bytes) is below begin ({low:,.0f} bytes).")
-    size, found = int(low) // ELEMENT * ELEMENT, []
+    size, sizes = int(low) // ELEMENT * ELEMENT, []
     while size <= high:
-        found.append(size)
+        sizes.append(size)
         size *= factor
-    return tuple(found)
+    return tuple(sizes)
 
 
 def _names(collectives: Sequence[str] | str) -> tuple[str, ...]:
@@ -158,13 +158,13 @@ def _check(
 ) -> None:
     unknown = [name for name in [*names, *functions] if name not in COLLECTIVES]
     if unknown or not names:
-        what = f"{unknown[0]!r} is not known" if unknown else "nothing is to be measured"
-        raise DtlabError(f"{what}. The collectives are {list_words(COLLECTIVES)}.")
+        problem = f"{unknown[0]!r} is not known" if unknown else "there is nothing to measure"
+        raise DtlabError(f"{problem}. The collectives are {list_words(COLLECTIVES)}.")
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise DtlabError(f"{twice[0]} is named twice. Name each collective once.")
-    if "send_recv" in functions or not all(callable(one) for one in functions.values()):
-        raise DtlabError("ours has functions, by the names of collectives other than send_recv.")
+    if "send_recv" in functions or not all(callable(each) for each in functions.values()):
+        raise DtlabError("ours maps names of collectives other than send_recv to functions.")
     if backend is not None and backend not in _BACKENDS:
         raise DtlabError(f"backend is 'gloo' or 'nccl', or left out; not {backend!r}.")
     if not is_number(seconds) or not 0 < float(seconds) < float("inf"):  # type: ignore[arg-type]
@@ -172,19 +172,19 @@ def _check(
 
 
 def _world(ranks: int | None, backend: str | None) -> tuple[int, int]:
-    """How many ranks there will be, and how many on a node."""
+    """Return the number of ranks, and the number of ranks per node."""
     if ranks is not None and (
         not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS
     ):
         raise DtlabError(f"ranks is a whole number from 1 to {MOST_RANKS}, not {ranks!r}.")
     if inplace.environment_is_set():
-        there = int(os.environ["WORLD_SIZE"])
-        if ranks not in (None, there):
+        existing = int(os.environ["WORLD_SIZE"])
+        if ranks not in (None, existing):
             raise DtlabError(
-                f"ranks={ranks} was asked for, but this process is one of {there} ranks that were "
+                f"ranks={ranks} was given, but this process is one of {existing} ranks that were "
                 "started already (WORLD_SIZE is set). Leave ranks out."
             )
-        return there, min(there, int(os.environ.get("LOCAL_WORLD_SIZE", there)))
+        return existing, min(existing, int(os.environ.get("LOCAL_WORLD_SIZE", existing)))
     world_size = ranks or _default_ranks(backend)
     return world_size, world_size
 
@@ -198,5 +198,5 @@ def _default_ranks(backend: str | None) -> int:
 
 
 def leads() -> bool:
-    """Whether this process is the one that prints and writes: rank 0, or the only one."""
+    """Return whether this process prints and writes files: it is rank 0, or the only process."""
     return not inplace.environment_is_set() or os.environ["RANK"] == "0"

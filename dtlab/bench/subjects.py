@@ -1,6 +1,6 @@
-"""The collectives that a benchmark compares: torch.distributed's and those of `dtlab.collectives`.
+"""The collectives that a benchmark compares: those of torch.distributed and `dtlab.collectives`.
 
-What S, the bytes of a measurement, counts on each rank of N, as in nccl-tests:
+The meaning of S, the bytes of a measurement, on each of N ranks, as in nccl-tests:
 
     collective                  input    output
     all_reduce, broadcast       S        in place
@@ -9,8 +9,8 @@ What S, the bytes of a measurement, counts on each rank of N, as in nccl-tests:
     all_to_all                  S        S
     send_recv                   S        S         one way of a ping-pong, half of the round trip
 
-Element i of rank r's input is i mod 7 + 1 + r: a chunk that comes from the wrong rank, or lands in
-the wrong place, shows, and so does one that never came; float32 holds every sum exactly.
+Element i of rank r's input is i mod 7 + 1 + r. So the check detects a chunk that is missing, comes
+from the wrong rank, or is in the wrong place. All sums are exact in float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Call = Callable[[Tensor, Tensor], Any]  # output, input
 
 ELEMENT: Final = 4  # bytes of a float32
 _PERIOD: Final = 7
-_IN_PIECES: Final = ("reduce_scatter", "all_gather", "all_to_all")  # S is a multiple of N elements
+_IN_PIECES: Final = ("reduce_scatter", "all_gather", "all_to_all")  # N must divide S in elements
 _BUILT_IN: Final[Mapping[str, Call]] = MappingProxyType(
     {
         "all_reduce": lambda output, _: dist.all_reduce(output),
@@ -56,7 +56,7 @@ OURS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Buffers:
-    """A rank's tensors, float32; `output` is `input` where the collective works in place."""
+    """A rank's float32 tensors; `output` is `input` if the collective works in place."""
 
     output: Tensor
     input: Tensor
@@ -66,7 +66,8 @@ class Buffers:
 class Subject:
     """One implementation of one collective, on this rank.
 
-    `function` is None for the built-in one; `partner` is whom rank 0 plays ping-pong with.
+    `function` is None for the built-in implementation; `partner` is the rank with which rank 0
+    exchanges messages in a ping-pong.
     """
 
     collective: str
@@ -75,21 +76,21 @@ class Subject:
 
     @property
     def implementation(self) -> str:
-        """`built-in`, or the function's own name."""
+        """`built-in`, or the name of the function."""
         return BUILT_IN if self.function is None else _name(self.function)
 
     @property
     def trips(self) -> int:
-        """How many times a call sends the tensor to and fro: a ping-pong twice."""
+        """How many times a call sends the tensor: 2 for a ping-pong, else 1."""
         return 2 if self._ping_pong else 1
 
     def rounded(self, nbytes: int, ranks: int) -> int:
-        """The least number of bytes from `nbytes` on that can be cut as this collective needs."""
+        """Round `nbytes` up to a size that this collective can divide among the ranks."""
         step = ELEMENT * (ranks if self.collective in _IN_PIECES else 1)
         return -(-nbytes // step) * step
 
     def buffers(self, nbytes: int, rank: int, ranks: int, device: torch.device) -> Buffers:
-        """Tensors for S = `nbytes`, the input filled, the output zero unless it is the input."""
+        """Create tensors for S = `nbytes`; the output is zero, or it is the filled input."""
         count = nbytes // ELEMENT
         sent = count // ranks if self.collective == "all_gather" else count
         data = _pattern(torch.arange(sent, device=device)).add_(rank)
@@ -99,7 +100,7 @@ class Subject:
         return Buffers(torch.zeros(received, device=device), data)
 
     def call(self, buffers: Buffers, rank: int) -> None:
-        """Carry it out once."""
+        """Run the collective once."""
         if self._ping_pong:
             _ping_pong(buffers, rank, self.partner)
         elif self.function is None:
@@ -112,7 +113,7 @@ class Subject:
             self.function(buffers.output, buffers.input)
 
     def expected(self, buffers: Buffers, rank: int, ranks: int) -> Tensor:
-        """What `buffers.output` holds after one call, if that was right."""
+        """Return the correct content of `buffers.output` after one call."""
         places = torch.arange(len(buffers.output), device=buffers.output.device)
         piece = max(1, len(places) // ranks)
         if self.collective == "all_reduce":
@@ -141,7 +142,7 @@ def _pattern(places: Tensor) -> Tensor:
 
 
 def _ping_pong(buffers: Buffers, rank: int, partner: int) -> None:
-    """Rank 0 sends, `partner` sends back what it got, and the others are not asked."""
+    """Send a tensor from rank 0 to `partner` and back; other ranks take no part."""
     if rank == 0:
         dist.send(buffers.input, partner)
         dist.recv(buffers.output, partner)

@@ -1,4 +1,4 @@
-"""The command `dtlab`: for learners, for their machine, for instructors."""
+"""The command `dtlab`, with subcommands for learners, machines and instructors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0, 1 where it could not be done, 2 where it was not understood."""
-    # With this package, jsonschema builds 38 grammars for international addresses when nbformat
-    # imports it, which takes a second. Notebooks have no such addresses.
+    """Run one command; return 0, 1 if it failed, or 2 if its arguments are wrong."""
+    # If rfc3987_syntax is installed, jsonschema builds 38 grammars for international addresses
+    # when nbformat imports it. This takes a second, and notebooks have no such addresses.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
@@ -23,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     if unknown:
-        told = f"{' '.join(unknown)!r} is more than it takes. See: dtlab {options.command} --help"
-        print(f"dtlab {options.command}: {told}", file=sys.stderr)
+        message = f"unexpected {' '.join(unknown)!r}. See: dtlab {options.command} --help"
+        print(f"dtlab {options.command}: {message}", file=sys.stderr)
         return 2
     try:
         return int(options.run(options) or 0)

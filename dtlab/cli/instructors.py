@@ -1,4 +1,4 @@
-"""`dtlab release`, `grade`, `alike` and `statistics`."""
+"""The commands for instructors: `dtlab release`, `grade`, `alike` and `statistics`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add"]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """What whoever teaches a class needs."""
+    """Add the commands for instructors to the parser."""
     _add_release(commands)
     _add_grade(commands)
     _add_alike(commands)
@@ -25,30 +25,32 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     release = commands.add_parser(
         "release",
         help="for instructors: make an assignment in a course folder",
-        description="Makes an assignment of a unit, or of some of its levels or parts, in a "
-        "course folder of your own; or of several units. Without a unit it keeps the repository "
-        "in order: it normalises notebooks/ and solutions/, and generates exercises/.",
+        description="Makes an assignment from one unit, from some of its levels or parts, or from "
+        "several units, in a separate course folder. Without a unit it updates the repository "
+        "instead: it normalises notebooks/ and solutions/, and generates exercises/.",
     )
-    release.add_argument("unit", nargs="?", help='its number, as "01"; or several, as "01,02"')
+    release.add_argument(
+        "unit", nargs="?", help='number of the unit, such as "01"; or several, such as "01,02"'
+    )
     release.add_argument("--levels", metavar="1,2", help="only these levels")
     release.add_argument(
         "--parts",
         metavar="PART,...",
-        help='only these, as "01/ring_all_reduce"; "list" shows their names',
+        help='only these parts, such as "01/ring_all_reduce"; "list" prints their names',
     )
     release.add_argument(
-        "--points", metavar="PART=N,...", help='other weights, as "01/ring_all_reduce=20"'
+        "--points", metavar="PART=N,...", help='change points, such as "01/ring_all_reduce=20"'
     )
-    release.add_argument("--due", metavar="WHEN", help='as "2027-02-01 18:00"')
-    release.add_argument("--name", help="of the assignment; else that of the unit")
+    release.add_argument("--due", metavar="WHEN", help='due date, such as "2027-02-01 18:00"')
+    release.add_argument("--name", help="name of the assignment; the default is the unit's name")
     release.add_argument(
-        "--course", type=Path, metavar="FOLDER", help="the course's folder, made if need be; "
-        "else the folder you are in",
+        "--course", type=Path, metavar="FOLDER", help="the course folder, created if necessary; "
+        "the default is the current folder",
     )  # fmt: skip
     release.add_argument(
         "--force",
         action="store_true",
-        help="replace the notebooks of an assignment that exists, also to add parts to it",
+        help="replace the notebooks of an existing assignment, also to add parts to it",
     )
     release.set_defaults(run=_release)
 
@@ -56,49 +58,49 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_grade(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     grade = commands.add_parser(
         "grade",
-        help="for instructors: grade what a class handed in",
-        description="Judges what was handed in for an assignment, several submissions at a time, "
-        "and books the points in nbgrader's gradebook; formgrader and nbgrader generate_feedback "
-        "go on from there. What learners wrote runs behind walls. Ctrl-C stops it; the same "
-        "command goes on where it was: what has not changed is not graded again. Ends with 1 "
-        "where something could not be graded, and says what.",
+        help="for instructors: grade the submissions of a class",
+        description="Grades the submissions for an assignment, several at a time, and writes the "
+        "points into nbgrader's gradebook, for formgrader and nbgrader generate_feedback. "
+        "Learners' code runs in a sandbox. Ctrl-C stops the command; if you run it again, it "
+        "continues and does not grade unchanged submissions again. The exit status is 1 if "
+        "something could not be graded; a message says what.",
     )
-    grade.add_argument("assignment", help='its name, as "week-3"')
+    grade.add_argument("assignment", help='name of the assignment, such as "week-3"')
     grade.add_argument(
-        "--student", default="*", metavar="GLOB", help='only students whose id matches, as "a*"'
+        "--student", default="*", metavar="GLOB", help='only matching student ids, such as "a*"'
     )
     grade.add_argument(
         "--jobs",
         type=_at_least_one,
         metavar="N",
-        help="submissions that are judged at the same time (as many as there are cores)",
+        help="number of submissions graded at the same time (default: the number of cores)",
     )
     grade.add_argument(
         "--part",
         action="append",
         default=[],
         metavar="NAME",
-        help='judge only this part again, as "ring_all_reduce", and leave the others as they '
-        "are; may be given several times. Submissions that are new are graded in full",
+        help='grade only this part again, such as "ring_all_reduce", and keep the other results; '
+        "can be given several times. New submissions are graded in full",
     )
     grade.add_argument(
-        "--again", action="store_true", help="judge those too of which nothing has changed"
+        "--again", action="store_true", help="also grade submissions that have not changed"
     )
     grade.add_argument(
         "--seed",
         type=int,
         metavar="N",
-        help="draw the hidden inputs from this number, to repeat a run elsewhere. Without it a "
-        "part keeps its inputs, and a part that is new gets fresh ones",
+        help="seed of the hidden inputs, to repeat a run elsewhere. Without it, each part keeps "
+        "its inputs, and a new part gets fresh ones",
     )
     grade.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="judge on this machine, or on a Ray cluster (pip install 'dtlab[ray]')",
+        help="grade on this machine, or on a Ray cluster (pip install 'dtlab[ray]')",
     )
     grade.add_argument(
-        "--course", type=Path, metavar="FOLDER", help="the course folder, if it is not this one"
+        "--course", type=Path, metavar="FOLDER", help="course folder (default: current folder)"
     )
     grade.set_defaults(run=_grade)
 
@@ -107,15 +109,15 @@ def _add_alike(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     alike = commands.add_parser(
         "alike",
         help="for instructors: list answers that are nearly the same",
-        description="Compares the answers of all students to each part, without names, comments "
-        "and layout, and shows those that are nearly the same side by side. It says that two "
-        "texts are alike, and never why: read them.",
+        description="Compares all students' answers to each part, ignoring names, comments and "
+        "layout, and shows nearly identical answers side by side. It reports that two texts are "
+        "similar, not why: read them.",
     )
-    alike.add_argument("assignment", help='its name, as "week-3"')
+    alike.add_argument("assignment", help='name of the assignment, such as "week-3"')
     alike.add_argument(
-        "--threshold", type=float, default=0.8, metavar="SCORE", help="0 to 1; 0.8 as a rule"
+        "--threshold", type=float, default=0.8, metavar="SCORE", help="from 0 to 1; default 0.8"
     )
-    alike.add_argument("--course", type=Path, metavar="FOLDER", help="the course's folder")
+    alike.add_argument("--course", type=Path, metavar="FOLDER", help="the course folder")
     alike.set_defaults(run=_alike)
 
 
@@ -123,14 +125,14 @@ def _add_statistics(commands: argparse._SubParsersAction[argparse.ArgumentParser
     statistics = commands.add_parser(
         "statistics",
         help="for instructors: which points a class misses",
-        description="Of what dtlab grade has judged: scores by part, and for each criterion how "
-        "many earned it, lost it, or had it blocked by another one.",
+        description="Summarises the results of dtlab grade: scores by part, and for each "
+        "criterion how many students earned it, lost it, or had it blocked by another one.",
     )
-    statistics.add_argument("assignment", help='its name, as "week-3"')
+    statistics.add_argument("assignment", help='name of the assignment, such as "week-3"')
     statistics.add_argument(
-        "--figure", type=Path, metavar="FILE.png", help="also draw it, into this file"
+        "--figure", type=Path, metavar="FILE.png", help="also write a figure to this file"
     )
-    statistics.add_argument("--course", type=Path, metavar="FOLDER", help="the course's folder")
+    statistics.add_argument("--course", type=Path, metavar="FOLDER", help="the course folder")
     statistics.set_defaults(run=_statistics)
 
 
@@ -157,7 +159,7 @@ def _release(options: argparse.Namespace) -> None:
     elif options.unit:
         lines = release_assignment(options.unit, **chosen)
     elif any(chosen.values()):
-        raise DtlabError("say which unit, as in: dtlab release 01 --levels 1,2")
+        raise DtlabError("name the unit, as in: dtlab release 01 --levels 1,2")
     else:
         lines = release(Course.find())
     for line in lines:

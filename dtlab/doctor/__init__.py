@@ -1,16 +1,16 @@
-"""`dtlab doctor`: what this machine can do, what is wrong with it, and how to repair it.
+"""`dtlab doctor`: a diagnosis of this machine: what it can do, and how to repair what is wrong.
 
-    checkup.py     the checks, one after the other, each in a thread and with a time limit
+    checkup.py     runs the checks one after the other, each in a thread with a time limit
       machine.py     processors, memory, shared memory, loopback, /proc
       software.py    Python, dtlab's packages, torch, matplotlib, JupyterLab
-      gpus.py        cards, MIG, links, peer access    ◄── smi.py reads nvidia-smi
-      backends.py    ranks, tried for real             ◄── trial.py runs on them
+      gpus.py        GPUs, MIG, links, peer access     ◄── smi.py parses nvidia-smi
+      backends.py    launches ranks on gloo and NCCL   ◄── trial.py runs on the ranks
       course.py      nbgrader, its settings and its gradebook, the disk
-    visit.py       what several checks ask once; programs that may hang
-      probe.py       asks torch and others, in a process of its own
+    visit.py       results shared by several checks; subprocesses with a time limit
+      probe.py       imports torch and other modules in a separate process
     show.py        findings as text and as JSON
 
-Finding out needs neither torch nor NumPy in this process: where they are broken, it says so.
+This process imports neither torch nor NumPy, so the doctor also works if they are broken.
 """
 
 from __future__ import annotations

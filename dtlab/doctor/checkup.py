@@ -1,7 +1,7 @@
-"""Runs all checks one after the other; a check that fails does not stop the next one.
+"""Runner of all checks, one after the other; a failed check does not stop the next one.
 
-A check is a function from a `Visit` to findings. Each runs in a thread, so that one that hangs, in
-a driver or on a disk that is far away, costs its time limit and no more.
+A check is a function from a `Visit` to findings. Each runs in a thread, so a check that hangs, for
+example in a driver or on a network disk, costs only its time limit.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dtlab.doctor.visit import IMPORT_LIMIT, Visit
 
 __all__ = ["CHECKS", "PATIENCE", "Check", "examine"]
 
-NEEDED = ("torch", "psutil")  # a Python without both is not the course's
-PATIENCE = 2.0  # seconds until a check is told to take a while
-_ON_TORCH = IMPORT_LIMIT + 10.0  # seconds: asking torch has a limit of its own
-_ON_RANKS = IMPORT_LIMIT + 90.0  # seconds: the server imports torch, then ranks have theirs
+NEEDED = ("torch", "psutil")  # a Python that has neither is not the course's Python
+PATIENCE = 2.0  # seconds until a message says that a check takes a while
+_ON_TORCH = IMPORT_LIMIT + 10.0  # seconds: the import of torch has its own limit
+_ON_RANKS = IMPORT_LIMIT + 90.0  # seconds: import of torch in the server, and the time of ranks
 
 
 @dataclass(frozen=True)
 class Check:
-    """What is looked at, and the seconds that this may take."""
+    """A check: its function `look`, and its time `limit` in seconds."""
 
     area: str
     name: str
@@ -70,42 +70,43 @@ def examine(
     progress: Callable[[str], None] | None = None,
     checks: Sequence[Check] = CHECKS,
 ) -> list[Finding]:
-    """Look at everything, and return what was found, area by area.
+    """Run all checks, and return their findings, area by area.
 
-    `quick` leaves out what is tried on ranks. `progress` is told of a check that takes over two
-    seconds. Never raises for what a check does; what checks print is dropped.
+    `quick` leaves out the checks that launch ranks. `progress` is called with a message for a
+    check that takes over two seconds. Exceptions in checks are caught, and their output is
+    discarded.
     """
     if all(importlib.util.find_spec(name) is None for name in NEEDED):
         return [_elsewhere()]
     visit, findings = Visit(), []
-    told = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             for check in checks:
                 if not (quick and check.on_ranks):
-                    findings += _carried_out(check, visit, told)
+                    findings += _carried_out(check, visit, report)
     finally:
         visit.end()
     return findings
 
 
 def _elsewhere() -> Finding:
-    """What is to be said in a Python that has nothing of what the course needs."""
-    told = f"{sys.executable} has no {' and no '.join(NEEDED)}: it is not the course's Python"
-    mend = "make lab   # makes .venv; then: .venv/bin/python -m dtlab doctor"
-    return wrong("software", "Python", told, mend, executable=sys.executable)
+    """Return the finding for a Python that has none of the required packages."""
+    message = f"{sys.executable} has no {' and no '.join(NEEDED)}: it is not the course's Python"
+    mend = "make lab   # creates .venv; then: .venv/bin/python -m dtlab doctor"
+    return wrong("software", "Python", message, mend, executable=sys.executable)
 
 
 def _carried_out(check: Check, visit: Visit, progress: Callable[[str], None]) -> list[Finding]:
-    """What a check found until it was done, failed, or ran out of time."""
-    found: list[Finding] = []
+    """Run a check; return its findings until it ended, failed, or reached its time limit."""
+    findings: list[Finding] = []
     failed: list[Finding] = []
 
     def look() -> None:
         try:
             for finding in check.look(visit):
-                found.append(finding)
-        except BaseException as error:  # noqa: BLE001  settings are programs, and may even exit
+                findings.append(finding)
+        except BaseException as error:  # noqa: BLE001  settings are programs; they may even exit
             failed.append(_failure(check, error))
 
     thread = threading.Thread(target=look, name=f"doctor {check.name}", daemon=True)
@@ -116,15 +117,17 @@ def _carried_out(check: Check, visit: Visit, progress: Callable[[str], None]) ->
         progress(f"{check.name} takes a while; {check.limit:g} s at most ...")
         thread.join(max(0.0, begun + check.limit - time.monotonic()))
     if thread.is_alive():
-        told = f"no answer within {check.limit:g} s"
-        failed.append(wrong(check.area, check.name, told, _report(), limit_seconds=check.limit))
-    return [*found, *failed]
+        message = f"no answer within {check.limit:g} s"
+        failed.append(wrong(check.area, check.name, message, _report(), limit_seconds=check.limit))
+    return [*findings, *failed]
 
 
 def _failure(check: Check, error: BaseException) -> Finding:
-    told = f"this check itself failed: {type(error).__name__}: {error}. Please report all of it:"
+    message = (
+        f"this check itself failed: {type(error).__name__}: {error}. Please report the output:"
+    )
     lines = "".join(traceback.format_exception(error))
-    return wrong(check.area, check.name, told, _report(), traceback=lines)
+    return wrong(check.area, check.name, message, _report(), traceback=lines)
 
 
 def _report() -> str:

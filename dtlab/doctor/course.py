@@ -1,4 +1,4 @@
-"""The course: nbgrader, its settings, its gradebook, and room on the disk."""
+"""Checks of the course: nbgrader, its settings, its gradebook, and free space on the disk."""
 
 from __future__ import annotations
 
@@ -21,56 +21,58 @@ __all__ = ["alembic", "disk", "gradebook", "nbgrader", "settings"]
 AREA = "course"
 CONFIG = "nbgrader_config.py"
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 0.2e9  # bytes: outputs of a class; a notebook and its backup
-_DATABASE_LIMIT = 5.0  # seconds to wait for who writes into it
+_DATABASE_LIMIT = 5.0  # seconds to wait for another process that writes to the database
 
 
 def nbgrader(visit: Visit) -> Iterator[Finding]:
-    """Whether it can be imported, and which one it is."""
-    seen = visit.nbgrader
-    if "trouble" in seen:
-        told = f"cannot be imported: {seen['trouble']}"
+    """Check that nbgrader can be imported, and report its version."""
+    info = visit.nbgrader
+    if "trouble" in info:
+        message = f"cannot be imported: {info['trouble']}"
         mend = pip_install("--force-reinstall", "nbgrader>=0.9.6")
-        yield wrong(AREA, "nbgrader", told, mend, version=None)
+        yield wrong(AREA, "nbgrader", message, mend, version=None)
     else:
-        yield ok(AREA, "nbgrader", seen["version"], version=seen["version"])
+        yield ok(AREA, "nbgrader", info["version"], version=info["version"])
 
 
 def alembic(_: Visit) -> Iterator[Finding]:
-    """The command with which nbgrader makes and renews a gradebook."""
+    """Check for the command with which nbgrader creates and upgrades a gradebook."""
     beside = shutil.which("alembic", path=str(Path(sys.executable).parent))
-    found = shutil.which("alembic") or beside
-    if found is None:
-        told = "not on PATH: nbgrader can neither make nor renew a gradebook"
-        yield wrong(AREA, "alembic", told, pip_install("alembic"), command=None)
+    command = shutil.which("alembic") or beside
+    if command is None:
+        message = "not on PATH: nbgrader can neither create nor upgrade a gradebook"
+        yield wrong(AREA, "alembic", message, pip_install("alembic"), command=None)
     else:
-        yield ok(AREA, "alembic", found, command=found)
+        yield ok(AREA, "alembic", command, command=command)
 
 
 def disk(_: Visit) -> Iterator[Finding]:
-    """Free space where the course lies."""
+    """Check the free space on the disk of the course."""
     folder = course_folder() or Path.cwd()
     free = shutil.disk_usage(folder).free
     value = {"folder": str(folder), "free_bytes": free}
-    told = f"{in_gb(free)} are free in {folder}"
+    message = f"{in_gb(free)} are free in {folder}"
     mend = f"du -xh {shlex.quote(str(folder))} | sort -h | tail"
     if free < TOO_LITTLE_DISK:
-        yield wrong(AREA, "disk", f"{told}, too little to save notebooks", mend, **value)
+        yield wrong(AREA, "disk", f"{message}, too little to save notebooks", mend, **value)
     elif free < LITTLE_DISK:
-        yield note(AREA, "disk", f"{told}, which is little", mend, **value)
+        yield note(AREA, "disk", f"{message}, which is not much", mend, **value)
     else:
-        yield ok(AREA, "disk", told, **value)
+        yield ok(AREA, "disk", message, **value)
 
 
 def settings(visit: Visit) -> Iterator[Finding]:
-    """The nbgrader_config.py of the course, and the gradebook that it names."""
+    """Check the nbgrader_config.py of the course, and the gradebook that it names."""
     folder = course_folder()
     if folder is None:
-        told = f"{Path.cwd()} is in no course: there is no {CONFIG} in it or above it. For a look "
-        told += "at yours, go there"
-        yield note(AREA, "settings", told, "cd THE_COURSE && dtlab doctor", folder=None)
+        message = (
+            f"{Path.cwd()} is not in a course folder: there is no {CONFIG} in it or above it. "
+        )
+        message += "To check your course, change to its folder"
+        yield note(AREA, "settings", message, "cd THE_COURSE && dtlab doctor", folder=None)
         return
     if "trouble" in visit.nbgrader:
-        return  # its own finding says so
+        return  # the check of nbgrader reports this
     from dtlab.grading.settings import course_directory
 
     try:
@@ -84,26 +86,29 @@ def settings(visit: Visit) -> Iterator[Finding]:
 
 
 def course_folder() -> Path | None:
-    """The course around the working folder, or the one that this dtlab belongs to."""
-    here, own = Path.cwd(), Path(__file__).resolve().parents[2]
-    return next((one for one in (here, *here.parents, own) if (one / CONFIG).is_file()), None)
+    """Return the course that contains the working folder, or the clone that contains this file."""
+    here, clone = Path.cwd(), Path(__file__).resolve().parents[2]
+    return next(
+        (folder for folder in (here, *here.parents, clone) if (folder / CONFIG).is_file()), None
+    )
 
 
 def gradebook(url: str, folder: Path) -> Finding:
-    """The database of a course, which only `nbgrader` writes: there, whole, and of its version.
+    """Check that a course's database exists, is intact, and has the version of this nbgrader.
 
-    `url` is SQLAlchemy's, as nbgrader's `CourseDirectory.db_url`.
+    `url` is a database URL of SQLAlchemy, as in nbgrader's `CourseDirectory.db_url`. Only nbgrader
+    writes to the database.
     """
     from sqlalchemy.engine import make_url
 
     place = make_url(url)
     if place.get_backend_name() != "sqlite" or not place.database:
-        told = f"{place.render_as_string()}: only SQLite is looked into"
-        return note(AREA, "gradebook", told, path=None)
+        message = f"{place.render_as_string()} was not checked: only SQLite databases are"
+        return note(AREA, "gradebook", message, path=None)
     path = Path(place.database)
     if not path.exists():
-        told = f"none yet, nbgrader makes it: {path}"
-        return ok(AREA, "gradebook", told, path=str(path), exists=False)
+        message = f"does not exist yet; nbgrader will create it: {path}"
+        return ok(AREA, "gradebook", message, path=str(path), exists=False)
     value = {"path": str(path), "exists": True}
     try:
         revision = _revision(path)
@@ -116,12 +121,12 @@ def gradebook(url: str, folder: Path) -> Finding:
 
 
 def _revision(path: Path) -> str:
-    """Its schema's version, "" of one without. Raises sqlite3.Error for what is no database."""
+    """Return the schema's version, "" if it has none. Raises sqlite3.Error if not a database."""
     address = f"file:{quote(str(path))}?mode=ro"
     with closing(sqlite3.connect(address, uri=True, timeout=_DATABASE_LIMIT)) as database:
-        (whole,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if whole != "ok":
-            raise sqlite3.DatabaseError(whole)
+        (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if result != "ok":
+            raise sqlite3.DatabaseError(result)
         tables = "SELECT name FROM sqlite_master WHERE name = 'alembic_version'"
         if database.execute(tables).fetchone() is None:
             return ""
@@ -132,29 +137,33 @@ def _revision(path: Path) -> str:
 def _unreadable(path: Path, error: sqlite3.Error) -> Finding:
     value, quoted = {"path": str(path), "exists": True}, shlex.quote(str(path))
     if "locked" in str(error):
-        told = f"{path} is locked: another program is writing into it"
-        return note(AREA, "gradebook", told, f"fuser -v {quoted}", **value)
+        message = f"{path} is locked: another program is writing to it"
+        return note(AREA, "gradebook", message, f"fuser -v {quoted}", **value)
     if not os.access(path, os.R_OK):
-        told = f"{path} cannot be read by this user"
-        return wrong(AREA, "gradebook", told, f"sudo chown $USER {quoted}", **value)
-    told = f"{path} cannot be read: {error}. Put it aside, and a backup in its place"
-    return wrong(AREA, "gradebook", told, f"mv {quoted} {shlex.quote(f'{path}.broken')}", **value)
+        message = f"{path} cannot be read by this user"
+        return wrong(AREA, "gradebook", message, f"sudo chown $USER {quoted}", **value)
+    message = f"{path} cannot be read: {error}. Move it away, and put a backup in its place"
+    return wrong(
+        AREA, "gradebook", message, f"mv {quoted} {shlex.quote(f'{path}.broken')}", **value
+    )
 
 
 def _of_version(revision: str, path: Path, folder: Path) -> Finding:
-    """Whether the installed nbgrader works with it."""
+    """Check that the installed nbgrader works with a gradebook of this revision."""
     from alembic.script import ScriptDirectory
     from nbgrader.dbutil import ALEMBIC_DIR
 
     scripts = ScriptDirectory(ALEMBIC_DIR)
-    head, known = scripts.get_current_head(), {one.revision for one in scripts.walk_revisions()}
+    head, known = scripts.get_current_head(), {each.revision for each in scripts.walk_revisions()}
     value = {"path": str(path), "exists": True, "revision": revision, "newest_revision": head}
     if revision == head:
-        return ok(AREA, "gradebook", f"{path}, of this nbgrader's version", **value)
+        return ok(AREA, "gradebook", f"{path} has the version of this nbgrader", **value)
     if not revision or revision in known:
-        told = f"{path} was made by an older nbgrader. This makes a copy and renews it:"
+        message = (
+            f"{path} was created by an older nbgrader. This command backs up and upgrades it:"
+        )
         mend = f"cd {shlex.quote(str(folder))} && {shlex.quote(sys.executable)} -m nbgrader "
         mend += "db upgrade"
-        return wrong(AREA, "gradebook", told, mend, **value)
-    told = f"{path} was made by a newer nbgrader (revision {revision})"
-    return wrong(AREA, "gradebook", told, pip_install("--upgrade", "nbgrader"), **value)
+        return wrong(AREA, "gradebook", message, mend, **value)
+    message = f"{path} was created by a newer nbgrader (revision {revision})"
+    return wrong(AREA, "gradebook", message, pip_install("--upgrade", "nbgrader"), **value)

@@ -14,11 +14,11 @@ AREAS = ("machine", "software", "gpus", "ranks", "course")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
-    `area` is one of `AREAS`. `value` is what was found, as plain data whose keys name their units
-    ("memory_bytes", "all_reduce_seconds"). `status` is "ok"; "note", worth knowing; or "wrong",
-    something of the course will fail. `mend` is the command that mends it, "" where none does.
+    `area` is one of `AREAS`. `value` is plain data whose keys name their units ("memory_bytes",
+    "all_reduce_seconds"). `status` is "ok"; "note" for something worth knowing; or "wrong" if some
+    part of the course will fail. `mend` is the command that repairs it, "" if there is none.
     """
 
     area: str
@@ -30,20 +30,20 @@ class Finding:
 
 
 def ok(area: str, name: str, message: str, /, **value: Any) -> Finding:
-    """A finding with nothing to be done."""
+    """Return a finding that needs no action."""
     return Finding(area, name, value, "ok", message)
 
 
 def note(area: str, name: str, message: str, mend: str = "", /, **value: Any) -> Finding:
-    """Something worth knowing, for which nothing fails."""
+    """Return a finding that is worth knowing but makes nothing fail."""
     return Finding(area, name, value, "note", message, mend)
 
 
 def wrong(area: str, name: str, message: str, mend: str, /, **value: Any) -> Finding:
-    """Something for which a part of the course fails."""
+    """Return a finding that makes a part of the course fail."""
     return Finding(area, name, value, "wrong", message, mend)
 
 
 def in_gb(nbytes: float) -> str:
-    """Bytes in units of 10^9: `51.6e9` as "51.6 GB". Without NumPy, which may be broken."""
+    """Format bytes in units of 10^9: `51.6e9` as "51.6 GB". Does not need NumPy."""
     return f"{nbytes / 1e9:.3g} GB"

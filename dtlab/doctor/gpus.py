@@ -1,4 +1,4 @@
-"""Checks of GPUs: what the driver lists, what PyTorch may use, and how the GPUs are connected."""
+"""Checks of GPUs: which ones the driver lists, which PyTorch can use, how they are connected."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LOG = "sudo dmesg | grep -iE 'nvrm|xid'"
 
 
 def cards(visit: Visit) -> Iterator[Finding]:
-    """Which GPUs there are, with memory, driver, compute mode and MIG devices."""
+    """List the GPUs, with memory, driver, compute mode and MIG devices."""
     if shutil.which("nvidia-smi") is None:
         yield _without_smi()
         return
     gpus, trouble = visit.smi
     if trouble:
-        told = f"nvidia-smi: {trouble}. The log of the driver says why; a restart often helps"
-        yield wrong(AREA, "GPUs", told, _LOG, gpus=None)
+        message = f"nvidia-smi: {trouble}. The driver's log gives the cause; a reboot often helps"
+        yield wrong(AREA, "GPUs", message, _LOG, gpus=None)
         return
     if not gpus:
-        yield note(AREA, "GPUs", "the driver lists none: ranks run on the CPU", _LOG, gpus=[])
+        yield note(AREA, "GPUs", "the driver lists no GPU: ranks run on the CPU", _LOG, gpus=[])
         return
     yield ok(AREA, "GPUs", _in_words(gpus), gpus=[_as_data(gpu) for gpu in gpus])
     yield from _modes(gpus)
@@ -41,13 +41,13 @@ def cards(visit: Visit) -> Iterator[Finding]:
 def _without_smi() -> Finding:
     if not system.has_nvidia_driver():
         return note(AREA, "GPUs", "none: ranks run on the CPU, with gloo", gpus=[])
-    told = "a driver, but no nvidia-smi on PATH. In a container, start that with"
+    message = "there is a driver, but no nvidia-smi on PATH. If this is a container, start it with"
     mend = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
-    return note(AREA, "GPUs", told, mend, gpus=None)
+    return note(AREA, "GPUs", message, mend, gpus=None)
 
 
 def _in_words(gpus: Sequence[Gpu]) -> str:
-    """As "4 x NVIDIA H200 of 151 GB, driver 580.65"."""
+    """Describe the GPUs, as in "4 x NVIDIA H200 of 151 GB, driver 580.65"."""
     kinds = Counter((gpu.name, gpu.memory_bytes) for gpu in gpus)
     each = [
         f"{count} x {name}" + (f" of {in_gb(memory)}" if memory else "")
@@ -64,47 +64,49 @@ def _as_data(gpu: Gpu) -> dict[str, object]:
         "memory_bytes": gpu.memory_bytes,
         "compute_mode": gpu.compute_mode,
         "mig_enabled": gpu.mig_enabled,
-        "mig_devices": [{"profile": one.profile, "uuid": one.uuid} for one in gpu.mig_devices],
+        "mig_devices": [{"profile": mig.profile, "uuid": mig.uuid} for mig in gpu.mig_devices],
     }
 
 
 def _modes(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Compute modes other than the default: who may use a GPU."""
+    """Report compute modes that restrict which processes can use a GPU."""
     for mode in sorted({gpu.compute_mode for gpu in gpus}):
-        those = [gpu.index for gpu in gpus if gpu.compute_mode == mode]
-        mend, told = _on_each(those, "-c DEFAULT"), f"{_named(those)} in mode {mode}: "
+        indices = [gpu.index for gpu in gpus if gpu.compute_mode == mode]
+        mend, message = _on_each(indices, "-c DEFAULT"), f"{_named(indices)} in mode {mode}: "
         if mode == "Prohibited":
-            yield wrong(AREA, "compute mode", told + "no program may use it", mend,
-                        gpus=those, compute_mode=mode)  # fmt: skip
+            yield wrong(AREA, "compute mode", message + "no program can use it", mend,
+                        gpus=indices, compute_mode=mode)  # fmt: skip
         elif mode.startswith("Exclusive"):
-            yield note(AREA, "compute mode", told + "one process at a time", mend,
-                       gpus=those, compute_mode=mode)  # fmt: skip
+            yield note(AREA, "compute mode", message + "one process at a time", mend,
+                       gpus=indices, compute_mode=mode)  # fmt: skip
 
 
 def _slices(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """GPUs that are cut up (MIG): for CUDA, one slice is one GPU (NVIDIA's MIG User Guide)."""
+    """Report GPUs split by MIG: for CUDA, one MIG device is one GPU (NVIDIA's MIG User Guide)."""
     whole = [gpu.index for gpu in gpus if gpu.mig_enabled and not gpu.mig_devices]
     if whole:
-        told = f"{_named(whole)} in MIG mode without MIG devices: CUDA does not see it"
-        yield wrong(AREA, "MIG", told, _on_each(whole, "-mig 0"), gpus=whole, mig_devices=0)
+        message = f"{_named(whole)} in MIG mode without MIG devices: CUDA cannot use it"
+        yield wrong(AREA, "MIG", message, _on_each(whole, "-mig 0"), gpus=whole, mig_devices=0)
     cut = [gpu for gpu in gpus if gpu.mig_enabled and gpu.mig_devices]
     if cut:
         profiles = Counter(device.profile for gpu in cut for device in gpu.mig_devices)
         each = ", ".join(f"{count} x {profile}" for profile, count in profiles.items())
-        those = [gpu.index for gpu in cut]
-        told = f"{_named(those)} cut into {each}. CUDA shows a process one of them, so several "
-        told += "ranks run on the CPU"
-        yield note(AREA, "MIG", told, gpus=those, mig_devices=profiles.total())
+        indices = [gpu.index for gpu in cut]
+        message = (
+            f"{_named(indices)} split into {each}. A process can use only one MIG device, so "
+        )
+        message += "several ranks run on the CPU"
+        yield note(AREA, "MIG", message, gpus=indices, mig_devices=profiles.total())
 
 
 def _named(indices: Sequence[int]) -> str:
-    """As "GPU 2 is" or "GPUs 0, 1 are"."""
+    """Return a subject and verb, such as "GPU 2 is" or "GPUs 0, 1 are"."""
     numbers = ", ".join(map(str, indices))
     return f"GPUs {numbers} are" if len(indices) > 1 else f"GPU {numbers} is"
 
 
 def _on_each(indices: Sequence[int], options: str) -> str:
-    """The command that changes a setting of these GPUs."""
+    """Return the command that changes a setting of these GPUs."""
     if len(indices) == 1:
         return f"sudo nvidia-smi -i {indices[0]} {options}"
     numbers = " ".join(map(str, indices))
@@ -112,72 +114,81 @@ def _on_each(indices: Sequence[int], options: str) -> str:
 
 
 def usable(visit: Visit) -> Iterator[Finding]:
-    """What torch may use of them, and what CUDA_VISIBLE_DEVICES hides."""
-    gpus, seen = visit.smi[0], visit.torch
-    if "trouble" in seen or not (gpus or seen["devices"]):
+    """Report how many GPUs torch can use, and which ones CUDA_VISIBLE_DEVICES hides."""
+    gpus, info = visit.smi[0], visit.torch
+    if "trouble" in info or not (gpus or info["devices"]):
         return
-    there, devices = max(len(gpus), len(seen["devices"])), len(seen["devices"])
+    total, devices = max(len(gpus), len(info["devices"])), len(info["devices"])
     chosen = os.environ.get(_VISIBLE)
     value = {
-        "visible_gpus": devices, "devices": seen["devices"], "cuda_visible_devices": chosen,
+        "visible_gpus": devices, "devices": info["devices"], "cuda_visible_devices": chosen,
     }  # fmt: skip
-    told = f"torch sees {devices} of {there}"
+    message = f"torch sees {devices} of {total}"
     if devices and chosen is None:
-        yield ok(AREA, "usable", told, **value)
+        yield ok(AREA, "usable", message, **value)
     elif chosen is not None and gpus and (bad := _unknown(chosen, gpus)):
-        told += f": {_VISIBLE} names {bad}, which is not there, and hides it and all after it"
-        yield wrong(AREA, "usable", told, f"unset {_VISIBLE}", **value)
+        message += (
+            f": {_VISIBLE} names GPU {bad}, which does not exist, so CUDA ignores it and all "
+            "GPUs after it"
+        )
+        yield wrong(AREA, "usable", message, f"unset {_VISIBLE}", **value)
     elif chosen is not None and (devices or chosen.strip() in ("", "-1")):
-        yield note(AREA, "usable", f"{told}: {_VISIBLE}={chosen!r}", f"unset {_VISIBLE}", **value)
-    elif not (seen["cuda"] or seen["hip"]):
-        told += ": it is a build for CPUs. Install the one for CUDA"
-        version = seen["version"].partition("+")[0]
+        yield note(
+            AREA, "usable", f"{message}: {_VISIBLE}={chosen!r}", f"unset {_VISIBLE}", **value
+        )
+    elif not (info["cuda"] or info["hip"]):
+        message += ": it is a CPU build. Install the CUDA build"
+        version = info["version"].partition("+")[0]
         mend = pip_install("--force-reinstall", f"torch=={version}")
-        yield wrong(AREA, "usable", told, mend, **value)
+        yield wrong(AREA, "usable", message, mend, **value)
     else:
-        why = seen["cuda_trouble"] or "no reason given"
-        told += f": {why}. Its CUDA {seen['cuda']} may need a newer driver"
-        yield wrong(AREA, "usable", told, "nvidia-smi | grep 'CUDA Version'", **value)
+        reason = info["cuda_trouble"] or "no reason given"
+        message += f": {reason}. Its CUDA {info['cuda']} may need a newer driver"
+        yield wrong(AREA, "usable", message, "nvidia-smi | grep 'CUDA Version'", **value)
 
 
 def _unknown(chosen: str, gpus: Sequence[Gpu]) -> str:
-    """The first number in CUDA_VISIBLE_DEVICES for which there is no GPU; "" where all are."""
+    """Return the first number in CUDA_VISIBLE_DEVICES that is not a GPU; "" if all are."""
     known = {str(gpu.index) for gpu in gpus}
     names = [name.strip() for name in chosen.split(",")]
     return next((name for name in names if name.isdigit() and name not in known), "")
 
 
 def links(visit: Visit) -> Iterator[Finding]:
-    """How each two GPUs are joined, after `nvidia-smi topo -m`."""
+    """Report the links between GPUs, from `nvidia-smi topo -m`."""
     if len(visit.smi[0]) < 2:
         return
-    said = visit.ask(["nvidia-smi", "topo", "-m"], _LINK_LIMIT)
-    joined = links_from(said.out)
-    if not joined:
-        told = f"not known: nvidia-smi topo -m: {said.trouble or 'no matrix of GPUs'}"
-        yield note(AREA, "links", told, links=None)
+    output = visit.ask(["nvidia-smi", "topo", "-m"], _LINK_LIMIT)
+    by_pair = links_from(output.out)
+    if not by_pair:
+        message = f"unknown: nvidia-smi topo -m: {output.trouble or 'no matrix of GPUs'}"
+        yield note(AREA, "links", message, links=None)
         return
-    kinds = Counter(joined.values()).most_common()
-    told = "; ".join(
+    kinds = Counter(by_pair.values()).most_common()
+    message = "; ".join(
         f"{count} pair{'s' if count > 1 else ''} by {link_words(link)} ({link})"
         for link, count in kinds
     )
-    told = told if len(kinds) > 1 else f"all pairs by {link_words(kinds[0][0])} ({kinds[0][0]})"
-    value = [{"gpus": list(pair), "link": link} for pair, link in sorted(joined.items())]
-    yield ok(AREA, "links", told, links=value)
+    message = (
+        message if len(kinds) > 1 else f"all pairs by {link_words(kinds[0][0])} ({kinds[0][0]})"
+    )
+    value = [{"gpus": list(pair), "link": link} for pair, link in sorted(by_pair.items())]
+    yield ok(AREA, "links", message, links=value)
 
 
 def peers(visit: Visit) -> Iterator[Finding]:
-    """Whether GPUs read each other's memory; else NCCL goes through that of the host."""
-    seen = visit.torch
-    count = len(seen.get("devices", ()))
+    """Check that GPUs can read each other's memory; else NCCL copies through host memory."""
+    info = visit.torch
+    count = len(info.get("devices", ()))
     if count < 2:
         return
-    without = [list(pair) for pair in seen["no_peers"]]
+    without = [list(pair) for pair in info["no_peers"]]
     value = {"pairs_without_peer_access": without}
     if without:
-        told = f"{len(without)} of {count * (count - 1)} directions without: there, NCCL goes "
-        told += "through the host's memory. In a virtual machine, or with PCIe ACS on, it is usual"
-        yield note(AREA, "peer access", told, "sudo lspci -vvv | grep -i acsctl", **value)
+        message = (
+            f"{len(without)} of {count * (count - 1)} directions have no peer access: NCCL uses "
+        )
+        message += "host memory there. This is usual in a virtual machine, or if PCIe ACS is on"
+        yield note(AREA, "peer access", message, "sudo lspci -vvv | grep -i acsctl", **value)
     else:
-        yield ok(AREA, "peer access", "each GPU reads the memory of each other", **value)
+        yield ok(AREA, "peer access", "each GPU can read the memory of every other GPU", **value)

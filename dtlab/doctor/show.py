@@ -1,9 +1,9 @@
 """Findings as text for a terminal, and as JSON for programs.
 
-    machine
-      ok     CPUs           2 of 2 may be used
-      WRONG  shared memory  /dev/shm cannot be written: Read-only file system; ...
-             mend:          sudo mount -o remount,rw,mode=1777,size=2g /dev/shm
+machine
+  ok     CPUs           2 of 2 are usable
+  WRONG  shared memory  /dev/shm is not writable: Read-only file system; ...
+         repair:        sudo mount -o remount,rw,mode=1777,size=2g /dev/shm
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dtlab.doctor.finding import Finding
 
 __all__ = ["FORMAT", "as_json", "as_text"]
 
-FORMAT = 1  # goes up when a key of the JSON changes or goes
+FORMAT = 1  # is increased when a key of the JSON changes or is removed
 _STATUS, _NAME = 5, 13  # characters
 _INDENT = " " * (2 + _STATUS + 2)
 _LEAST_WIDTH = 60
 
 
 def as_text(findings: Sequence[Finding], seconds: float, width: int = 100) -> Iterator[str]:
-    """Lines of at most `width` characters, save for commands: they are there to be copied."""
+    """Yield lines of at most `width` characters; commands are not wrapped, to be copied whole."""
     for area, group in groupby(findings, key=lambda finding: finding.area):
         yield area
         for finding in group:
@@ -44,39 +44,39 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
         break_on_hyphens=False,
     )
     if finding.mend:
-        yield f"{_INDENT}{'mend:':<{_NAME}}  {finding.mend}"
+        yield f"{_INDENT}{'repair:':<{_NAME}}  {finding.mend}"
 
 
 def _summary(findings: Sequence[Finding], seconds: float) -> str:
     faulty = [finding.name for finding in findings if finding.status == "wrong"]
     notes = sum(finding.status == "note" for finding in findings)
-    told = f"{len(faulty)} wrong: {', '.join(faulty)}" if faulty else "Nothing is wrong"
+    summary = f"{len(faulty)} wrong: {', '.join(faulty)}" if faulty else "Nothing is wrong"
     noted = f"; {notes} note{'s' if notes > 1 else ''}" if notes else ""
-    return f"{told}{noted}. {len(findings)} findings in {seconds:.1f} s."
+    return f"{summary}{noted}. {len(findings)} findings in {seconds:.1f} s."
 
 
 def as_json(findings: Sequence[Finding], seconds: float, version: str) -> str:
-    """One object: "format", "dtlab_version", "status", "seconds", and "findings" as they are.
+    """Return one JSON object: "format", "dtlab_version", "status", "seconds" and "findings".
 
-    "status" is that of the worst finding. A finding has the keys of `Finding`, its "value" keys
-    that name their units.
+    "status" is the status of the worst finding. A finding has the keys of `Finding`; the keys
+    inside "value" name their units.
     """
-    found = {finding.status for finding in findings}
-    told = {
+    statuses = {finding.status for finding in findings}
+    content = {
         "format": FORMAT,
         "dtlab_version": version,
-        "status": next((one for one in ("wrong", "note") if one in found), "ok"),
+        "status": next((status for status in ("wrong", "note") if status in statuses), "ok"),
         "seconds": round(seconds, 3),
         "findings": [
             {
-                "area": one.area,
-                "name": one.name,
-                "status": one.status,
-                "message": one.message,
-                "mend": one.mend,
-                "value": dict(one.value),
+                "area": finding.area,
+                "name": finding.name,
+                "status": finding.status,
+                "message": finding.message,
+                "mend": finding.mend,
+                "value": dict(finding.value),
             }
-            for one in findings
+            for finding in findings
         ],
     }
-    return json.dumps(told, indent=2)
+    return json.dumps(content, indent=2)

@@ -6,8 +6,8 @@
     topo -m                                           GPU0    GPU1    NIC0    CPU Affinity
                                               GPU0     X      NV18    SYS     0-51
 
-The fields are described by `nvidia-smi --help-query-gpu`, MIG devices in NVIDIA's MIG User Guide,
-the names of links in the legend below the matrix. Its header may be underlined for a terminal.
+`nvidia-smi --help-query-gpu` describes the fields, NVIDIA's MIG User Guide the MIG devices, and
+the legend below the matrix the names of links. Escape codes may underline the matrix's header.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LINK_WORDS: Mapping[str, str] = {  # the legend of topo -m, the nearest first
 
 @dataclass(frozen=True)
 class MigDevice:
-    """A slice of a GPU: `profile` is its size, as "1g.18gb"."""
+    """A MIG device, a slice of a GPU; `profile` is its size, such as "1g.18gb"."""
 
     profile: str
     uuid: str
@@ -43,7 +43,7 @@ class MigDevice:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver tells; `memory_bytes` None where it does not say."""
+    """A GPU as reported by its driver; `memory_bytes` is None if it is not reported."""
 
     index: int
     name: str
@@ -56,33 +56,33 @@ class Gpu:
 
 
 def gpus_from(query: str, listing: str) -> list[Gpu]:
-    """The GPUs, from the answers to a query and to `-L`. Raises ValueError for other text."""
+    """Parse the GPUs from the outputs of a query and of `-L`. Raises ValueError for other text."""
     slices = _mig_devices(listing)
-    found = []
+    gpus = []
     for line in filter(str.strip, query.splitlines()):
         fields = [field.strip() for field in line.split(",", 6)]
         if len(fields) != 7 or not fields[0].isdigit():
-            raise ValueError(f"nvidia-smi told of a GPU in words that are not known: {line!r}")
+            raise ValueError(f"nvidia-smi described a GPU in an unknown format: {line!r}")
         index, uuid, mib, mode, mig, driver, name = fields
         memory = int(mib) * _MIB if mib.isdigit() else None
-        of_it = tuple(slices.get(int(index), ()))
-        found.append(Gpu(int(index), name, uuid, memory, mode, mig == "Enabled", driver, of_it))
-    return found
+        devices = tuple(slices.get(int(index), ()))
+        gpus.append(Gpu(int(index), name, uuid, memory, mode, mig == "Enabled", driver, devices))
+    return gpus
 
 
 def _mig_devices(listing: str) -> dict[int, list[MigDevice]]:
-    found: dict[int, list[MigDevice]] = {}
+    devices: dict[int, list[MigDevice]] = {}
     index = -1
     for line in listing.splitlines():
         if gpu := _LISTED.match(line):
             index = int(gpu[1])
         elif device := _MIG_LISTED.match(line):
-            found.setdefault(index, []).append(MigDevice(device[1], device[2]))
-    return found
+            devices.setdefault(index, []).append(MigDevice(device[1], device[2]))
+    return devices
 
 
 def links_from(matrix: str) -> dict[tuple[int, int], str]:
-    """The link between each two GPUs, the lower number first: {(0, 1): "NV18"}."""
+    """Parse the link of each pair of GPUs, the lower number first: {(0, 1): "NV18"}."""
     columns: list[int | None] = []
     links: dict[tuple[int, int], str] = {}
     for line in _ESCAPE.sub("", matrix).splitlines():
@@ -100,7 +100,7 @@ def links_from(matrix: str) -> dict[tuple[int, int], str]:
 
 
 def link_words(link: str) -> str:
-    """A link in words: "NV18" as "18 NVLinks"."""
+    """Describe a link: "NV18" as "18 NVLinks"."""
     if link.startswith("NV") and link[2:].isdigit():
         return f"{int(link[2:])} NVLink{'s' if int(link[2:]) > 1 else ''}"
     return LINK_WORDS.get(link, link)

@@ -1,4 +1,4 @@
-"""The functions that the doctor runs on ranks."""
+"""Functions that the doctor runs on ranks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 
 __all__ = ["ROUNDS", "all_reduce"]
 
-ROUNDS = 5  # all-reduces, of which the fastest counts
+ROUNDS = 5  # timed all-reduces; the fastest one counts
 
 
 def all_reduce(elements: int, on_gpu: bool) -> tuple[int, float]:
-    """On a rank: how many elements of the sums are wrong, and the seconds of one all-reduce.
+    """Run all-reduces on a rank; return the number of wrong elements, and the fastest time in s.
 
-    Each of N ranks r gives r + 1, so the first sum is N(N + 1)/2, and each further one N times
-    the last: exact in single precision up to 8 ranks. `elements` are of 4 bytes.
+    Rank r of N starts with r + 1, so the first sum is N(N + 1)/2, and each further sum is N times
+    the previous one. These sums are exact in single precision up to 8 ranks. `elements` have 4
+    bytes each.
     """
     import torch
     import torch.distributed as dist
@@ -21,7 +22,7 @@ def all_reduce(elements: int, on_gpu: bool) -> tuple[int, float]:
     ranks = dist.get_world_size()
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     tensor = torch.full((elements,), dist.get_rank() + 1.0, device=device)
-    dist.all_reduce(tensor)  # connects, too
+    dist.all_reduce(tensor)  # also opens the connections
     seconds = []
     for _ in range(ROUNDS):
         _finish(on_gpu)
@@ -34,7 +35,7 @@ def all_reduce(elements: int, on_gpu: bool) -> tuple[int, float]:
 
 
 def _finish(on_gpu: bool) -> None:
-    """A GPU works behind the program's back: wait for it."""
+    """Wait for a GPU, which runs operations asynchronously."""
     import torch
 
     if on_gpu:

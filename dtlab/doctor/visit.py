@@ -20,22 +20,22 @@ from dtlab.doctor.smi import Gpu, gpus_from
 
 __all__ = ["IMPORT_LIMIT", "Said", "Visit", "pip_install"]
 
-IMPORT_LIMIT = 120.0  # seconds for torch from a slow disk, as the server of ranks has
-_SMI_LIMIT = 20.0  # seconds: a driver that is not kept loaded takes several for each GPU
+IMPORT_LIMIT = 120.0  # seconds to import torch from a slow disk, as in the server of ranks
+_SMI_LIMIT = 20.0  # seconds: loading the driver takes several seconds for each GPU
 _PROBE = Path(__file__).with_name("probe.py")
 _QUERY = "index,uuid,memory.total,compute_mode,mig.mode.current,driver_version,name"
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a program printed; `trouble` says why it came to nothing, "" where it did not."""
+    """What a program printed; `trouble` says why it failed, "" if it succeeded."""
 
     out: str
     trouble: str = ""
 
 
 class Visit:
-    """Asks each thing once. What it has started ends with `end`, whatever happens."""
+    """A cache of results that several checks need; `end` kills the subprocesses it started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Visit:
         self._ended = False
 
     def ask(self, command: Sequence[str], limit: float) -> Said:
-        """What a program says, which has `limit` seconds; then it and its children are killed."""
+        """Run a program and return its output; after `limit` s, kill it and its children."""
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -59,7 +59,7 @@ class Visit:
             out, err = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             _kill(process)
-            with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left there
+            with suppress(subprocess.TimeoutExpired):  # a program stuck in the kernel stays there
                 process.communicate(timeout=1.0)
             return Said("", f"no answer within {limit:g} s")
         finally:
@@ -68,38 +68,38 @@ class Visit:
         return Said(out, _trouble(process.returncode, out, err))
 
     def end(self) -> None:
-        """Kill what is still running."""
+        """Kill the subprocesses that are still running."""
         with self._lock:
             self._ended = True
             for process in self._running:
                 _kill(process)
 
     def probe(self, what: str, limit: float = IMPORT_LIMIT) -> dict[str, Any]:
-        """What a module says of itself (probe.py), with "trouble" where it cannot be imported."""
-        said = self.ask([sys.executable, "-P", str(_PROBE), what], limit)
-        if said.trouble:
-            return {"trouble": said.trouble}
+        """Return probe.py's facts about a module, with "trouble" if it cannot be imported."""
+        output = self.ask([sys.executable, "-P", str(_PROBE), what], limit)
+        if output.trouble:
+            return {"trouble": output.trouble}
         try:
-            told = json.loads(said.out.splitlines()[-1])
+            facts = json.loads(output.out.splitlines()[-1])
         except (IndexError, ValueError):
-            told = None
-        if not isinstance(told, dict):
-            return {"trouble": f"no answer that can be read: {said.out[-200:]!r}"}
-        return told
+            facts = None
+        if not isinstance(facts, dict):
+            return {"trouble": f"the output cannot be parsed: {output.out[-200:]!r}"}
+        return facts
 
     @cached_property
     def torch(self) -> dict[str, Any]:
-        """What torch says of itself and of the GPUs that it sees; see probe.py for the keys."""
+        """Facts about torch and the GPUs that it sees; see probe.py for the keys."""
         return self.probe("torch")
 
     @cached_property
     def nbgrader(self) -> dict[str, Any]:
-        """Which nbgrader there is."""
+        """Facts about the installed nbgrader."""
         return self.probe("nbgrader")
 
     @cached_property
     def smi(self) -> tuple[list[Gpu], str]:
-        """The GPUs of this machine as its driver lists them, and why it lists none."""
+        """The GPUs that the driver lists, and the reason if it lists none."""
         query = self.ask(
             ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"], _SMI_LIMIT
         )
@@ -110,19 +110,19 @@ class Visit:
 
 
 def pip_install(*requirements: str) -> str:
-    """The command that installs packages where this dtlab runs."""
+    """Return the command that installs packages for the Python that runs this dtlab."""
     quoted = " ".join(map(shlex.quote, requirements))
     return f"{shlex.quote(sys.executable)} -m pip install {quoted}"
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a program with its children. Whoever asked it collects it."""
+    """Kill a program and its children; the caller of `communicate` reaps it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _trouble(status: int, out: str, err: str) -> str:
-    """Why a program failed, in the last lines that it wrote; "" for one that did not."""
+    """Return the last lines that a failed program wrote; "" for a program that succeeded."""
     if status == 0:
         return ""
     if status < 0:

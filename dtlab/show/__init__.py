@@ -1,7 +1,7 @@
-"""Figures, widgets on them, and `guess`.
+"""Figures, interactive widgets and the prediction form `guess`, for notebooks.
 
-A figure is a pure function from a `Trace`, from parameters or from measured numbers to a `Figure`;
-a widget is a thin front that calls such a function again when one of its controls moves.
+A figure is a pure function from a `Trace`, from parameters or from measured numbers to a `Figure`.
+A widget calls such a function again whenever one of its controls changes.
 """
 
 from __future__ import annotations

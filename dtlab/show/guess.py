@@ -1,12 +1,12 @@
-"""`dtlab.guess`: records a learner's prediction before the answer is shown.
+"""`dtlab.guess`: a form that records a learner's prediction before the answer is shown.
 
-    sent = guess("How many MB does rank 0 send?", unit="MB")     a field appears, the cell is done
+    sent = guess("How many MB does rank 0 send?", unit="MB")     a field appears; the cell ends
     ...
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
 
-Nothing waits for the learner: where nobody committed to anything, as in a run without a front
-end, `reveal` says so and gives the answer. A cell that runs again goes on with the guess that was
-made in it: the kernel's variables still hold it.
+A cell never waits for the learner. If no guess was made, for example because the notebook runs
+without a front end, `reveal` says so and gives the answer. A cell that runs again keeps its guess,
+because `guess` finds the earlier `Guess` object among the kernel's variables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Guess", "distance_words", "form", "guess"]
 Value = int | float | str
 
 _CLOSE: Final = 0.1
-_GREEN, _GREY = "#1b7f4b", "#7a8288"  # both stand out on a light and on a dark page
+_GREEN, _GREY = "#1b7f4b", "#7a8288"  # both are visible on a light and on a dark page
 
 
 def guess(
@@ -37,36 +37,40 @@ def guess(
     options: Sequence[str] | None = None,
     value: Value | None = None,
 ) -> Guess:
-    """Ask for a number in `unit`, or for one of `options`, and come back at once.
+    """Ask for a number in `unit`, or for one of `options`, without waiting for the answer.
 
-    In a notebook a field, or a button for each option, appears below the cell; what is typed there
-    is in `.value` of the result, and `.reveal(answer)` in a later cell compares the two. `value`
-    commits to a guess in code. A variable of the notebook that holds the same question already is
-    what comes back, with the guess in it. Raises `ValueError` where `value` is no number or no
-    option.
+    In a notebook a field, or a button for each option, appears below the cell. The learner's input
+    is stored in `.value` of the returned `Guess`, and `.reveal(answer)` in a later cell compares
+    the two. `value` sets the guess in code. If a variable of the notebook already holds a `Guess`
+    with the same question, that object is returned, with its value. Raises `ValueError` if `value`
+    is not a number, or not one of the options.
     """
     fresh = Guess(question, unit, options)
-    known = (one for one in kernel_variables() if isinstance(one, Guess) and one.asks_as(fresh))
-    made = next(known, fresh)
+    earlier = (
+        variable
+        for variable in kernel_variables()
+        if isinstance(variable, Guess) and variable.asks_as(fresh)
+    )
+    result = next(earlier, fresh)
     if value is not None:
-        made.commit(value)
-        show_bundle({"text/plain": f"{question} Your guess: {made.words(made.value)}."})
+        result.commit(value)
+        show_bundle({"text/plain": f"{question} Your guess: {result.words(result.value)}."})
     elif in_a_kernel():
-        made.keep()
-        show_bundle({**form(made)._repr_mimebundle_(), "text/plain": made.asking})
+        result.keep()
+        show_bundle({**form(result)._repr_mimebundle_(), "text/plain": result.asking})
     else:
-        show_bundle({"text/plain": made.asking})
-    return made
+        show_bundle({"text/plain": result.asking})
+    return result
 
 
 class Guess:
-    """A question, and the guess that was made: `value` is None as long as there is none."""
+    """A question and the learner's guess; `value` is None until a guess is made."""
 
     value: Value | None
 
     def __init__(self, question: str, unit: str, options: Sequence[str] | None) -> None:
         if options is not None and len(options) < 2:
-            raise ValueError(f"guess: options={options!r}. Give at least two.")
+            raise ValueError(f"guess: options={options!r}. Give at least two options.")
         self.question = question
         self.unit = unit
         self.options = None if options is None else tuple(options)
@@ -82,14 +86,14 @@ class Guess:
         return f"Guess: {self.question}{choice}"
 
     def asks_as(self, other: Guess) -> bool:
-        """Whether both ask the same question."""
-        mine = (self.question, self.unit, self.options)
-        return mine == (other.question, other.unit, other.options)
+        """Return whether both ask the same question, in the same unit, with the same options."""
+        question = (self.question, self.unit, self.options)
+        return question == (other.question, other.unit, other.options)
 
     def commit(self, typed: Value) -> None:
-        """Take this for the guess, in place of an earlier one.
+        """Set the guess, replacing an earlier one.
 
-        Raises `ValueError`, and leaves no guess, where it is no number or none of the options.
+        Raises `ValueError`, and leaves no guess, if `typed` is neither a number nor an option.
         """
         self.value = None
         try:
@@ -99,45 +103,46 @@ class Guess:
                 self._kept.update(*self._as_text())
 
     def keep(self) -> None:
-        """Show the question and the guess as text, readable after the form's kernel has ended."""
+        """Show the question and the guess as text that stays readable after the kernel ends."""
         self._kept = Kept(*self._as_text())
 
     def _as_text(self) -> tuple[str, str]:
         guessed = self.value is not None
-        made = f"Your guess: {self.words(self.value)}." if guessed else "No guess was made."
-        page = f"<b>Guess.</b> {html.escape(self.question)}<br>{html.escape(made)}"
-        return page, f"{self.asking} {made}"
+        line = f"Your guess: {self.words(self.value)}." if guessed else "No guess was made."
+        page = f"<b>Guess.</b> {html.escape(self.question)}<br>{html.escape(line)}"
+        return page, f"{self.asking} {line}"
 
     def reveal(self, answer: Value, note: str = "") -> None:
-        """Show the answer, how far off the guess was, and `note` after it.
+        """Show the answer, how far off the guess was, and then `note`.
 
-        `answer` is a number in the guess's unit, or one of its options. From here on the guess
-        cannot be changed in its cell. Raises `ValueError` for an answer that nobody can guess.
+        `answer` is a number in the guess's unit, or one of its options. After this call the guess
+        can no longer be changed in its cell. Raises `ValueError` for an answer that is neither a
+        number nor one of the options.
         """
         words = self._verdict(answer)
-        told = f"{words} {note}".strip()
+        text = f"{words} {note}".strip()
         colour = _GREEN if words.endswith("that is right.") else _GREY
         box = f"border-left:4px solid {colour};padding:.3em .8em;color:inherit"
         page = f'<div style="{box}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
-        show_bundle({"text/plain": told, "text/html": page})
+        show_bundle({"text/plain": text, "text/html": page})
         if self.value is not None:
             self.revealed = True
-            for tell in self.on_reveal:
-                tell()
+            for callback in self.on_reveal:
+                callback()
 
     def words(self, value: Value | None) -> str:
-        """A guess or an answer with its unit."""
+        """Format a guess or an answer with its unit."""
         if value is None:
             return "nothing"
         number = value if isinstance(value, str) else _number_words(value)
         return f"{number} {self.unit}".strip()
 
     def __repr__(self) -> str:
-        made = "no guess yet" if self.value is None else self.words(self.value)
-        return f"<{self.question} {made}>"
+        guess = "no guess yet" if self.value is None else self.words(self.value)
+        return f"<{self.question} {guess}>"
 
     def _verdict(self, answer: Value) -> str:
-        """How far off the guess was, in one sentence."""
+        """Return one sentence that says how far off the guess was."""
         actual = self._answer(answer)
         if self.value is None:
             return f"No guess was made. It is {self.words(actual)}."
@@ -158,8 +163,8 @@ class Guess:
         except (TypeError, ValueError):
             number = math.nan
         if not math.isfinite(number):
-            raise ValueError(f"reveal: the guess is a number, so the answer has to be one, "
-                             f"not {answer!r}.")  # fmt: skip
+            raise ValueError(f"reveal: the guess is a number, so the answer must be a number, not "
+                             f"{answer!r}.")  # fmt: skip
         return number
 
     def _option(self, typed: Value) -> str:
@@ -170,16 +175,16 @@ class Guess:
 
 
 def _units_beside(unit: str) -> dict[str, float]:
-    """How much of `unit` one of each is that may be typed in its place: of "MB", a kB is 0.001."""
-    found = re.fullmatch(r"([kMG]?)(B(?:/s)?)", unit)
-    if found is None:
+    """Return the units accepted besides `unit`, and their size in it: in "MB", "kB" is 0.001."""
+    match = re.fullmatch(r"([kMG]?)(B(?:/s)?)", unit)
+    if match is None:
         return {}
     powers = {"": 0, "k": 1, "M": 2, "G": 3}
-    return {one + found[2]: 1e3 ** (n - powers[found[1]]) for one, n in powers.items()}
+    return {prefix + match[2]: 1e3 ** (n - powers[match[1]]) for prefix, n in powers.items()}
 
 
 def _number(typed: Value, unit: str) -> int | float:
-    """What was typed, with its unit or without, as a number."""
+    """Parse a number that was typed with or without its unit."""
     text = str(typed).strip()
     text = text.removesuffix(unit).strip() if unit else text
     for kind in (int, float):
@@ -198,10 +203,11 @@ def _number(typed: Value, unit: str) -> int | float:
 
 
 def distance_words(guessed: float, actual: float, unit: str = "") -> str:
-    """How far a guess is from the answer, in words; nothing where it is right.
+    """Say how far a guess is from the answer; return an empty string if the guess is right.
 
-    Right is what reads the same: an answer that is no whole number counts to four digits. Two
-    quantities in percent lie so many points apart: percent of percent misleads.
+    A guess is right if it is displayed like the answer: numbers that are not whole are compared to
+    four digits. For quantities in percent the difference is given in percentage points, because a
+    percentage of a percentage misleads.
     """
     if _number_words(guessed) == _number_words(actual):
         return ""
@@ -220,14 +226,14 @@ def distance_words(guessed: float, actual: float, unit: str = "") -> str:
 
 
 def _points(difference: float) -> str:
-    """How many points too high or low."""
+    """Say by how many percentage points a guess is too high or too low."""
     side = "high" if difference > 0 else "low"
     points = _number_words(float(f"{abs(difference):.2g}"))
     return f"{points} point{'s' * (points != '1')} too {side}"
 
 
 def _factor_words(ratio: float) -> str:
-    """A guess that is so many times the answer, and not close to it."""
+    """Describe a guess that is `ratio` times the answer, and not close to it."""
     side, factor = ("high", ratio) if ratio > 1 else ("low", 1 / ratio)
     if math.isclose(factor, 2, rel_tol=0.025):
         return "yours is twice as much" if ratio > 1 else "yours is half of it"
@@ -240,20 +246,20 @@ def _factor_words(ratio: float) -> str:
 
 
 def _number_words(value: float) -> str:
-    """A whole number with all its digits, others with four, in powers of ten only if tiny."""
+    """Format a whole number with all its digits, others with four; an exponent only if tiny."""
     if float(value).is_integer():
         return str(int(value))
     return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-# The form in which a learner commits to a guess: a field and a button, or a button per option ----
+# The form in which a learner enters a guess: a field and a button, or a button per option --------
 
 
 def form(guess: Guess) -> Any:
-    """The form as a widget: question, controls, and what was understood.
+    """Build the form as a widget: the question, the controls, and a status line.
 
-    By keyboard: Tab to the field, type, Enter. Leaving the field commits too. A guess that was
-    made before stands in it.
+    By keyboard: press Tab to reach the field, type, press Enter. Leaving the field commits the
+    guess too. The field shows an earlier guess if there is one.
     """
     import ipywidgets as widgets
 
@@ -275,7 +281,7 @@ def form(guess: Guess) -> Any:
 
 
 def _field(guess: Guess, status: Any) -> list[Any]:
-    """A field for a number with its unit, and a button."""
+    """Build a field for a number, its unit, and a button."""
     import ipywidgets as widgets
 
     field = widgets.Text(
@@ -291,7 +297,7 @@ def _field(guess: Guess, status: Any) -> list[Any]:
 
 
 def _buttons(guess: Guess, status: Any) -> list[Any]:
-    """A button for each option; the chosen one is marked."""
+    """Build a button for each option; the chosen one is marked."""
     import ipywidgets as widgets
 
     layout = widgets.Layout(width="auto")
@@ -311,7 +317,7 @@ def _buttons(guess: Guess, status: Any) -> list[Any]:
 
 
 def _commit(guess: Guess, typed: Value, status: Any) -> None:
-    """Take what was typed, or say what is wrong with it."""
+    """Set the guess from the input, or show in `status` what is wrong with it."""
     try:
         guess.commit(typed)
     except ValueError as error:
@@ -322,13 +328,13 @@ def _commit(guess: Guess, typed: Value, status: Any) -> None:
 
 
 def _committed(guess: Guess) -> str:
-    """What was understood, and what to do next.
+    """Say which guess was set, and what to do next.
 
-    After Enter the focus is still in the field and this cell still selected, so that the toolbar
-    would run it again and not the next one.
+    After Enter the focus is still in the field and this cell is still selected, so the toolbar's
+    run button would run this cell again instead of the next one.
     """
-    made = f"Your guess is {guess.words(guess.value)}."
-    return made if guess.revealed else f"{made} Click into the next cell and run it."
+    line = f"Your guess is {guess.words(guess.value)}."
+    return line if guess.revealed else f"{line} Click into the next cell and run it."
 
 
 def _status(words: str) -> str:

@@ -1,10 +1,10 @@
-"""Ten questions before the course, and what to read first: nothing is graded.
+"""Ten ungraded questions before the course, and advice on what to read first.
 
-    asked = preflight()          in a notebook: a list to choose from for each question
-    asked.answer(3, "50 %")      or in code
-    print(asked.advice)
+    questions = preflight()          in a notebook: a drop-down list for each question
+    questions.answer(3, "50 %")      or in code
+    print(questions.advice)
 
-What has not been answered gives no advice.
+Unanswered questions do not contribute to the advice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNSURE: Final = "I am not sure"
 
 @dataclass(frozen=True)
 class PreflightQuestion:
-    """A question, its `options`, the one of them that is `right`, and what to `read` if not."""
+    """A question, its `options`, the `right` option, and what to `read` after a wrong answer."""
 
     text: str
     options: tuple[str, ...]
@@ -45,10 +45,10 @@ QUESTIONS: Final = (
         "backward() is called twice, with no zero_grad() in between. What is in .grad?",
         ("the second gradient", "the sum of both", "an error is raised"),
         "the sum of both", _TORCH,
-        "Gradients add up until somebody clears them.",
+        "Each backward() adds to .grad until zero_grad() clears it.",
     ),
     PreflightQuestion(
-        "A job takes 8 hours on one card and 2 hours on eight. Its efficiency on eight?",
+        "A job takes 8 hours on one card and 2 hours on eight. What is its efficiency on eight?",
         ("25 %", "50 %", "400 %"), "50 %", _HERE,
         "It is four times as fast, on eight times as many cards.",
     ),
@@ -64,43 +64,43 @@ QUESTIONS: Final = (
     ),
     PreflightQuestion(
         "Two ranks: each first receives from the other, and then sends. What happens?",
-        ("they swap", "they wait for ever", "the first one wins"), "they wait for ever", _RANKS,
-        "Nobody sends before it has received.",
+        ("they swap", "they wait forever", "the first one wins"), "they wait forever", _RANKS,
+        "Each rank sends only after it has received, so no rank ever sends.",
     ),
     PreflightQuestion(
         "What do the ranks of data-parallel training exchange in every step?",
         ("gradients", "activations", "training samples"), "gradients", _DATA,
-        "Each has a whole model and other samples; the gradients are averaged.",
+        "Each rank has the whole model and different samples; the gradients are averaged.",
     ),
     PreflightQuestion(
-        "Microbatches of 16, accumulated twice, on 8 data-parallel ranks: the effective batch?",
+        "8 data-parallel ranks accumulate two microbatches of 16. What is the effective batch?",
         ("32", "128", "256"), "256", "unit 03, batch size, accumulation and learning rate",
         "16 x 2 x 8.",
     ),
     PreflightQuestion(
-        "The loss falls in bf16 and stands still in fp16. What do you suspect first?",
+        "The loss falls in bf16 but does not change in fp16. What do you suspect first?",
         ("gradients too small for fp16", "too few ranks", "a batch that is too large"),
         "gradients too small for fp16", "unit 04, precision and activation memory",
-        "fp16 ends at about 6e-8: scale the loss.",
+        "The smallest fp16 number is about 6e-8: scale the loss.",
     ),
     PreflightQuestion(
-        "What does ZeRO stage 3 share out that stage 2 does not?",
+        "What does ZeRO stage 3 shard that stage 2 does not?",
         ("gradients", "parameters", "activations"), "parameters", "unit 05, ZeRO and FSDP",
-        "Stage 1 shares the optimizer's state, stage 2 gradients too, stage 3 parameters too.",
+        "Stage 1 shards the optimizer state, stage 2 also gradients, stage 3 also parameters.",
     ),
 )  # fmt: skip
 
 
 class Preflight:
-    """The questions with the answers so far, and the advice that follows from them."""
+    """The ten questions, the learner's answers so far, and the advice that follows from them."""
 
     def __init__(self) -> None:
         self.answers: dict[int, str] = {}
 
     def answer(self, number: int, option: str) -> None:
-        """Answer question `number`, 1 to 10. Raises: ValueError for what cannot be chosen."""
+        """Answer question `number`, 1 to 10. Raises: ValueError for a wrong number or option."""
         if number not in range(1, len(QUESTIONS) + 1):
-            raise ValueError(f"There are questions 1 to {len(QUESTIONS)}, not {number!r}.")
+            raise ValueError(f"Answer one of questions 1 to {len(QUESTIONS)}, not {number!r}.")
         options = (*QUESTIONS[number - 1].options, _UNSURE)
         if option not in options:
             raise ValueError(f"{option!r} is none of: {', '.join(options)}.")
@@ -108,65 +108,65 @@ class Preflight:
 
     @property
     def advice(self) -> str:
-        """What to read first, in the order of the course; what has not been asked is left out."""
+        """What to read first, in the order of the course, from the questions answered so far."""
         if not self.answers:
-            return "Answer some questions, and what to read first stands here."
-        reads, known = dict[str, list[str]](), 0
+            return "Answer some questions; this line then says what to read first."
+        reads, num_right = dict[str, list[str]](), 0
         for number, given in sorted(self.answers.items()):
-            asked = QUESTIONS[number - 1]
-            if given == asked.right:
-                known += 1
+            question = QUESTIONS[number - 1]
+            if given == question.right:
+                num_right += 1
             else:
-                told = f"    question {number}: {asked.right}. {asked.why}"
-                reads.setdefault(asked.read, []).append(told)
-        head = f"{known} of {len(self.answers)} answered as this course would."
+                explanation = f"    question {number}: {question.right}. {question.why}"
+                reads.setdefault(question.read, []).append(explanation)
+        head = f"{num_right} of {len(self.answers)} answered as this course would."
         if not reads:
             left = len(QUESTIONS) - len(self.answers)
             end = (
-                f"{left} to go."
+                f"{left} questions are left."
                 if left
-                else "Begin with any unit; its Level III shows whether you may skip it."
+                else "Begin with any unit; its Level III shows whether you can skip it."
             )
             return f"{head} {end}"
         lines = [line for read, why in reads.items() for line in (f"  {read}", *why)]
         return "\n".join([f"{head} Read first, in this order:", *lines])
 
     def _form(self) -> Any:
-        """A list to choose from for each question, and the advice below them."""
+        """Build a drop-down list for each question, and the advice below them."""
         import ipywidgets as widgets
 
-        rows, told = [], widgets.HTML(_as_html(self.advice))
+        rows, advice = [], widgets.HTML(_as_html(self.advice))
 
         def chosen(number: int, change: Any) -> None:
             if change["new"]:
                 self.answer(number, change["new"])
-                told.value = _as_html(self.advice)
+                advice.value = _as_html(self.advice)
 
-        for number, asked in enumerate(QUESTIONS, 1):
-            options = [("choose", ""), *((each, each) for each in (*asked.options, _UNSURE))]
+        for number, question in enumerate(QUESTIONS, 1):
+            options = [("choose", ""), *((each, each) for each in (*question.options, _UNSURE))]
             field = widgets.Dropdown(
                 options=options, value=self.answers.get(number, ""),
                 description=f"Question {number}", style={"description_width": "7em"},
                 layout=widgets.Layout(width="28em"),
             )  # fmt: skip
             field.observe(lambda change, n=number: chosen(n, change), names="value")
-            rows += [widgets.HTML(f"<b>{number}.</b> {html.escape(asked.text)}"), field]
-        return widgets.VBox([*rows, told])
+            rows += [widgets.HTML(f"<b>{number}.</b> {html.escape(question.text)}"), field]
+        return widgets.VBox([*rows, advice])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The form; the questions as text for readers that have no widgets."""
+        """Return the form, with the questions as text for front ends without widgets."""
         lines = [
-            f"{number}. {asked.text}  ({' / '.join(asked.options)})"
-            for number, asked in enumerate(QUESTIONS, 1)
+            f"{number}. {question.text}  ({' / '.join(question.options)})"
+            for number, question in enumerate(QUESTIONS, 1)
         ]
         return {**self._form()._repr_mimebundle_(), "text/plain": "\n".join(lines)}
 
 
 def preflight() -> Preflight:
-    """Ten questions that tell what to read first. See `Preflight`."""
+    """Return ten questions whose answers say what to read first. See `Preflight`."""
     return Preflight()
 
 
 def _as_html(words: str) -> str:
-    """The advice with its lines, in the colours of the page."""
+    """Return the advice as HTML that keeps its line breaks and the colours of the page."""
     return f'<div role="status" style="white-space:pre-wrap">{html.escape(words)}</div>'

@@ -1,4 +1,4 @@
-"""Numbers with suitable units as text, and parsing of numbers that a reader types."""
+"""Formatting of numbers with suitable units, and parsing of numbers that a learner types."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_RUNS: Final = 4
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit in which a length of time reads best, and how many of it make a second."""
+    """Return the unit in which a duration reads best, and the number of those units per second."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return unit, factor
@@ -35,13 +35,13 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def time_words(seconds: float) -> str:
-    """`0.00123` as `1.23 ms`."""
+    """Format a time: `0.00123` as `1.23 ms`."""
     unit, factor = time_unit(seconds)
     return f"{_three_digits(seconds * factor)} {unit}"
 
 
 def byte_words(count: float) -> str:
-    """A number of bytes in decimal units: `6291456` as `6.29 MB`."""
+    """Format a number of bytes in decimal units: `6291456` as `6.29 MB`."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{_three_digits(count / size)} {unit}"
@@ -49,20 +49,23 @@ def byte_words(count: float) -> str:
 
 
 def short_words(words: str) -> str:
-    """`1.00 MB` as `1 MB`."""
+    """Drop trailing zeros from a formatted quantity: `1.00 MB` becomes `1 MB`."""
     number, unit = words.split(" ")
     return f"{float(number):g} {unit}"
 
 
 def list_words(items: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join items into an enumeration: `a, b and c`."""
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def rank_words(ranks: Iterable[int]) -> str:
-    """`0,2`; neighbours from three on as `0-3`; of many the first two and the last: `0,2,…,14`."""
+    """Format rank numbers: `0,2`; three or more consecutive ranks as `0-3`.
+
+    A long list is shortened to its first two parts and its last: `0,2,…,14`.
+    """
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -77,18 +80,19 @@ def rank_words(ranks: Iterable[int]) -> str:
 
 
 def number_from_words(words: str, units: Mapping[str, float]) -> float:
-    """`7 MB` as `7e6`, with `units` saying what one of each is; without a unit as it stands.
+    """Parse a number with an optional unit: `7 MB` is 7e6. `units` maps each unit to its factor.
 
-    Capital letters or small ones, with a blank or without. Where `units` are bytes per second,
-    bits per second are converted: `400 Gb/s`, `400 Gbit/s` and `400 Gbps` are 50e9. Raises:
-    ValueError for anything else, and for a unit that may be bits or bytes, as in `7 Mb`.
+    Upper and lower case are both accepted, and the space before the unit may be left out. If
+    `units` are bytes per second, bits per second are converted: `400 Gb/s`, `400 Gbit/s` and
+    `400 Gbps` are 50e9. Raises: ValueError for anything else, and for a unit that may mean bits or
+    bytes, as in `7 Mb`.
     """
-    found = re.fullmatch(rf"{_NUMBER}\s*(.*)", words.strip(), re.IGNORECASE)
+    match = re.fullmatch(rf"{_NUMBER}\s*(.*)", words.strip(), re.IGNORECASE)
     after = f", then {', '.join(units)} or nothing" if units else ""
-    wrong = f"{words.strip()!r} is not understood. Type digits and a point{after}."
-    if found is None:
-        raise ValueError(wrong)
-    number, unit = float(found[1]), re.sub("^[uμU]", "µ", found[2])
+    message = f"{words.strip()!r} is not understood. Type digits and a point{after}."
+    if match is None:
+        raise ValueError(message)
+    number, unit = float(match[1]), re.sub("^[uμU]", "µ", match[2])
     if unit in units:
         return number * units[unit]
     bits = re.fullmatch("([kmg]?)(b/s|bps|bits?/s)", unit, re.IGNORECASE)
@@ -98,17 +102,17 @@ def number_from_words(words: str, units: Mapping[str, float]) -> float:
             return number * units[in_bytes] / 8
     known = {name.lower(): factor for name, factor in units.items()} | {"": 1.0}
     if unit.lower() not in known:
-        raise ValueError(wrong)
+        raise ValueError(message)
     if re.search("b(/s)?$", unit) and (not unit.islower() or unit.endswith("/s")):
         name = next(name for name in units if name.lower() == unit.lower())
         raise ValueError(
-            f"{words.strip()!r}: b stands for bits, B for bytes. Type {found[1]} {name} for bytes."
+            f"{words.strip()!r}: b stands for bits, B for bytes. Type {match[1]} {name} for bytes."
         )
     return number * known[unit.lower()]
 
 
 def _three_digits(value: float) -> str:
-    """Three digits, never in powers of ten."""
+    """Format a number with three digits and without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,1 +1,1 @@
-"""What figures are drawn with: colours, charts, axes, lanes and labels."""
+"""Building blocks of the figures: colours, charts, axes, lanes and labels."""

@@ -1,7 +1,7 @@
-"""A chart of curves: linear or logarithmic axes, a key beside them, and marks at one place.
+"""A chart of curves, with linear or logarithmic axes, a key beside it, and marks at one position.
 
-A prediction is a line, an emulated value an open mark, a measured one a full mark, as in figures
-of time against size; a curve has one colour, one dash and one shape of mark in all of them.
+A prediction is drawn as a line, an emulated value as an open mark, a measured value as a filled
+mark, as in the figures of time against size. A curve has one colour, dash and mark shape.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _MARKS: Final = "osD^vP"
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: a name with its unit, its ends, how a number on it is written.
+    """The name and unit of an axis, its ends, and the function that formats its numbers.
 
-    `ticks` are the numbers that stand on it; without them it has round ones.
+    `ticks` are the labelled values; without them the axis gets round numbers.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Axis:
     ticks: Sequence[float] = ()
 
     def apply(self, axis: Any, set_ends: Callable[..., Any]) -> None:
-        """Set one of Matplotlib's axes up."""
+        """Configure one of Matplotlib's axes."""
         low, high = self.ends
         digits = (1,) if self.logarithmic and high / low > 100 else (1, 2, 5)
         steps: Locator = MaxNLocator(7, steps=[1, 2, 2.5, 5, 10])
@@ -68,7 +68,7 @@ class Axis:
 
 
 class Chart:
-    """A chart in a box of a figure (left, bottom, width, height, in inches); the key is right."""
+    """A chart in a box (left, bottom, width, height in inches), with its key on the right."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class Chart:
         across: Axis,
         upwards: Axis,
     ) -> None:
-        """Raises ValueError for more curves than can be told apart."""
+        """Raises ValueError for more curves than a reader can tell apart."""
         if len(names) > MOST_CURVES:
             raise ValueError(f"there is room for {MOST_CURVES} curves, not for {len(names)}")
         self._figure, self._box, self._names = figure, box, list(names)
-        self._kinds: dict[str, tuple[Kind, bool]] = {}  # and whether it has marks
+        self._kinds: dict[str, tuple[Kind, bool]] = {}  # kind, and whether the curve has marks
         self._axes = axes = figure.sheet(*box)
         axes.set_axis_on()
         axes.set(xscale="log" if across.logarithmic else "linear",
@@ -102,9 +102,10 @@ class Chart:
     def draw_curve(
         self, name: str, xs: Numbers, ys: Numbers, kind: Kind, *, joined: bool = True
     ) -> None:
-        """A line for a prediction; else marks on a thin line, without marks where there are many.
+        """Draw a prediction as a line, other kinds as marks on a thin line.
 
-        Points without a finite value leave a gap; marks that are not `joined` have no line.
+        A curve with more than `MOST_MARKS` points has no marks. Values that are not finite leave a
+        gap. With `joined=False` the line is left out.
         """
         marks = kind != "predicted" and len(xs) <= MOST_MARKS
         self._kinds[name] = kind, marks
@@ -112,37 +113,37 @@ class Chart:
         self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
 
     def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:
-        """A bar at each place from the lowest to the highest, in the colour of a curve."""
+        """Draw a bar at each x from the lowest to the highest value, in the curve's colour."""
         colour = self._colour(name)
         self._axes.vlines(xs, lows, highs, color=colour, linewidth=1.2, gid=f"range {name}")
         for ends in (lows, highs):
             self._axes.plot(xs, ends, "_", markersize=6, color=colour, gid=f"end {name}")
 
     def draw_band(self, low: float, high: float, words: str) -> None:
-        """A shaded strip from one place to another across, named at its upper end."""
+        """Shade a vertical strip between two x values, with its name at the top."""
         self._axes.axvspan(low, high, color=BAND, linewidth=0, zorder=0.5, gid="band")
         middle = (low * high) ** 0.5 if self._axes.get_xscale() == "log" else (low + high) / 2
         self._name_at_top(middle, words, "band")
 
     def draw_level(self, y: float, words: str) -> None:
-        """A dotted line across the chart at one height, named at its left end."""
+        """Draw a dotted horizontal line at height `y`, with its name at the left end."""
         self._axes.axhline(y, color=INK, linewidth=1.1, linestyle=(0, (1, 2)), gid="level")
         label = self._axes.annotate(words, (0.01, y), xycoords=("axes fraction", "data"))
         label.set(fontsize=8, color=INK, ha="left", va="bottom", gid="level")
 
     def draw_upright(self, x: float, words: str) -> None:
-        """A line across the chart at one place, named at its upper end."""
+        """Draw a vertical line at `x`, with its name at the top."""
         self._axes.axvline(x, color=INK, linewidth=1.1, zorder=2, gid="place")
         self._name_at_top(x, words, "place")
 
     def draw_points(self, x: float, ys: Mapping[str, float]) -> None:
-        """A point on each curve at one place."""
+        """Draw a point on each curve at `x`."""
         for name, y in ys.items():
             self._axes.plot([x], [y], "o", markersize=5.5, color=self._colour(name),
                             markeredgecolor=SHEET, zorder=6, gid=f"place {name}")  # fmt: skip
 
     def draw_key(self, asides: Mapping[str, str]) -> None:
-        """A sample of each curve, in this order, with what is said of it below its name."""
+        """Draw the key: a sample of each curve, in this order, its name, and its note below."""
         left, bottom, width, height = self._box
         axes = self._figure.sheet(left + width, bottom, KEY, height)
         axes.set_xlim(0, KEY)

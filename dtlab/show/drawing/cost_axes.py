@@ -1,7 +1,7 @@
 """Axes for time against size, and the curves, marks and ranges on them.
 
-Both axes are logarithmic. A prediction is a line, an emulated time an open mark, a measured time a
-full mark; an algorithm has one colour, one dash and one shape of mark in all of them.
+Both axes are logarithmic. A prediction is drawn as a line, an emulated time as an open mark, a
+measured time as a filled mark. An algorithm has one colour, one dash and one mark shape.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Numbers = npt.NDArray[np.float64]
 Curve = tuple[Numbers, Numbers]  # sizes in bytes, increasing, and times in seconds
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 2.35, 0.85, 0.6
-_BAND, _BAND_GAP = 0.2, 0.06  # inches: of the band that names the fastest, and below it
-_KNOWN: Final = (  # have the same colour in every figure
+_BAND, _BAND_GAP = 0.2, 0.06  # inches: height of the band naming the fastest, and gap below it
+_KNOWN: Final = (  # these algorithms have the same colour in every figure
     "ring", "central server", "recursive doubling", "halving-doubling", "tree", "hierarchical",
 )  # fmt: skip
 _DASHES: Final = ("-", (0, (1, 1)), (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)))
 _MARKS: Final = "osD^vP"
-_THIN: Final = {"linestyle": "-", "linewidth": 0.9}  # joins marks where no prediction is drawn
+_THIN: Final = {"linestyle": "-", "linewidth": 0.9}  # joins marks if no prediction is drawn
 
 
 @dataclass(frozen=True)
 class Winner:
-    """The fastest algorithm of a range of sizes, in bytes."""
+    """The fastest algorithm in a range of sizes; `start` and `end` in bytes."""
 
     name: str
     start: float
@@ -46,7 +46,7 @@ class Winner:
 
 
 def _looks_of(names: Sequence[str]) -> dict[str, int]:
-    """The number of each name's colour, dash and mark: its own if known, else one that is free."""
+    """Return the index of each name's colour, dash and mark: fixed if known, else a free one."""
     if len(names) > len(_KNOWN):
         raise ValueError(f"there is room for {len(_KNOWN)} algorithms, not for {len(names)}")
     known = {name: _KNOWN.index(name) for name in names if name in _KNOWN}
@@ -56,9 +56,9 @@ def _looks_of(names: Sequence[str]) -> dict[str, int]:
 
 @dataclass
 class CostAxes:
-    """Logarithmic axes, bytes across and seconds upwards, for the algorithms `names`.
+    """Logarithmic axes for the algorithms `names`: bytes on the x axis, seconds on the y axis.
 
-    `limits` are those of the sizes and those of the times.
+    `limits` are the limits of the sizes and the limits of the times.
     """
 
     figure: Figure
@@ -82,19 +82,19 @@ class CostAxes:
 
     @property
     def _inches(self) -> tuple[float, float]:
-        """Width and height of the chart itself."""
+        """Width and height of the chart without its margins, in inches."""
         width, height = self.figure.get_size_inches()
         return width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
 
     def _to_inches(self, values: Any, side: Literal[0, 1]) -> Any:
-        """Sizes (side 0) or times (side 1) as inches from the lower left corner of the chart."""
+        """Convert sizes (side 0) or times (side 1) to inches from the lower left corner."""
         low, high = np.log(self.limits[side])
         return (np.log(values) - low) / (high - low) * self._inches[side]
 
     def draw_curve(
         self, name: str, sizes: Numbers, seconds: Numbers, kind: Kind, *, joined: bool = True
     ) -> None:
-        """A line for a prediction; else marks, `joined` by a thin line where there is no other."""
+        """Draw a prediction as a line, other kinds as marks; a thin line joins `joined` marks."""
         self._drawn[name].append(kind)
         self._curves.append(np.stack([self._to_inches(sizes, 0), self._to_inches(seconds, 1)]))
         style: dict[str, Any] = {"color": self._colour(name), "gid": f"{kind} {name}"}
@@ -104,7 +104,7 @@ class CostAxes:
         self._axes.plot(sizes, seconds, zorder=3 if kind == "predicted" else 4, **style)
 
     def draw_winners(self, winners: Sequence[Winner]) -> None:
-        """The fastest of each range of sizes: a tint, and a band with its name."""
+        """Mark the fastest algorithm of each range of sizes with a tint and a named band."""
         for each in winners:
             self._draw_winner(each, last=each is winners[-1])
         if winners:
@@ -114,7 +114,7 @@ class CostAxes:
             words.set(fontsize=8, color=MUTED)
 
     def _draw_winner(self, winner: Winner, last: bool) -> None:
-        """A tint over its range of sizes, and a band above with its name where there is room."""
+        """Draw a tint over the range of sizes, and above it a band with the name if it fits."""
         width, height = self._inches
         name, (start, end) = winner.name, (winner.start, winner.end)
         colour = blend(self._colour(name), "#000000", 0.25)  # dark enough for white letters
@@ -124,7 +124,7 @@ class CostAxes:
         self._axes.axvspan(start, end, band[0], band[2], color=colour, linewidth=0, clip_on=False)
         decades = np.diff(np.log10(self.limits[0]))[0]
         fits = np.log10(end / start) / decades * width > 0.085 * len(name)
-        if fits or last:  # beyond the last one there is room
+        if fits or last:  # the last name may extend past the end of the chart
             place = (np.sqrt(start * end) if fits else end, band[1])
             label = self._axes.annotate(name, place, xycoords=("data", "axes fraction"),
                                         xytext=(0 if fits else 5, 0),
@@ -133,9 +133,9 @@ class CostAxes:
             label.set(ha="center" if fits else "left")
 
     def draw_borders(self, winners: Sequence[Winner], size: float | None = None) -> None:
-        """A line where one winner ends, and one at `size`, with labels that do not collide.
+        """Draw a line between neighbouring winners and one at `size`, with separate labels.
 
-        To be called when the curves are there: labels keep off them.
+        Call it after the curves are drawn, because labels are placed where they cover no curve.
         """
         uprights = []
         if size is not None:
@@ -143,12 +143,12 @@ class CostAxes:
         style: Any = {"linewidth": 0.9, "linestyle": (0, (3, 2)), "zorder": 2, "gid": "crossover"}
         for each in winners[1:]:
             uprights.append(self._draw_upright(each.start, "bottom", **style))
-        found = places(uprights, Obstacles(*self._inches, self._curves))
-        for upright, place in zip(uprights, found, strict=True):
+        corners = places(uprights, Obstacles(*self._inches, self._curves))
+        for upright, place in zip(uprights, corners, strict=True):
             self._write(upright.words, place, f"label {upright.end}")
 
     def _draw_upright(self, size: float, end: Literal["top", "bottom"], **style: Any) -> Upright:
-        """A line across the chart at one size, which will be named at one end of it."""
+        """Draw a vertical line at one size, to be labelled at one of its ends."""
         upright = Upright(float(self._to_inches(size, 0)), byte_words(size), end)
         height = self._inches[1]
         low, high = upright.reach(height)
@@ -156,20 +156,20 @@ class CostAxes:
         return upright
 
     def _write(self, words: str, place: tuple[float, float], gid: str) -> None:
-        """A small label, its lower left corner in inches; readable where a line runs below it."""
+        """Write a small label at a lower left corner in inches, readable on top of a line."""
         width, height = self._inches
         label = self._axes.text(place[0] / width, place[1] / height, words, gid=gid, zorder=7)
         label.set(transform=self._axes.transAxes, fontsize=8, color=INK, va="bottom", ha="left")
         label.set_bbox({"facecolor": SHEET, "alpha": 0.7, "linewidth": 0, "pad": 0.8})
 
     def draw_points(self, size: float, times: Mapping[str, float]) -> None:
-        """A point on every curve at one size."""
+        """Draw a point on every curve at one size."""
         for name, seconds in times.items():
             self._axes.plot([size], [seconds], "o", markersize=5, color=self._colour(name),
                             markeredgecolor=SHEET, zorder=6, gid=f"size {name}")  # fmt: skip
 
     def draw_key(self, asides: Mapping[str, str], kinds: Sequence[Kind]) -> None:
-        """A sample of each algorithm, in this order, with what is said of it; then the kinds."""
+        """Draw the key: a sample and a note for each algorithm, in this order; then the kinds."""
         width, height = self.figure.get_size_inches()
         axes = self.figure.sheet(width - _RIGHT, 0, _RIGHT, height)
         axes.set_xlim(0, _RIGHT)
@@ -190,7 +190,7 @@ class CostAxes:
             y -= 0.22
 
     def _draw_sample(self, axes: Axes, name: str, y: float) -> None:
-        """A piece of an algorithm's curve just as it is drawn in the chart."""
+        """Draw a piece of an algorithm's curve exactly as in the chart."""
         predicted = "predicted" in self._drawn[name]
         marks = [kind for kind in dict.fromkeys(self._drawn[name]) if kind != "predicted"]
         style = self._line(name) if predicted else _THIN
@@ -224,7 +224,7 @@ def _beside(axes: Axes, y: float, words: str, colour: str) -> None:
 
 
 def _ticks(axis: Any, limits: tuple[float, float], words: Any) -> None:
-    """A tick for each power of ten, in units that suit; fewer or more where that does not do."""
+    """Set a tick for each power of ten; label fewer, or add ticks, to suit the axis's range."""
     powers = _round_numbers(*limits, (1,))
     every = 3 if len(powers) > 9 else 1
     labelled = [number for number in powers if round(np.log10(number)) % every == 0]
@@ -239,7 +239,7 @@ def _ticks(axis: Any, limits: tuple[float, float], words: Any) -> None:
 
 
 def _round_numbers(low: float, high: float, digits: Sequence[int]) -> list[float]:
-    """The numbers from low to high that are one of the digits times a power of ten."""
+    """Return the numbers from `low` to `high` that are one of the digits times a power of ten."""
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     numbers = (float(f"{digit}e{power}") for power in powers for digit in digits)
     return [number for number in numbers if low <= number <= high]

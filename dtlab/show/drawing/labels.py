@@ -1,11 +1,11 @@
-"""Placement of labels beside upright lines in a chart. Arithmetic only.
+"""Placement of labels beside vertical lines in a chart. Arithmetic only.
 
 All lengths are inches from the lower left corner of the chart.
 
-    │ 1 MB       a label stands right or left of its line, in one of a few rows: where it lies
-    │            across no other line, no curve and no other label
+    │ 1 MB       A label is placed right or left of its line, in one of a few rows, so that it
+    │            covers no other line, no curve and no other label.
     │    ┆
-         ┆       a line ends before it comes to where the labels of the other end begin
+         ┆       A line stops short of the rows for labels at the opposite end of the chart.
          ┆ 2 MB
 """
 
@@ -20,30 +20,30 @@ import numpy.typing as npt
 
 __all__ = ["Obstacles", "Place", "Upright", "places"]
 
-Path = npt.NDArray[np.float64]  # of a curve: its points, across and upwards, from left to right
+Path = npt.NDArray[np.float64]  # the points of a curve, x in row 0, y in row 1, left to right
 
-_CHARACTER: Final = 0.068  # inches across of a character of 8 points, about
+_CHARACTER: Final = 0.068  # approximate width of a character of 8 points
 _HEIGHT: Final = 0.14
 _BESIDE: Final = 0.05  # from the line to its label
 _ROWS: Final = 4
-_CLEAR: Final = 0.24  # from the end of the chart that a line leaves to the labels there
+_CLEAR: Final = 0.24  # height at the opposite end that a line leaves free for other labels
 _OUTSIDE: Final = 100
 
 
 class Upright(NamedTuple):
-    """A line that stands upright at `x`, what is written beside it, and at which end."""
+    """A vertical line at `x`, its label, and the end at which the label is written."""
 
     x: float
     words: str
     end: Literal["top", "bottom"]
 
     def reach(self, height: float) -> tuple[float, float]:
-        """The lower and the upper end of the line in a chart of this height."""
+        """Return the lower and the upper end of the line in a chart of this height."""
         return (_CLEAR, height) if self.end == "top" else (0.0, height - _CLEAR)
 
 
 class Place(NamedTuple):
-    """The left and the lower end of a label."""
+    """The lower left corner of a label."""
 
     left: float
     bottom: float
@@ -51,16 +51,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Obstacles:
-    """What a label had better not lie on, in a chart of this size."""
+    """Things that a label should not cover, in a chart of this size."""
 
     width: float
     height: float
     curves: Sequence[Path]
 
     def hit(self, place: Place, across: float, x: float, others: Sequence[Upright]) -> int:
-        """How many lines and curves the label of the line at `x` lies on; very many outside.
+        """Count the lines and curves that the label covers; a label outside counts as very many.
 
-        A line between that one and its label counts too: the label would seem to be its own.
+        `x` is the position of the label's own line. Another line between the two also counts,
+        because the label would seem to belong to it.
         """
         left, right = place.left, place.left + across
         outside = _OUTSIDE * (left < 0 or right > self.width)
@@ -76,7 +77,7 @@ class Obstacles:
 
 
 def places(uprights: Sequence[Upright], obstacles: Obstacles) -> list[Place]:
-    """A place for the label of each line: the first one that is free, else the least bad one."""
+    """Return a place for each line's label: the first free one, or the one with fewest hits."""
     taken: list[tuple[Place, float]] = []
     for upright in uprights:
         across = _CHARACTER * len(upright.words)
@@ -92,7 +93,7 @@ def places(uprights: Sequence[Upright], obstacles: Obstacles) -> list[Place]:
 
 
 def _candidates(upright: Upright, across: float, height: float) -> list[Place]:
-    """Right and left of the line, row by row from its end on; the first are the best."""
+    """List places right and left of the line, row by row from its end; the best come first."""
     down = upright.end == "top"
     rows = [0.06 + row * (_HEIGHT + 0.04) for row in range(_ROWS)]
     bottoms = [height - row - _HEIGHT for row in rows] if down else rows
@@ -100,13 +101,13 @@ def _candidates(upright: Upright, across: float, height: float) -> list[Place]:
     return [Place(left, bottom) for bottom in bottoms for left in sides]
 
 
-def _overlap(one: Place, across: float, other: Place, other_across: float) -> bool:
-    beside = one.left > other.left + other_across or other.left > one.left + across
-    return not beside and abs(one.bottom - other.bottom) < _HEIGHT
+def _overlap(place: Place, across: float, other: Place, other_across: float) -> bool:
+    beside = place.left > other.left + other_across or other.left > place.left + across
+    return not beside and abs(place.bottom - other.bottom) < _HEIGHT
 
 
 def _crosses(path: Path, place: Place, across: float) -> bool:
-    """Whether a curve runs through a label."""
+    """Return whether a curve runs through a label."""
     xs = np.linspace(place.left, place.left + across, 9)
     xs = xs[(xs >= path[0, 0]) & (xs <= path[0, -1])]
     ys = np.interp(xs, *path)

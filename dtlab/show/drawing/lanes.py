@@ -1,8 +1,8 @@
 """Layout of a trace in lanes, one for each rank. Arithmetic only.
 
-lane of a rank   strip     what its program does: a compute span, or waiting for an operation
-                 track 0   operations under way, from issue to completion;
-                 track 1   those that overlap in time lie on tracks of their own
+lane of a rank   strip     the rank's program: compute spans, and waiting for an operation
+                 track 0   operations from issue to completion;
+                 track 1   operations that overlap in time are placed on separate tracks
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ STRIP = -1
 
 @dataclass(frozen=True)
 class Bar:
-    """One rectangle: an event, or a stretch of waiting, on a track of its rank's lane.
+    """One rectangle on a track of its rank's lane: an event, or a period of waiting.
 
-    `track` is `STRIP` or counts from 0; `depth` counts the spans that this one lies within.
-    Times in seconds. `group` is who takes part in a collective, where that has to be told.
+    `track` is `STRIP` or counts from 0; `depth` is the number of spans that enclose this one.
+    Times are in seconds. `group` names the ranks of a collective if the trace has several groups.
     """
 
     rank: int
@@ -71,7 +71,7 @@ class Lane:
 
     @property
     def operations(self) -> Counter[str]:
-        """How often each operation was issued, in each group that has to be told apart."""
+        """How often each operation was issued, counted per group if there are several groups."""
         issued = [bar for bar in self.bars if bar.track != STRIP]
         return Counter(
             f"{bar.label.split(' ')[0]}{bar.group and f' among {bar.group}'}" for bar in issued
@@ -79,7 +79,7 @@ class Lane:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes handed to point-to-point sends."""
+        """Bytes passed to point-to-point sends."""
         return sum(bar.bytes for bar in self.bars if bar.shade == "send")
 
     @property
@@ -89,7 +89,7 @@ class Lane:
 
     @property
     def computing(self) -> float:
-        """Seconds inside compute spans and not waiting."""
+        """Seconds inside compute spans, without the time spent waiting."""
         spans = [(bar.start, bar.end) for bar in self.bars if bar.shade == "span"]
         waits = [(bar.start, bar.end) for bar in self.bars if bar.shade == "waiting"]
         return sum(end - start for start, end in without(spans, waits))
@@ -97,14 +97,14 @@ class Lane:
 
 @dataclass(frozen=True)
 class Message:
-    """A send and the receive that took it."""
+    """A send and its matching receive."""
 
     send: Bar
     receive: Bar
 
 
 def lanes(events: Iterable[Event]) -> list[Lane]:
-    """One lane per rank that has events, in order of rank."""
+    """Return one lane for each rank that has events, in order of rank."""
     by_rank: dict[int, list[Event]] = defaultdict(list)
     groups = set()
     for event in events:
@@ -120,12 +120,12 @@ def _is_collective(event: Event) -> bool:
 
 
 def _members(event: Event) -> tuple[int, ...]:
-    """The ranks of a collective's group."""
+    """Return the ranks of a collective's group."""
     return tuple(sorted(event.extra.get("group") or {event.rank, *event.peers}))
 
 
 def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
-    """Spans and waits onto the strip; operations onto the first track that is free."""
+    """Place spans and waits on the strip, and each operation on the first free track."""
     spans = [event for event in events if event.kind == "compute"]
     operations = sorted((e for e in events if e.kind == "comm"), key=lambda event: event.start)
     lane = Lane(rank, bars=_program(rank, spans, _waits(operations, spans)))
@@ -136,7 +136,7 @@ def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
 
 
 def _program(rank: int, spans: Sequence[Event], waits: Sequence[Stretch]) -> list[Bar]:
-    """The bars of the strip; what lies within a span is one deeper than that span."""
+    """Return the bars of the strip; a bar inside a span is one level deeper than that span."""
     bars = [_span(span) for span in spans]
     bars += [Bar(rank, *wait, "idle", "waiting", "waiting", STRIP) for wait in waits]
     bars.sort(key=lambda bar: (bar.start, -bar.end))
@@ -150,7 +150,7 @@ def _program(rank: int, spans: Sequence[Event], waits: Sequence[Stretch]) -> lis
 
 
 def _track(free_from: list[float], event: Event) -> int:
-    """The first track on which nothing is under way at the event's start; occupies it."""
+    """Find the first track that is free when the event starts, and reserve it."""
     for track, free in enumerate(free_from):
         if free <= event.start:
             free_from[track] = event.end
@@ -167,7 +167,7 @@ def _span(event: Event) -> Bar:
 
 
 def _operation(event: Event, track: int, several: bool) -> Bar:
-    """The bar of an operation; of a collective with its group, where there are `several`."""
+    """Return the bar of an operation; a collective is labelled with its group if `several`."""
     shade: Shade = "collective"
     group = rank_words(_members(event)) if several and _is_collective(event) else ""
     label = f"{event.name} {group}".strip()
@@ -183,17 +183,18 @@ def _operation(event: Event, track: int, several: bool) -> Bar:
 
 
 def _waits(operations: Sequence[Event], spans: Sequence[Event]) -> list[Stretch]:
-    """When the rank's program stood still for an operation.
+    """Return the periods in which the rank's program waited for an operation.
 
-    As recorded; where nothing is recorded, as in a prediction, whenever it does not compute.
+    An operation without recorded waiting, as in a prediction, counts as waiting from issue to
+    completion, except during compute spans.
     """
     recorded = [pair for event in operations for pair in event.extra.get("blocked", ())]
-    unsaid = [(e.start, e.end) for e in operations if "blocked" not in e.extra]
-    return merged([*recorded, *without(unsaid, [(span.start, span.end) for span in spans])])
+    inferred = [(e.start, e.end) for e in operations if "blocked" not in e.extra]
+    return merged([*recorded, *without(inferred, [(span.start, span.end) for span in spans])])
 
 
 def messages(drawn: Sequence[Lane]) -> list[Message]:
-    """Sends paired with the receives that took them: in order, for each pair of ranks and tag."""
+    """Pair sends with their receives, in order, for each pair of ranks and each tag."""
     sends, receives = _queues(drawn, "send"), _queues(drawn, "receive")
     return [
         Message(send, receive)
@@ -203,7 +204,7 @@ def messages(drawn: Sequence[Lane]) -> list[Message]:
 
 
 def _queues(drawn: Sequence[Lane], shade: Shade) -> dict[tuple[int, int, int], list[Bar]]:
-    """All sends or all receives, by rank, peer and tag."""
+    """Collect all sends or all receives, by rank, peer and tag."""
     queues: dict[tuple[int, int, int], list[Bar]] = defaultdict(list)
     for bar in (bar for lane in drawn for bar in lane.bars):
         if bar.shade == shade and bar.peer is not None:
@@ -212,7 +213,7 @@ def _queues(drawn: Sequence[Lane], shade: Shade) -> dict[tuple[int, int, int], l
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same moments as stretches that neither touch nor overlap, in order."""
+    """Merge intervals that touch or overlap; return the result in order."""
     result: list[Stretch] = []
     for start, end in sorted(stretches):
         if result and start <= result[-1][1]:
@@ -223,7 +224,7 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 
 def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> list[Stretch]:
-    """What is left of the stretches outside those that are taken, merged."""
+    """Return the parts of `stretches` that lie outside `taken`, merged."""
     left: list[Stretch] = []
     holes, number = merged(taken), 0
     for start, end in merged(stretches):
@@ -238,7 +239,7 @@ def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> list[Stre
     return [(start, end) for start, end in left if end > start]
 
 
-# Hatches that tell collectives of one colour apart: the same one for a name in every figure ------
+# Hatches that distinguish collectives of one colour; a collective has one hatch in all figures ---
 #
 #     all_reduce [    ]   reduce_scatter [....]   all_gather [\\\]   all_to_all [xxxx]
 
@@ -257,7 +258,7 @@ _OTHER: Final = "**"
 
 
 def hatches(drawn: Sequence[Lane]) -> dict[str, str]:
-    """The hatch of waiting, and of each collective where these lanes have several kinds."""
+    """Return the hatch of waiting, and of each collective if the lanes have several kinds."""
     names = {_name(bar) for lane in drawn for bar in lane.bars if bar.shade == "collective"}
     known = [*(name for name in _COLLECTIVES if name in names), *sorted(names - set(_COLLECTIVES))]
     marks = {name: _COLLECTIVES.get(name, _OTHER) for name in known} if len(names) > 1 else {}
@@ -265,7 +266,7 @@ def hatches(drawn: Sequence[Lane]) -> dict[str, str]:
 
 
 def look_of(bar: Bar, marks: Mapping[str, str]) -> str:
-    """What a bar is drawn as: its shade, or the collective that it is if they are told apart."""
+    """Return the look of a bar: its shade, or the collective's name if that has a hatch."""
     return _name(bar) if bar.shade == "collective" and _name(bar) in marks else bar.shade
 
 

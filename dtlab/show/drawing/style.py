@@ -1,12 +1,12 @@
-"""The style of all figures: the meaning of colours, and the sheet on which figures are drawn.
+"""The style of all figures: what the colours mean, and the `Figure` class that draws the sheet.
 
-Colours mean the same in every figure of the course. Forward and backward are two blues (both are
-compute), communication is orange, the optimizer is wine, idle time is pale grey with a hatch.
-Three are Okabe and Ito's (2008), the wine is Paul Tol's; all pairs stay apart for readers with
-protanopia, deuteranopia and tritanopia, which `tests/test_figures.py` works out.
+A colour means the same in every figure of the course. Forward and backward are two blues (both are
+compute), communication is orange, the optimizer is wine red, idle time is pale grey with a hatch.
+Three colours are from Okabe and Ito (2008), the wine red from Paul Tol. Readers with protanopia,
+deuteranopia or tritanopia can tell all pairs apart; `tests/test_figures.py` computes this.
 
-A figure brings its own near-white sheet with dark ink, so that it reads the same in JupyterLab's
-light and dark themes, in exported HTML and on paper.
+A figure has a near-white background and dark ink, so that it looks the same in JupyterLab's light
+and dark themes, in exported HTML and on paper.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ COLOURS: Final[Mapping[Role, str]] = MappingProxyType(
         "communication": "#E69F00",
         "optimizer": "#882255",
         "idle": "#DCDCD8",
-        "compute": "#8FA3A8",  # a span whose name says none of the others
+        "compute": "#8FA3A8",  # a span whose name matches no other role
     }
 )
-PALETTE: Final = (  # for what has no role, as ranks and algorithms; the first six suit lines
+PALETTE: Final = (  # for things without a role, such as ranks; the first six suit lines
     "#117733", "#CC6677", "#332288", "#8C8C2E", "#661100", "#000000", "#F4A6C8", "#F0E442",
 )  # fmt: skip
 SHEET: Final = "#FAFAF7"
 INK: Final = "#22262A"
 MUTED: Final = "#5B6167"
-_SHARPNESS: Final = 2  # drawn at twice the shown size, sharp on dense screens
+_SHARPNESS: Final = 2  # drawn at twice the displayed size, to be sharp on high-density screens
 
 _SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
     ("forward", "forward"),
@@ -65,7 +65,7 @@ _SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
 
 
 def role_of(kind: str, name: str) -> Role:
-    """What an event of this kind and name is, and so which colour it has."""
+    """Return the role, and so the colour, of an event of this kind and name."""
     if kind == "comm":
         return "communication"
     lowered = name.lower()
@@ -76,38 +76,38 @@ def role_of(kind: str, name: str) -> Role:
 
 
 def blend(colour: str, other: str, share: float) -> str:
-    """`colour` mixed with `share` (0 to 1) of `other`."""
+    """Mix `colour` with `share` (0 to 1) of `other`."""
     pairs = zip(to_rgb(colour), to_rgb(other), strict=True)
     return str(to_hex([a + (b - a) * share for a, b in pairs]))
 
 
 def edge(colour: str) -> str:
-    """The outline that goes with a fill: the same hue, dark enough to stand out on the sheet."""
+    """Return the outline colour for a fill: the same hue, dark enough to be visible."""
     return blend(colour, "#000000", 0.45)
 
 
 def centred(size: float, colour: str, weight: str = "normal") -> dict[str, Any]:
-    """The settings of a text that is centred on its place."""
+    """Return the settings of a text that is centred on its position."""
     return {"fontsize": size, "color": colour, "weight": weight, "ha": "center", "va": "center"}
 
 
 class Figure(MatplotlibFigure):
-    """A Matplotlib figure that shows itself in a notebook, once, with a text alternative.
+    """A Matplotlib figure with alt text that a notebook displays exactly once.
 
-    It does not go through pyplot: nothing has to be imported or switched on, no global figure
-    list is touched, and a figure that is the last expression of a cell is shown exactly once.
-    `alt_text` says in words what is to be seen in this very figure.
+    It does not use pyplot: a notebook needs no import or setting for it, no global list of figures
+    changes, and a figure that is the last expression of a cell is shown once. `alt_text` describes
+    the contents of this figure in words.
     """
 
     alt_text: str
 
     def __init__(self, width: float, height: float, *, alt_text: str = "") -> None:
-        """`width` and `height` in inches; the figure is shown at 96 pixels per inch."""
+        """`width` and `height` are in inches; the figure is displayed at 96 pixels per inch."""
         super().__init__(figsize=(width, height), dpi=96, facecolor=SHEET, edgecolor=SHEET)
         self.alt_text = alt_text
 
     def sheet(self, left: float, bottom: float, width: float, height: float) -> Axes:
-        """Empty axes at a place in inches from the lower left corner, without frame or ticks."""
+        """Add empty axes, without frame or ticks; positions in inches from the lower left."""
         across, upwards = self.get_size_inches()
         box = (left / across, bottom / upwards, width / across, height / upwards)
         axes = self.add_axes(box, facecolor="none")
@@ -115,7 +115,7 @@ class Figure(MatplotlibFigure):
         return axes
 
     def heading(self, words: str, below: str = "") -> None:
-        """The figure's title, at the top left, and a smaller line below it."""
+        """Write the figure's title at the top left, and a smaller line below it."""
         self._at_top(words, 0.25, "title", fontsize=11.5, color=INK, weight="bold")
         if below:
             self._at_top(below, 0.47, "subtitle", fontsize=8.5, color=MUTED)
@@ -126,7 +126,7 @@ class Figure(MatplotlibFigure):
         text.set(ha="left", va="center", **style)
 
     def to_png(self) -> bytes:
-        """The figure as a PNG at twice its shown size."""
+        """Return the figure as a PNG at twice its displayed size."""
         buffer = io.BytesIO()
         self.savefig(
             buffer,
@@ -134,16 +134,16 @@ class Figure(MatplotlibFigure):
             dpi=96 * _SHARPNESS,
             facecolor=SHEET,
             bbox_inches=None,
-            pil_kwargs={"compress_level": 2},  # a third less time, a tenth more bytes
+            pil_kwargs={"compress_level": 2},  # takes a third less time for a tenth more bytes
         )
         return buffer.getvalue()
 
     def to_html(self) -> str:
-        """The figure as an `<img>` with its alt text."""
+        """Return the figure as an `<img>` element with its alt text."""
         return self._image(base64.b64encode(self.to_png()).decode("ascii"))
 
     def _image(self, picture: str) -> str:
-        """A PNG in base64 as an `<img>` that can replace another one without a flicker."""
+        """Return an `<img>` for a base64 PNG that can replace another one without a flicker."""
         width, height = self._pixels
         return (
             f'<img alt="{html.escape(self.alt_text)}" width="{width}" height="{height}" '
@@ -153,14 +153,14 @@ class Figure(MatplotlibFigure):
 
     @property
     def _pixels(self) -> tuple[int, int]:
-        """Width and height as shown."""
+        """Displayed width and height in pixels."""
         width, height = self.get_size_inches()
         return round(96 * width), round(96 * height)
 
     def _repr_mimebundle_(
         self, include: Any = None, exclude: Any = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """An `<img>` with its alt text; the bare PNG for readers without HTML; the alt text."""
+        """Return an `<img>` with alt text; front ends without HTML get the PNG and the text."""
         width, height = self._pixels
         picture = base64.b64encode(self.to_png()).decode("ascii")
         image = self._image(picture)

@@ -1,7 +1,7 @@
 """The figures: pure functions from a trace, from parameters or from numbers to a `Figure`.
 
-Each returns a `dtlab.show.Figure`, which a notebook shows as the last expression of a cell, and
-whose `alt_text` says in words what is on it. Nothing here touches pyplot or other global state.
+Each returns a `dtlab.show.Figure`, which a notebook displays as the last expression of a cell, and
+whose `alt_text` describes it in words. Nothing here uses pyplot or other global state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Figures of batches: an optimizer step, learning-rate schedules, sweeps, and a published sweep.
 
-copy 0  ■ ■   [ 4 ][ 4 ][ 4 ]  │        a copy works on its microbatches one after another,
-copy 1  ■ ■   [ 4 ][ 4 ][ 4 ]  │ step   on all of its GPUs; then all copies average
+copy 0  ■ ■   [ 4 ][ 4 ][ 4 ]  │        a copy computes its microbatches one after another,
+copy 1  ■ ■   [ 4 ][ 4 ][ 4 ]  │ step   on all its GPUs; then the copies average their gradients
  GPUs of a copy   time ──►
 """
 
@@ -23,7 +23,7 @@ from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred
 __all__ = ["AT_8K", "IMAGENET", "effective_batch", "published_sweep", "schedule", "sweep_chart"]
 
 _WIDTH, _HEIGHT = 9.4, 3.7
-_TOP, _BOTTOM = 2.75, 0.45  # inches from below: where the copies are
+_TOP, _BOTTOM = 2.75, 0.45  # inches from below: upper and lower end of the rows of copies
 _MOST_COPIES, _MOST_GPUS, _MOST_MICRO = 6, 8, 12
 _GPUS, _MICRO, _END = 1.1, 3.0, 7.9  # inches from the left
 _GPU: Final = blend(COLOURS["compute"], "#000000", 0.25)
@@ -37,15 +37,15 @@ def effective_batch(
     *,
     title: str | None = None,
 ) -> Figure:
-    """How many samples the gradient of one step is the mean of, and on how many GPUs.
+    """Draw the samples over which one step averages its gradient, and the GPUs that compute it.
 
-    Each of `data_parallel` copies of the model takes `micro_batches` microbatches in a step, of
-    `micro_batch` samples each. `gpus_per_copy` GPUs share one copy (tensor times pipeline
-    parallelism), and work on the same samples. Raises ValueError for a number below 1.
+    In a step, each of `data_parallel` copies of the model processes `micro_batches` microbatches
+    of `micro_batch` samples. `gpus_per_copy` GPUs share one copy (tensor times pipeline
+    parallelism) and process the same samples. Raises ValueError for a number below 1.
     """
     numbers = micro_batch, micro_batches, data_parallel, gpus_per_copy
     if min(numbers) < 1:
-        raise ValueError(f"effective_batch: all numbers are at least 1; not {numbers}.")
+        raise ValueError(f"effective_batch: all numbers must be at least 1, not {numbers}.")
     batch, gpus = micro_batch * micro_batches * data_parallel, data_parallel * gpus_per_copy
     heading = title or (
         f"Effective batch: {_many(batch, 'sample')} in a step, on {_many(gpus, 'GPU')}"
@@ -79,7 +79,7 @@ def _many(count: int, one: str, many: str = "") -> str:
 
 
 def _draw_copies(axes: Axes, micro: int, count: int, copies: int, gpus: int) -> None:
-    """A row for each copy, or for the first ones and a line that says how many more there are."""
+    """Draw a row for each copy, or for the first copies and a line that counts the rest."""
     shown = copies if copies <= _MOST_COPIES else _MOST_COPIES - 1
     pitch = min(0.62, (_TOP - _BOTTOM) / (shown + (shown < copies)))
     height = 0.72 * pitch
@@ -128,12 +128,12 @@ def _draw_micro_batches(axes: Axes, low: float, height: float, micro: int, count
 
 
 def _across(count: int) -> float:
-    """Inches for a microbatch and the gap after it."""
+    """Return the inches of a microbatch and the gap after it."""
     return min(0.7, (_END - _MICRO) / min(count, _MOST_MICRO))
 
 
 def _draw_step(axes: Axes, left: float, bottom: float, copies: int) -> None:
-    """What comes after the last microbatch: with one copy nothing has to travel."""
+    """Draw the all-reduce and the step after the last microbatch; one copy needs no all-reduce."""
     fill = COLOURS["communication"] if copies > 1 else COLOURS["optimizer"]
     box = Rectangle((left, bottom), 0.16, _TOP - bottom, facecolor=fill, edgecolor=edge(fill),
                     linewidth=0.6, gid="step")  # fmt: skip
@@ -142,7 +142,7 @@ def _draw_step(axes: Axes, left: float, bottom: float, copies: int) -> None:
     axes.text(left + 0.24, (bottom + _TOP) / 2, words, fontsize=8, color=INK, va="center")
 
 
-# Draws a learning rate over the steps of a run: as it is meant, and as a mistake makes it --------
+# The learning rate over the steps of a run: as intended, and with a mistake ----------------------
 
 _SCHEDULE_WIDTH, _SCHEDULE_HEIGHT = 9.4, 3.6
 _LEFT, _SCHEDULE_TOP, _SCHEDULE_BOTTOM = 0.8, 0.95, 0.6
@@ -160,19 +160,18 @@ def schedule(
     *,
     title: str | None = None,
 ) -> Figure:
-    """The rate of `WarmupThenDecay` in each of `num_steps` optimizer steps, by the linear rule.
+    """Plot the rate of `WarmupThenDecay` over `num_steps` optimizer steps, by the linear rule.
 
-    The batch is `times` as large as that of `base_rate`: the full rate is so many times as large,
-    and the warm-up, a share of the run from 0 to 1, starts at `base_rate`. With `calls_per_step`
-    above 1 a second curve shows what becomes of it where `scheduler.step()` is called so often in
-    each optimizer step, say once for every microbatch.
-    Raises: ValueError for a share that is none, fewer than one call or step, or a batch that does
-    not grow.
+    The batch is `times` as large as the batch for `base_rate`, and so is the full rate. `warmup`
+    is the share of the run, 0 to 1, in which the rate rises from `base_rate`. If `calls_per_step`
+    is above 1, a second curve shows the rate if `scheduler.step()` is called that often in each
+    optimizer step, for example once for every microbatch.
+    Raises: ValueError for a share outside 0 to 1, fewer than one call or step, or `times` below 1.
     """
     if not 0 <= warmup <= 1 or times < 1 or calls_per_step < 1 or num_steps < 1:
         raise ValueError(
-            f"schedule: a warm-up from 0 to 1, at least 1 times the batch, one call and one step; "
-            f"not {warmup}, {times}, {calls_per_step} and {num_steps}."
+            f"schedule: give a warm-up from 0 to 1, and times, calls_per_step and num_steps of at "
+            f"least 1; not {warmup}, {times}, {calls_per_step} and {num_steps}."
         )
     warm, steps = round(warmup * num_steps), np.linspace(0, num_steps, _POINTS + 1)
     heading = title or f"The learning rate in a run of {num_steps} steps"
@@ -204,8 +203,8 @@ def schedule(
 
 
 def _rates(steps: Numbers, warm: int, num_steps: int, times: float, decay: str) -> Numbers:
-    """What part of the full rate `WarmupThenDecay` has after so many calls."""
-    from dtlab.training.learning_rate import DECAYS  # and with it torch, which takes a second
+    """Return the share of the full rate that `WarmupThenDecay` has after `steps` calls."""
+    from dtlab.training.learning_rate import DECAYS  # also imports torch, which takes a second
 
     left = max(1, num_steps - warm)
     going_up = 1 / times + (1 - 1 / times) * steps / max(1, warm)
@@ -214,7 +213,7 @@ def _rates(steps: Numbers, warm: int, num_steps: int, times: float, decay: str) 
 
 
 def _aside(calls: int, warm: int, num_steps: int, decay: str) -> str:
-    """When the rate is full, and when it is gone."""
+    """Say at which step the rate is full, and from which step on it is 0."""
     words = f"full rate at step {warm / calls:.0f}"
     if decay == "constant":
         return words
@@ -222,11 +221,11 @@ def _aside(calls: int, warm: int, num_steps: int, decay: str) -> str:
     return words + gone + ("" if calls == 1 else f"\nfor {100 - 100 / calls:.0f} % of the run")
 
 
-# Draws what several seeds gave: the median of each setting, and a bar from lowest to highest -----
+# The results of several seeds: the median of each setting, and a bar from lowest to highest ------
 #
-#     error │ ┬           One seed shows a number; five show whether two settings differ at all.
-#           │ ●   ┬       Curves are moved a little apart, so that their bars do not hide each
-#           │ ┴   ●┬      other: a group of marks belongs to the number below its middle.
+#     error │ ┬           One seed gives a number; five seeds show whether two settings differ.
+#           │ ●   ┬       Curves are shifted slightly, so that their bars do not hide each other.
+#           │ ┴   ●┬      A group of marks belongs to the number below its middle.
 #           │     ┴▲
 #           └─┴────┴───
 #            256  512  batch
@@ -252,14 +251,14 @@ def sweep_chart(
     level: tuple[float, str] | None = None,
     asides: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Curves by their names: for each, at each place across, the numbers of all runs there.
+    """Plot the results of several runs; `runs` maps a curve and an x value to the runs' results.
 
-    A mark is their median, its bar goes from the lowest to the highest. `band` shades a strip from
-    one place to another, `level` draws a line at one height; both are named by their words.
-    `asides` stand below the names of curves in the key, `note` below the title, and `log` says
+    A mark is the median of the runs; its bar extends from the lowest to the highest. `band` shades
+    a strip between two x values, `level` draws a horizontal line; the text in each is its label.
+    `asides` are written below the names of curves in the key, `note` below the title. `log` says
     which axes are logarithmic.
-    Raises: ValueError where there is nothing to draw, for a number that is not finite, or not
-    above 0 on a logarithmic axis, and for more than six curves.
+    Raises: ValueError if there is nothing to draw, for a number that is not finite, or not above 0
+    on a logarithmic axis, and for more than six curves.
     """
     places = sorted({place for curve in runs.values() for place in curve})
     every = [value for curve in runs.values() for values in curve.values() for value in values]
@@ -276,10 +275,10 @@ def sweep_chart(
         _SWEEP_HEIGHT - _SWEEP_TOP - _SWEEP_BOTTOM,
     )
     ticks = tuple(places) if len(places) <= _MOST_TICKS else ()
-    seen = [*places, *(band[:2] if band else ())]
+    xs_shown = [*places, *(band[:2] if band else ())]
     heights = [*every, *([level[0]] if level else ())]
     axes = [
-        Axis(across, _ends_across(seen, "x" in log, box[2]), "x" in log, ticks=ticks),
+        Axis(across, _ends_across(xs_shown, "x" in log, box[2]), "x" in log, ticks=ticks),
         _upwards(upwards, heights, "y" in log),
     ]
     chart = Chart(figure, box, list(runs), *axes)
@@ -302,16 +301,16 @@ def sweep_chart(
 def _check(runs: Runs, places: Sequence[float], every: Sequence[float], log: str) -> None:
     empty = [name for name, curve in runs.items() if not curve or not all(curve.values())]
     if not runs or empty:
-        where = f" {empty[0]!r} has a place without a run." if empty else ""
-        raise ValueError(f"sweep_chart: nothing to draw.{where} Give each curve numbers.")
+        which = f" {empty[0]!r} has a position without a run." if empty else ""
+        raise ValueError(f"sweep_chart: nothing to draw.{which} Give each curve numbers.")
     for side, numbers in zip("xy", (places, every), strict=True):
-        wrong = [one for one in numbers if not np.isfinite(one) or (side in log and one <= 0)]
+        wrong = [x for x in numbers if not np.isfinite(x) or (side in log and x <= 0)]
         if wrong:
-            raise ValueError(f"sweep_chart: {wrong[0]:g} has no place on the {side} axis.")
+            raise ValueError(f"sweep_chart: {wrong[0]:g} cannot be drawn on the {side} axis.")
 
 
 def _ends_across(places: Sequence[float], logarithmic: bool, inches: float) -> tuple[float, float]:
-    """Ends with room for the marks of the first and the last place."""
+    """Return the ends of the x axis, with space for the marks at the first and the last value."""
     low, high = min(places), max(places)
     share = _ROOM / (inches - 2 * _ROOM)
     if logarithmic:
@@ -322,7 +321,7 @@ def _ends_across(places: Sequence[float], logarithmic: bool, inches: float) -> t
 
 
 def _upwards(name: str, values: Sequence[float], logarithmic: bool) -> Axis:
-    """An axis with a little room at its ends; a logarithmic one shows 1, 2 and 5 where it can."""
+    """Return the y axis with some space at its ends; ticks at 1, 2 and 5 if logarithmic."""
     low, high = min(values), max(values)
     if not logarithmic:
         low = min(0.0, low)
@@ -335,7 +334,7 @@ def _upwards(name: str, values: Sequence[float], logarithmic: bool) -> Axis:
 
 
 def _moved(xs: Numbers, aside: float, axis: Axis, inches: float) -> Numbers:
-    """Places so many inches aside, on an axis of this length."""
+    """Shift x values by `aside` inches, on an axis that is `inches` long."""
     low, high = axis.ends
     if not axis.logarithmic:
         return xs + (high - low) * aside / inches
@@ -344,7 +343,7 @@ def _moved(xs: Numbers, aside: float, axis: Axis, inches: float) -> Numbers:
 
 
 def _alt_text(heading: str, across: str, upwards: str, runs: Runs) -> str:
-    """The median at each place, and between which numbers it lies."""
+    """Describe each curve by its medians, with the lowest and highest result at each x value."""
     facts = []
     for name, curve in runs.items():
         points = ", ".join(
@@ -356,10 +355,10 @@ def _alt_text(heading: str, across: str, upwards: str, runs: Runs) -> str:
     return f"{heading}: {upwards} against {across}. {'; '.join(facts)}."
 
 
-# Draws a published sweep: ImageNet's error against the batch, and other rules at a batch of 8k ---
+# A published sweep: error on ImageNet against the batch, and other rules at a batch of 8k --------
 #
-# The numbers are those of P. Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet
-# in 1 Hour": top-1 validation error of ResNet-50 after 90 epochs, in percent, each a mean of five
+# Source: P. Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour". The
+# numbers are the top-1 validation error of ResNet-50 after 90 epochs, in percent, means of five
 # runs.
 
 IMAGENET: Final[Mapping[int, float]] = MappingProxyType(
@@ -393,12 +392,12 @@ _SMALL, _LARGE = 256, 8192
 
 
 def published_sweep(rule: str = _CURVE, *, title: str | None = None) -> Figure:
-    """ImageNet's published error against the batch, and beside it that of another rule at 8192.
+    """Plot the published error on ImageNet against the batch, and another rule's error at 8192.
 
     `rule` is one of `AT_8K`. Raises ValueError for any other.
     """
     if rule not in AT_8K:
-        raise ValueError(f"published_sweep: rule is one of {', '.join(AT_8K)}; not {rule!r}.")
+        raise ValueError(f"published_sweep: rule is one of {', '.join(AT_8K)}, not {rule!r}.")
     heading = title or "ResNet-50 on ImageNet: error against the batch"
     note = "published: Goyal et al. 2017, mean of five runs; the rate is 0.1 at a batch of 256"
     names = list(dict.fromkeys([_CURVE, rule]))

@@ -45,14 +45,14 @@ def cost_curves(
     title: str | None = None,
     note: str = "",
 ) -> Figure:
-    """Seconds against bytes for several algorithms, with the sizes where the fastest one changes.
+    """Plot seconds against bytes for several algorithms, and mark where the fastest one changes.
 
-    Each argument has, by the algorithm's name, its sizes in bytes and its times in seconds. The
-    fastest is found from predictions where there are some, else from emulated times, at sizes that
-    all of them cover. Measured times alone tell no fastest: where curves cross differs from run to
-    run. `note` stands below the title.
-    Raises: ValueError where there is nothing to draw, for numbers that are not above 0, and for
-    more than six algorithms.
+    Each argument maps an algorithm's name to its sizes in bytes and its times in seconds. The
+    fastest is determined from predictions if there are any, else from emulated times, at sizes
+    that all curves cover. Measured times alone do not determine the fastest, because their
+    crossings differ from run to run. `note` is written below the title.
+    Raises: ValueError if there is nothing to draw, for numbers that are not above 0, and for more
+    than six algorithms.
     """
     kinds: dict[Kind, Curves] = {
         "predicted": predicted or {}, "emulated": emulated or {}, "measured": measured or {},
@@ -83,32 +83,32 @@ def cost_curves(
 
 
 def _arrays(curves: Curves) -> dict[str, Curve]:
-    """The curves as arrays, in order of size."""
+    """Convert the curves to arrays, in order of size."""
     result = {}
     for name, pair in curves.items():
         sizes, seconds = (np.asarray(column, dtype=float) for column in pair)
         if sizes.ndim != 1 or sizes.shape != seconds.shape or not len(sizes):
             raise ValueError(
                 f"cost_curves: {name!r} has {sizes.size} sizes and {seconds.size} times; "
-                "it needs one time for each size"
+                "give it one time for each size"
             )
         if not (np.concatenate((sizes, seconds)) > 0).all():
-            raise ValueError(f"cost_curves: sizes and times of {name!r} have to be above 0")
+            raise ValueError(f"cost_curves: sizes and times of {name!r} must be above 0")
         order = np.argsort(sizes, kind="stable")
         result[name] = sizes[order], seconds[order]
     return result
 
 
 def _around(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Limits of an axis with a little room at both ends."""
+    """Return the limits of an axis, with some space at both ends."""
     return float(values.min()) / 1.6, float(values.max()) * 1.6
 
 
 def fastest(curves: Mapping[str, Curve]) -> list[Winner]:
-    """Which curve is the lowest, range by range, where all of them have values.
+    """Return the lowest curve of each range of sizes, within the sizes that all curves cover.
 
-    Between the points of a curve its times are taken along a straight line of the logarithms; of
-    those that are equal the first counts. Nothing for fewer than two curves.
+    Times between two points are interpolated linearly in the logarithms. Of equal curves the first
+    wins. The result is empty for fewer than two curves.
     """
     if len(curves) < 2:
         return []
@@ -137,7 +137,7 @@ def _alt_text(
     kind: Kind,
     winners: Sequence[Winner],
 ) -> str:
-    """Where each curve begins and ends, and which is the lowest where."""
+    """Describe where each curve begins and ends, and which is the lowest in which range."""
     parts = [f"{heading}, logarithmic axes."]
     for each, curves in given.items():
         facts = [
@@ -150,14 +150,14 @@ def _alt_text(
 
 
 def winners_in_words(winners: Sequence[Winner], kind: Kind) -> str:
-    """Which is the fastest, and from which size on."""
+    """Say which algorithm is the fastest from which size on."""
     if not winners:
         return ""
     ranges = [f"{each.name} from {byte_words(each.start)}" for each in winners]
     return f"Fastest, as {kind}: {list_words(ranges)}, up to {byte_words(winners[-1].end)}."
 
 
-# Draws what the alpha-beta model says of all-reduce algorithms, and which is fastest where -------
+# All-reduce algorithms in the alpha-beta model, and the sizes at which each is the fastest -------
 
 Seconds = Callable[[Any, int, Link], Any]
 
@@ -171,7 +171,7 @@ ALL_REDUCES: Final[Mapping[str, Seconds]] = MappingProxyType(
     }
 )
 _SIZES: Final = (1e2, 1e10)  # bytes
-_SECONDS: Final = (3e-7, 3e2)  # the fastest one is in view for every link of today
+_SECONDS: Final = (3e-7, 3e2)  # shows the fastest algorithm for every link in use today
 
 
 def crossover(
@@ -184,12 +184,12 @@ def crossover(
     algorithms: Sequence[str] = tuple(ALL_REDUCES),
     title: str | None = None,
 ) -> Figure:
-    """The predicted time of an all-reduce among `num_ranks` ranks against its size, by algorithm.
+    """Plot the predicted time of an all-reduce among `num_ranks` ranks against its size.
 
-    `latency` in seconds and `bandwidth` in bytes/s one way are those of every link; `slowdown`
-    multiplies all times, as on an emulated wire. `size` in bytes is marked, with the times there.
+    Every link has `latency` in seconds and one-way `bandwidth` in bytes/s. `slowdown` multiplies
+    all times, as on an emulated link. `size` in bytes is marked, with each algorithm's time.
     `algorithms` are names of `ALL_REDUCES`, or none. Formulas: `dtlab.predict.communication`.
-    Raises: ValueError for another name, fewer than two ranks, or a link that cannot be.
+    Raises: ValueError for another name, fewer than two ranks, or an impossible link.
     """
     _check(num_ranks, slowdown, algorithms)
     link = Link(latency, bandwidth)
@@ -222,7 +222,7 @@ def crossover(
 def _check(num_ranks: int, slowdown: float, algorithms: Sequence[str]) -> None:
     unknown = [name for name in algorithms if name not in ALL_REDUCES]
     if unknown:
-        raise ValueError(f"crossover knows {', '.join(ALL_REDUCES)}; not {', '.join(unknown)}")
+        raise ValueError(f"crossover draws {', '.join(ALL_REDUCES)}; not {', '.join(unknown)}")
     if num_ranks < 2 or not slowdown > 0:
         raise ValueError(
             f"crossover needs two or more ranks and a slowdown above 0, "
@@ -231,23 +231,23 @@ def _check(num_ranks: int, slowdown: float, algorithms: Sequence[str]) -> None:
 
 
 def link_words(link: Link) -> str:
-    """A link by its two numbers."""
+    """Describe a link by its latency and bandwidth."""
     return f"links of {time_words(link.latency)} and {byte_words(link.bandwidth)}/s"
 
 
 def _at_size_in_words(size: float | None, times: Mapping[str, float]) -> str:
-    """What each algorithm takes for the marked size."""
+    """Say how long each algorithm takes for the marked size."""
     if size is None or not times:
         return ""
     facts = [f"{name} {time_words(seconds)}" for name, seconds in times.items()]
     return f"At {byte_words(size)}: {', '.join(facts)}."
 
 
-# Draws bus bandwidth against size: a panel for each collective, torch.distributed's and ours -----
+# Bus bandwidth against size: a panel for each collective, with torch.distributed's and ours ------
 #
-#     B/s  │        ●──●     All panels have the same axes, so that one can look across: a bus
-#          │     ●   ■──■    bandwidth is to be compared with what the link can carry, whichever
-#          │  ●  ■           collective it is and however many ranks there are.
+#     B/s  │        ●──●     All panels have the same axes, so they can be compared: bus bandwidth
+#          │     ●   ■──■    can be compared with the bandwidth of the link for every collective
+#          │  ●  ■           and every number of ranks.
 #          └──────────────
 #            8 B      64 MB
 
@@ -268,12 +268,12 @@ def bus_bandwidths(
     note: str = "",
     notes: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Bus bandwidth against size: for each collective, and each of its curves, two columns.
+    """Plot bus bandwidth against size, with a panel for each collective.
 
-    The columns are sizes in bytes and bus bandwidths in bytes/s, as nccl-tests counts both. Curves
-    of one name have one colour in all panels; `notes` say below the names of panels what is meant
-    there, `note` stands below the title.
-    Raises: ValueError where there is nothing to draw, for columns of different lengths or numbers
+    `panels` maps a collective and the name of a curve to two columns: sizes in bytes and bus
+    bandwidths in bytes/s, both as nccl-tests counts them. A curve's name has one colour in all
+    panels. `notes` are written below the names of panels, `note` below the title.
+    Raises: ValueError if there is nothing to draw, for columns of different lengths or numbers
     that are not above 0, and for more than six names of curves.
     """
     drawn = {
@@ -302,7 +302,7 @@ def bus_bandwidths(
             chart.draw_curve(name, *pair, "measured")
         if number == across - 1:
             for name in (name for name in names if name not in curves):
-                chart.draw_curve(name, *_NOTHING, "measured")  # the key is that of all panels
+                chart.draw_curve(name, *_NOTHING, "measured")  # the key covers all panels
             chart.draw_key(dict.fromkeys(names, ""))
     return figure
 
@@ -313,9 +313,9 @@ def _columns(
     sizes, speeds = (np.asarray(column, dtype=float) for column in pair)
     if sizes.ndim != 1 or sizes.shape != speeds.shape or not len(sizes):
         raise ValueError(f"bus_bandwidths: {name!r} of {panel} has {sizes.size} sizes and "
-                         f"{speeds.size} bandwidths; it needs one for each.")  # fmt: skip
+                         f"{speeds.size} bandwidths; give one for each size.")  # fmt: skip
     if not (np.isfinite(speeds) & (speeds > 0) & (sizes > 0)).all():
-        raise ValueError(f"bus_bandwidths: sizes and bandwidths of {name!r} of {panel} have to be "
+        raise ValueError(f"bus_bandwidths: sizes and bandwidths of {name!r} of {panel} must be "
                          "above 0.")  # fmt: skip
     order = np.argsort(sizes, kind="stable")
     return sizes[order], speeds[order]
@@ -338,14 +338,14 @@ def _per_second(speed: float) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between two ends, so many that there is room for them."""
+    """Return powers of ten between two ends, at most as many as fit on the axis."""
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     step = max(1, -(-len(powers) // _MOST_TICKS))
     return [10.0**power for power in powers[::step]]
 
 
 def _name(figure: Figure, place: tuple[float, float], words: str, note: str) -> None:
-    """A panel's name above it, and in small letters what is meant there."""
+    """Write a panel's name above it, and its note in small letters."""
     width, height = figure.get_size_inches()
     x, y = place[0] / width, place[1] / height
     above = 0.15 / height if note else 0.0
@@ -357,7 +357,7 @@ def _name(figure: Figure, place: tuple[float, float], words: str, note: str) -> 
 def _bandwidth_alt_text(
     heading: str, drawn: Mapping[str, Mapping[str, tuple[Numbers, Numbers]]]
 ) -> str:
-    """Where each curve begins and ends, and its highest point."""
+    """Describe where each curve begins and ends, and its highest point."""
     parts = [f"{heading}: bus bandwidth against size."]
     for panel, curves in drawn.items():
         facts = [

@@ -1,11 +1,12 @@
-"""Figure of the decision tree, with the path of one job.
+"""Figure of the decision tree for strategies, with the path of one job.
 
     Does a whole replica fit on a card?                642 GB > 80 GB
     ├─ yes  Is one GPU fast enough?
     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
             ┣━ yes ...
 
-One row for each node of `predict.decision.TREE`; a way is thick, dark and marked, the rest pale.
+The figure has one row for each node of `predict.decision.TREE`. The path of the job is thick, dark
+and marked; the rest is pale.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend
 __all__ = ["decision_tree"]
 
 _WIDTH, _LEFT, _TOP, _BOTTOM = 9.4, 0.2, 0.85, 0.15  # inches
-_ROW, _INDENT = 0.245, 0.5  # inches: of a row, and of a level, with "yes" or "no" in it
-_NUMBERS: Final = 6.85  # inches from the left where the compared numbers stand
+_ROW, _INDENT = 0.245, 0.5  # inches: height of a row; width of a level, with its "yes" or "no"
+_NUMBERS: Final = 6.85  # inches from the left to the compared numbers
 _LIT: Final = PALETTE[0]
 _PALE: Final = "#B9BDB8"
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A node in its place: how deep, which answer led to it, and the row of the question above."""
+    """A node with its depth, the answer that leads to it, and the row of its parent question."""
 
     id: str
     depth: int
@@ -41,17 +42,17 @@ class _Row:
 
 
 def decision_tree(choice: Choice | None = None, *, title: str | None = None) -> Figure:
-    """The tree that `dtlab.predict.choose` walks; with its `Choice`, the way to it is lit.
+    """Draw the tree that `dtlab.predict.choose` follows; a `Choice` highlights its path.
 
-    Beside the questions on the way stand the two numbers that they compared, and a mark where the
-    answer drove the choice.
+    Beside each question on the path are the two numbers that it compares. A mark shows the
+    question whose answer decided the choice.
     """
     steps = {} if choice is None else {step.question.id: step for step in choice.path}
     rows = list(_rows(ROOT, 0, "", -1, steps, choice is not None, [0]))
     heading = title or (
         "Which strategy?" if choice is None else choice.strategy[0].upper() + choice.strategy[1:]
     )
-    note = "yes, where a number is not more than its limit" if choice is None else (
+    note = "yes means that a number is at most its limit" if choice is None else (
         f"because {choice.because}")  # fmt: skip
     height = _TOP + _ROW * len(rows) + _BOTTOM
     figure = Figure(_WIDTH, height, alt_text=_alt_text(heading, choice))
@@ -59,7 +60,7 @@ def decision_tree(choice: Choice | None = None, *, title: str | None = None) -> 
     axes = figure.sheet(0, 0, _WIDTH, height)
     axes.set_xlim(0, _WIDTH)
     axes.set_ylim(0, height)
-    for lit in (False, True):  # the way lies on top
+    for lit in (False, True):  # draw the highlighted path last, on top
         for number, row in enumerate(rows):
             if row.above >= 0 and row.lit is lit:
                 _draw_branch(axes, row, _y(row.above, height), _y(number, height))
@@ -72,7 +73,7 @@ def _rows(
     node_id: str, depth: int, answer: str, above: int, steps: Mapping[str, Step], lit: bool,
     count: list[int],
 ) -> Iterator[_Row]:  # fmt: skip
-    """A node and all that is under it, from top to bottom; `count` has how many there were."""
+    """Yield a node and its subtree from top to bottom; `count` counts the rows so far."""
     node, place = TREE[node_id], count[0]
     count[0] += 1
     yield _Row(node_id, depth, answer, above, lit)
@@ -85,17 +86,17 @@ def _rows(
 
 
 def _y(row: int, height: float) -> float:
-    """The middle of a row."""
+    """Return the middle of a row."""
     return height - _TOP - (row + 0.5) * _ROW
 
 
 def _x(depth: int) -> float:
-    """Where the words of a level begin."""
+    """Return the left end of the text of a level."""
     return _LEFT + depth * _INDENT
 
 
 def _draw_branch(axes: Axes, row: _Row, top: float, y: float) -> None:
-    """From the question above down and to the right, and the answer that leads here."""
+    """Draw the line from the parent question to this row, and the answer that leads here."""
     left = _x(row.depth - 1) + 0.06
     colour, width = (_LIT, 2.6) if row.lit else (_PALE, 1.0)
     axes.plot([left, left, left + 0.09], [top - 0.1, y, y], color=colour, linewidth=width,
@@ -105,7 +106,7 @@ def _draw_branch(axes: Axes, row: _Row, top: float, y: float) -> None:
 
 
 def _draw_node(axes: Axes, row: _Row, y: float, choice: Choice | None, step: Step | None) -> None:
-    """The words of a node; a strategy in a box, filled where the way ends."""
+    """Draw a node's text; a strategy is in a box, which is filled at the end of the path."""
     node = TREE[row.id]
     lit, pale = row.lit and choice is not None, not row.lit and choice is not None
     ink = MUTED if pale else INK
@@ -121,13 +122,13 @@ def _draw_node(axes: Axes, row: _Row, y: float, choice: Choice | None, step: Ste
     words.set(weight="bold" if lit else "normal", gid=f"question {row.id}")
     if step is not None and choice is not None:
         drove = step is choice.because
-        told = f"{_comparison(step)}{'   ◄ drove it' if drove else ''}"
-        axes.text(_NUMBERS, y, told, fontsize=8.5, color=INK, va="center", gid=f"step {row.id}",
+        text = f"{_comparison(step)}{'   ◄ drove it' if drove else ''}"
+        axes.text(_NUMBERS, y, text, fontsize=8.5, color=INK, va="center", gid=f"step {row.id}",
                   weight="bold" if drove else "normal")  # fmt: skip
 
 
 def _comparison(step: Step) -> str:
-    """The two numbers, as `642 GB > 80 GB`."""
+    """Format the two numbers that a step compares, as in `642 GB > 80 GB`."""
     return (" ≤ " if step.holds else " > ").join(step.numbers) if step.known else "not known: yes"
 
 
@@ -136,8 +137,8 @@ def _alt_text(heading: str, choice: Choice | None) -> str:
     tree = f"A decision tree of {questions} questions and {len(TREE) - questions} strategies"
     if choice is None:
         return f"{heading} {tree}. It begins with: {getattr(TREE[ROOT], 'text', '')}"
-    way = [
+    path = [
         f"{step.question.text} {'Yes' if step.holds else 'No'}, {_comparison(step)}."
         for step in choice.path
     ]
-    return f"{heading}, because {choice.because}. {tree}; the way: {' '.join(way)}"
+    return f"{heading}, because {choice.because}. {tree}; the path: {' '.join(path)}"

@@ -25,8 +25,8 @@ __all__ = ["gradient_ranges", "loss_scale_chart", "number_line"]
 
 _WIDTH, _ROW = 9.4, 0.62  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 1.5, 2.7, 1.0, 0.5
-_STEPS: Final = 5  # of the widest spacing, on either side of the value
-_MOST: Final = 130  # numbers in a row that can be told apart
+_STEPS: Final = 5  # shown on either side of the value, in units of the widest spacing
+_MOST: Final = 130  # numbers in a row that a reader can tell apart
 _VALUE: Final = PALETTE[1]
 _ROUNDED: Final = PALETTE[0]
 
@@ -37,18 +37,18 @@ def number_line(
     *,
     title: str | None = None,
 ) -> Figure:
-    """The numbers of each format near `value`, and the one that it becomes.
+    """Draw the numbers of each format near `value`, and the number to which it is rounded.
 
-    The stretch that is shown goes by the widest spacing among the formats. Where a format has no
-    number in it, the value overflows, or underflows. For names see `BINARY_FORMATS`.
-    Raises: ValueError for an unknown format, none at all, or a value that is not finite.
+    The widest spacing among the formats determines the range. A format without a number in that
+    range overflows or underflows. For names of formats see `BINARY_FORMATS`.
+    Raises: ValueError for an unknown format, no format, or a value that is not finite.
     """
     unknown = [name for name in formats if name not in BINARY_FORMATS]
     if unknown or not formats:
-        raise ValueError(f"number_line: formats are among {', '.join(BINARY_FORMATS)}; "
+        raise ValueError(f"number_line: choose formats from {', '.join(BINARY_FORMATS)}; "
                          f"not {', '.join(unknown) or 'none'}.")  # fmt: skip
     if not math.isfinite(value):
-        raise ValueError(f"number_line: a finite value, not {value}.")
+        raise ValueError(f"number_line: give a finite value, not {value}.")
     chosen = {name: BINARY_FORMATS[name] for name in formats}
     reach = _STEPS * max(_spacing(each, value) for each in chosen.values())
     heading = title or f"What becomes of {value:.9g}"
@@ -64,25 +64,25 @@ def number_line(
 
 
 def _spacing(each: BinaryFormat, value: float) -> float:
-    """Of a format in which the value is in range; what is beyond does not say how wide to look."""
+    """Return the spacing at the value; 0 if it is out of the format's range."""
     inside = each.smallest / 2 < abs(value) <= each.largest or value == 0
     return each.spacing(value) if inside else 0.0
 
 
 def _words(each: BinaryFormat, value: float) -> tuple[str, str]:
-    """What the value becomes, and how far numbers are apart there."""
+    """Say to which number the value is rounded, and how far apart numbers are there."""
     rounded = each.rounded(value)
     if math.isinf(rounded):
         return f"becomes {rounded:g}", f"above the largest, {each.largest:.6g}"
     apart = f"spacing 2^{math.log2(each.spacing(value)):.0f}"
     if rounded == 0 != value:
         return "becomes 0", f"smallest is 2^{math.log2(each.smallest):.0f}"
-    held = "is held exactly" if rounded == value else f"becomes {rounded:.9g}"
-    return held, apart
+    result = "is exact" if rounded == value else f"becomes {rounded:.9g}"
+    return result, apart
 
 
 def _lines(figure: Figure, value: float, reach: float, rows: int) -> Axes:
-    """The rows' common axes, with the value as a line across all of them."""
+    """Create the common axes of all rows, with the value as a line across them."""
     height = _ROW * rows
     axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height)
     axes.set_axis_on()
@@ -103,7 +103,7 @@ def _lines(figure: Figure, value: float, reach: float, rows: int) -> Axes:
 def _draw_row(
     figure: Figure, axes: Axes, row: int, name: str, each: BinaryFormat, value: float, reach: float
 ) -> None:
-    """A tick for each number, a dot on the one that the value becomes, and words on both sides."""
+    """Draw a tick for each number, a dot on the rounded value, and text on both sides."""
     middle, half = (row + 0.5) * _ROW, 0.3 * _ROW
     numbers = each.between(value - reach, value + reach, _MOST + 1)
     if len(numbers) > _MOST:
@@ -128,14 +128,14 @@ def _draw_row(
 
 
 def _beside(figure: Figure, x: float, y: float, words: Sequence[str]) -> None:
-    """Two lines at a place in inches."""
+    """Write two lines of text at a position in inches."""
     width, height = figure.get_size_inches()
     for line, colour, shift in zip(words, (INK, MUTED), (0.09, -0.09), strict=True):
         text = figure.text(x / width, (y + shift) / height, line, fontsize=8.5, color=colour)
         text.set(ha="left", va="center")
 
 
-# Draws a histogram of gradients over the range of a format: what it keeps, and what it loses -----
+# A histogram of gradients over the range of a format: which it can represent, which it loses -----
 #
 #     share │      ▒▒▒▓▓██████▒          ▒ becomes 0    ▓ subnormal: fewer bits
 #           │   ▒▒▒▒▒▒▓▓████████         █ normal
@@ -164,19 +164,19 @@ def gradient_ranges(
     beside: Sequence[str] = ("fp16", "bf16"),
     title: str | None = None,
 ) -> Figure:
-    """How large gradients are, times `scale`, and what the format `name` makes of each of them.
+    """Draw a histogram of gradients times `scale`, and what the format `name` makes of them.
 
-    `gradients` are tensors or arrays of any shapes, in fp32: what fp16 has lost cannot be seen any
-    more. Bars are one power of two wide. Below are the ranges of the formats `beside`.
-    Raises: ValueError for an unknown format, a scale that is not above 0, or no finite gradient
-    that is not 0.
+    `gradients` are fp32 tensors or arrays of any shapes; in fp16 the small ones would already be
+    lost. Bars are one power of two wide. Below are the ranges of the formats `beside`.
+    Raises: ValueError for an unknown format, a scale that is not above 0, or if no gradient is
+    finite and not 0.
     """
-    for one in (name, *beside):
-        if one not in BINARY_FORMATS:
-            raise ValueError(f"gradient_ranges: formats are {', '.join(BINARY_FORMATS)}; "
-                             f"not {one}.")  # fmt: skip
+    for required in (name, *beside):
+        if required not in BINARY_FORMATS:
+            raise ValueError(f"gradient_ranges: choose formats from {', '.join(BINARY_FORMATS)}; "
+                             f"not {required}.")  # fmt: skip
     if not 0 < scale < math.inf:
-        raise ValueError(f"gradient_ranges: a scale above 0, not {scale}.")
+        raise ValueError(f"gradient_ranges: give a scale above 0, not {scale}.")
     sizes = np.concatenate([np.zeros(0), *map(_sizes, gradients)])
     zeros = int((sizes == 0).sum())
     sizes = sizes[(sizes > 0) & np.isfinite(sizes)] * scale
@@ -200,7 +200,7 @@ def gradient_ranges(
 
 
 def _sizes(gradient: Any) -> Numbers:
-    """Absolute values; a tensor is brought to fp32 first, since NumPy knows no bf16."""
+    """Return absolute values; a tensor is converted to fp32 first, since NumPy has no bf16."""
     if hasattr(gradient, "detach"):
         gradient = gradient.detach().float().cpu().numpy()
     return np.abs(np.asarray(gradient, dtype=np.float64)).ravel()
@@ -212,16 +212,16 @@ def _power(scale: float) -> str:
 
 
 def _kinds(sizes: Numbers, each: BinaryFormat) -> dict[str, Any]:
-    """Which of the sizes are of which kind; a half of the smallest number goes to 0."""
+    """Return a mask of the sizes for each kind; half of the smallest number rounds to 0."""
     gone = sizes <= each.smallest / 2
     over = sizes >= each.largest + each.spacing(each.largest) / 2
     normal = (sizes >= 2.0**each.lowest) & ~over
-    found = (gone, ~(gone | over | normal), normal, over)
-    return dict(zip(_LOOKS, found, strict=True))
+    masks = (gone, ~(gone | over | normal), normal, over)
+    return dict(zip(_LOOKS, masks, strict=True))
 
 
 def _ends(sizes: Numbers, each: BinaryFormat) -> tuple[int, int]:
-    """Powers of two at the ends of the axis: all gradients, and the format where it is near."""
+    """Return the axis ends as powers of two: all gradients, and nearby limits of the format."""
     low, high = math.floor(math.log2(sizes.min())), math.floor(math.log2(sizes.max())) + 1
     smallest = each.lowest - each.mantissa_bits
     return min(low, max(smallest, low - 30)) - 1, max(high, min(each.highest + 1, high + 30)) + 2
@@ -257,14 +257,14 @@ def _draw_bars(
 
 
 def _mark_powers(axes: Axes, ends: tuple[int, int]) -> None:
-    """About eight powers of two below the axis."""
+    """Label about eight powers of two below the axis."""
     step = max(1, 2 ** round(math.log2((ends[1] - ends[0]) / 8)))
     ticks = [power for power in range(ends[0], ends[1] + 1) if power % step == 0]
     axes.set_xticks(ticks, [f"2^{power}" for power in ticks])
 
 
 def _draw_ranges(figure: Figure, names: Sequence[str], ends: tuple[int, int]) -> None:
-    """A line for each format, thin where its numbers are subnormal, with an arrow past an end."""
+    """Draw a line for each format, thin for subnormal numbers, with an arrow beyond an end."""
     height = _GRADIENT_ROW * len(names)
     axes = figure.sheet(
         _GRADIENT_LEFT,
@@ -294,7 +294,7 @@ def _draw_ranges(figure: Figure, names: Sequence[str], ends: tuple[int, int]) ->
 
 
 def _draw_key(figure: Figure, shares: Mapping[str, float]) -> None:
-    """A sample of each kind, and how many are of it."""
+    """Draw a sample of each kind with its share of the gradients."""
     axes = figure.sheet(
         _GRADIENT_WIDTH - _GRADIENT_RIGHT, _LOW, _GRADIENT_RIGHT, _HEIGHT - _GRADIENT_TOP - _LOW
     )
@@ -308,7 +308,7 @@ def _draw_key(figure: Figure, shares: Mapping[str, float]) -> None:
         axes.text(0.68, y, f"{kind}: {100 * share:.3g} %", fontsize=8.5, color=INK, va="center")
 
 
-# Draws the scale of a loss over the steps of a run, and the steps that were skipped --------------
+# The loss scale over the steps of a run, and the skipped steps -----------------------------------
 
 _LOSS_WIDTH, _LOSS_HEIGHT = 9.4, 3.6
 _LOSS_LEFT, _LOSS_TOP, _LOSS_BOTTOM = 0.8, 0.95, 0.6
@@ -323,16 +323,15 @@ def loss_scale_chart(
     title: str = "The scale of the loss, step by step",
     note: str = "",
 ) -> Figure:
-    """The scale in each step, as stairs, with a cross where gradients overflowed.
+    """Plot the loss scale of each step, with a cross at each step whose gradients overflowed.
 
-    `skipped` says of each step whether the optimizer left it out. `note` says where it is from.
-    Raises: ValueError for no step, for scales that are not above 0, or where there are not as many
-    of both.
+    `skipped` says for each step whether the optimizer skipped it. `note` gives the source.
+    Raises: ValueError for no step, for scales that are not above 0, or if the two lengths differ.
     """
     if not len(scales) or len(scales) != len(skipped):
         raise ValueError(f"loss_scale_chart: a scale and a bool for each step, one step at least; "
                          f"not {len(scales)} and {len(skipped)}.")  # fmt: skip
-    wrong = [one for one in scales if not 0 < one < math.inf]
+    wrong = [scale for scale in scales if not 0 < scale < math.inf]
     if wrong:
         raise ValueError(f"loss_scale_chart: scales are above 0, not {wrong[0]}.")
     steps = np.arange(1, len(scales) + 1)
@@ -358,13 +357,13 @@ def loss_scale_chart(
     last = f"{_loss_power(scales[0])} in step 1\n{_loss_power(scales[-1])} in step {len(scales)}"
     chart.draw_key({_NAME: last})
     places = ", ".join(str(step) for step in steps[np.asarray(skipped, dtype=bool)][:12])
-    where = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
-    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {where}"
+    which = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
+    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {which}"
     return figure
 
 
 def _upwards(scales: Sequence[float]) -> Axis:
-    """Powers of two, a few of them with their names."""
+    """Return a y axis with powers of two, a few of them labelled."""
     low, high = math.floor(math.log2(min(scales))), math.ceil(math.log2(max(scales)))
     step = max(1, math.ceil((high - low) / _MOST_TICKS))
     ticks = [2.0**power for power in range(low, high + 1, step)]

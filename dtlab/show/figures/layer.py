@@ -4,8 +4,8 @@
                     ¦                              ¦              ¦                         ¦
     rank 1   norm ─ f ─ q, k, v ─ head 1 ─ proj. ─ g ─ + ─ norm ─ f ─ first ─ GELU ─ second ─ g ─ +
 
-In the forward pass a box stands for what its layer puts out; in the backward pass for the gradient
-that it hands back. Shoeybi et al. 2019, "Megatron-LM", section 3; with sequence parallelism
+In the forward pass a box stands for its layer's output, in the backward pass for the gradient of
+its layer's input. Shoeybi et al. 2019, "Megatron-LM", section 3; with sequence parallelism
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2.
 """
 
@@ -57,11 +57,11 @@ def parallel_block(
     *,
     title: str | None = None,
 ) -> Figure:
-    """A lane for each rank, a box for each layer, a bar through all lanes for each f and g.
+    """Draw a tensor-parallel transformer block: a lane per rank, a box per layer.
 
-    Grey is whole on every rank; a rank's own colour is its shard, with strokes a part of a sum,
-    with dots its own tokens. A bar is filled where ranks send something in this pass, and empty
-    where they do not.
+    Each f and g is a bar through all lanes, filled if ranks communicate there in this pass, and
+    empty otherwise. A grey box is replicated on every rank. A box in the rank's colour holds its
+    shard; strokes mean a partial sum, dots mean the rank's own tokens.
     Raises: ValueError for other than 1 to 4 ranks, or ranks that do not divide the heads.
     """
     if not 1 <= ranks <= _MOST_RANKS or num_heads < 1 or num_heads % ranks:
@@ -89,7 +89,7 @@ def parallel_block(
 
 
 def _states(sequence_parallel: bool, backward: bool) -> dict[str, str]:
-    """What a rank has behind a layer, by its place; in backward, of the gradient before it."""
+    """Return what a rank holds after each kind of layer; in backward, of its input's gradient."""
     sums = "a part of a sum"
     return {
         "outside": "own tokens" if sequence_parallel else "whole",
@@ -100,7 +100,7 @@ def _states(sequence_parallel: bool, backward: bool) -> dict[str, str]:
 
 
 def _call(name: str, ranks: int, sequence_parallel: bool, backward: bool) -> str:
-    """What f or g sends in this pass."""
+    """Return the collective that f or g runs in this pass, or an empty string."""
     adds_up = (name == "f") == backward
     if ranks == 1 or (not adds_up and not sequence_parallel):
         return ""
@@ -110,7 +110,7 @@ def _call(name: str, ranks: int, sequence_parallel: bool, backward: bool) -> str
 
 
 def _sent(ranks: int, sequence_parallel: bool, backward: bool) -> str:
-    """All calls of the pass in words, and the elements that a rank sends on a ring."""
+    """Describe all collectives of the pass, and the elements that a rank sends on a ring."""
     if ranks == 1:
         return "one rank sends nothing"
     bars = (name for name in _COLUMNS if name in "fg")
@@ -119,28 +119,28 @@ def _sent(ranks: int, sequence_parallel: bool, backward: bool) -> str:
     calls["all-gather"] += again
     passes = calls["all-reduce"] * 2 + calls["all-gather"] + calls["reduce-scatter"]
     words = [f"{count} {name}s" for name, count in calls.items() if name and count]
-    more = " (two gathers are of column parallel inputs, once more)" if again else ""
+    more = " (two of them gather the column-parallel inputs again)" if again else ""
     return f"{list_words(words)}{more}: a rank sends {passes}bsh(t-1)/t elements"
 
 
 def _heads_of(rank: int, ranks: int, num_heads: int) -> range:
-    own = num_heads // ranks
-    return range(rank * own, (rank + 1) * own)
+    per_rank = num_heads // ranks
+    return range(rank * per_rank, (rank + 1) * per_rank)
 
 
 def _middle(column: int) -> float:
-    """Of a column, in inches from the left."""
+    """Return the middle of a column, in inches from the left."""
     return _LEFT + (column + 0.5) * (_WIDTH - _LEFT - _RIGHT) / len(_COLUMNS)
 
 
 def _look(state: str, rank: int) -> tuple[str, str]:
-    """Colour and hatch."""
+    """Return colour and hatch of a state on a rank."""
     fill = _WHOLE if state == "whole" else blend(PALETTE[rank], "#FFFFFF", 0.62)
     return fill, _HATCHES[state]
 
 
 def _draw_lane(axes: Axes, rank: int, low: float, states: dict[str, str], heads: str) -> None:
-    """A rank's name and its boxes, on a line."""
+    """Draw a rank's name and its boxes, on a line."""
     middle = low + _LANE / 2
     axes.text(_LEFT - 0.12, middle, f"rank {rank}", fontsize=9, color=INK, ha="right", va="center")
     axes.plot([_LEFT, _WIDTH - _RIGHT], [middle, middle], color=MUTED, linewidth=1, zorder=1)
@@ -162,7 +162,7 @@ def _draw_lane(axes: Axes, rank: int, low: float, states: dict[str, str], heads:
 def _draw_bars(
     axes: Axes, height: float, ranks: int, sequence_parallel: bool, backward: bool
 ) -> None:
-    """f and g, from the first lane to the last, and below them what is sent there."""
+    """Draw f and g as bars through all lanes, and below each the collective it runs."""
     top, low = height - _TOP + 0.07, _KEY + _BELOW - 0.07
     for column, name in enumerate(_COLUMNS):
         if name in _PLACES:
@@ -180,7 +180,7 @@ def _draw_bars(
 
 
 def _draw_key(axes: Axes, states: dict[str, str]) -> None:
-    """A sample of each state, as rank 0 has it."""
+    """Draw a sample of each state, in the colours of rank 0."""
     words = {
         "whole": "whole: the same on every rank", "own tokens": "own tokens",
         "shard": "a shard: heads or features", "a part of a sum": "a part of a sum",
@@ -195,16 +195,16 @@ def _draw_key(axes: Axes, states: dict[str, str]) -> None:
 
 
 def _alt_text(heading: str, ranks: int, num_heads: int, states: dict[str, str]) -> str:
-    """Who has what, layer by layer."""
-    own = [
+    """Describe what each rank holds, layer by layer."""
+    heads = [
         f"rank {rank} heads {rank_words(_heads_of(rank, ranks, num_heads))}"
         for rank in range(ranks)
     ]
     layers = [f"{name}: {states[place]}" for name, place in _PLACES.items()]
-    return f"{heading}. {list_words(own)}. {'; '.join(layers)}."
+    return f"{heading}. {list_words(heads)}. {'; '.join(layers)}."
 
 
-# Draws what a transformer layer keeps for its backward pass, piece by piece, as switches stand ---
+# The bytes that a transformer layer keeps for its backward pass, piece by piece, by switches -----
 #
 # Bytes by V. A. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 # Models", section 4.1: s b h (34 + 5 a s / h) in 16 bits, with one byte for an element of a mask.
@@ -212,7 +212,7 @@ def _alt_text(heading: str, ranks: int, num_heads: int, states: dict[str, str]) 
 _ACTIVATION_WIDTH, _ACTIVATION_LEFT, _ACTIVATION_RIGHT = 9.4, 1.35, 0.3
 _ACTIVATION_TOP, _ROW, _BAR, _ACTIVATION_KEY = 0.8, 0.52, 0.34, 0.23
 _CHARACTER: Final = 0.075
-_COLOURS: Final = (*PALETTE[:5], PALETTE[6])  # no black: it would hide its hatch and its words
+_COLOURS: Final = (*PALETTE[:5], PALETTE[6])  # no black: it would hide hatches and labels
 _ACTIVATION_HATCHES: Final = ("", "....", "", "\\\\\\\\", "", "////")
 
 
@@ -228,10 +228,10 @@ def activation_bars(
     measured: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Bytes of one layer by the formula, as the switches stand, beside all switches off.
+    """Draw the bytes that one layer keeps with these switches, beside the default switches.
 
-    `measured` are bytes that autograd really kept, for one more bar.
-    Raises: ValueError as `activation_pieces`, and for `measured` below 0.
+    Both bars follow the formula. `measured` adds a bar with the bytes that autograd saved.
+    Raises: ValueError as `activation_pieces` does, and for `measured` below 0.
     """
     if measured is not None and measured < 0:
         raise ValueError(f"activation_bars: measured bytes are 0 or more, not {measured}.")
@@ -264,7 +264,7 @@ def activation_bars(
 
 
 def _switches(dropout: bool, fused_attention: bool, recompute: str) -> str:
-    """How the switches stand, in words."""
+    """Describe the switches in words."""
     words = ["dropout" if dropout else "no dropout"]
     words.append("fused attention" if fused_attention else "attention matrices kept")
     if recompute == "full":
@@ -273,7 +273,7 @@ def _switches(dropout: bool, fused_attention: bool, recompute: str) -> str:
 
 
 def _activation_look(names: list[str], name: str) -> tuple[str, str]:
-    """Colour and hatch of a piece."""
+    """Return colour and hatch of a piece."""
     if name not in names or names.index(name) >= len(_ACTIVATION_HATCHES):
         return "#B9C0C2", ""
     place = names.index(name)
@@ -283,11 +283,11 @@ def _activation_look(names: list[str], name: str) -> tuple[str, str]:
 def _activation_draw_bars(
     figure: Figure, bars: Mapping[str, Mapping[str, float]], names: list[str], most: float
 ) -> None:
-    """One bar below the other, on one scale of bytes, with the sum at its end."""
+    """Draw the bars below each other, on one scale of bytes, with the sum at each end."""
     height = float(figure.get_size_inches()[1])
     room = (
         _ACTIVATION_WIDTH - _ACTIVATION_LEFT - _ACTIVATION_RIGHT - 0.95
-    )  # inches for the longest bar, and its sum after it
+    )  # inches for the longest bar, without the sum after it
     axes = figure.sheet(0, 0, _ACTIVATION_WIDTH, height)
     axes.set_xlim(0, _ACTIVATION_WIDTH)
     axes.set_ylim(0, height)
@@ -305,7 +305,7 @@ def _activation_draw_bars(
 def _draw_piece(
     axes: Axes, box: tuple[float, float, float], name: str, look: tuple[str, str], size: float
 ) -> None:
-    """A piece of a bar, with its bytes on it where there is room."""
+    """Draw a piece of a bar, with its bytes on it if they fit."""
     (left, low, width), (fill, hatch) = box, look
     piece = Rectangle((left, low), width, _BAR, facecolor=fill, edgecolor=edge(fill), hatch=hatch,
                       linewidth=0.5, gid=name)  # fmt: skip
@@ -317,7 +317,7 @@ def _draw_piece(
 
 
 def _activation_draw_key(figure: Figure, names: list[str], now: Mapping[str, int]) -> None:
-    """A sample of each piece in two columns, with its bytes as the switches stand."""
+    """Draw a sample of each piece in two columns, with its bytes under these switches."""
     height = float(figure.get_size_inches()[1])
     axes = figure.sheet(0, 0, _ACTIVATION_WIDTH, height)
     axes.set_xlim(0, _ACTIVATION_WIDTH)

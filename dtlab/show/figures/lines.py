@@ -15,7 +15,7 @@ __all__ = ["line_chart", "scaling_chart"]
 
 Columns = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _LEFT, _TOP, _BOTTOM = 0.8, 0.75, 0.6
-_APART, _LONGEST = 0.08, 5  # of an axis, digits: room for a number that stands on it
+_APART, _LONGEST = 0.08, 5  # room for a tick label: share of the axis, and number of digits
 
 
 def line_chart(
@@ -30,14 +30,14 @@ def line_chart(
     asides: Mapping[str, str] | None = None,
     places: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Curves by their names: for each the numbers across, and as many upwards.
+    """Plot curves; `curves` maps a name to the x values and equally many y values.
 
-    `across` and `upwards` name the axes, with units; `log` says which are logarithmic: numbers
-    there that are not above 0 leave a gap, and where there are few across, these stand on the
-    axis. `note` stands below the title, and `asides` below the
-    names of curves in the key. `places` are lines across the chart, by the few words above them.
-    Raises: ValueError where there is nothing to draw, for columns of different lengths, and for
-    more than six curves.
+    `across` and `upwards` name the axes, with units. `log` says which axes are logarithmic; values
+    on them that are not above 0 leave a gap, and a few x values are themselves the tick labels.
+    `note` is written below the title, `asides` below the names of curves in the key. `places` are
+    vertical lines: it maps the label above each line to its x value.
+    Raises: ValueError if there is nothing to draw, for columns of different lengths, and for more
+    than six curves.
     """
     drawn = {name: _columns(name, *pair, log=log) for name, pair in curves.items()}
     every = [np.concatenate([pair[side] for pair in drawn.values()]) for side in (0, 1)] if (
@@ -68,19 +68,19 @@ def line_chart(
 
 
 def _marked(places: Mapping[str, float]) -> str:
-    """Where lines stand, in words."""
-    told = ", ".join(f"{name} at {x:g}" for name, x in places.items())
-    return f" Lines: {told}." if told else ""
+    """List the vertical lines in words."""
+    lines = ", ".join(f"{name} at {x:g}" for name, x in places.items())
+    return f" Lines: {lines}." if lines else ""
 
 
 def _columns(
     name: str, xs: Sequence[float], ys: Sequence[float], log: str
 ) -> tuple[Numbers, Numbers]:
-    """Two columns; what a logarithmic axis has no place for is not a number."""
+    """Convert both columns to arrays, with NaN for values that a logarithmic axis cannot show."""
     columns = np.asarray(xs, dtype=float), np.asarray(ys, dtype=float)
     if columns[0].ndim != 1 or columns[0].shape != columns[1].shape:
         raise ValueError(f"line_chart: {name!r} has {columns[0].size} numbers across and "
-                         f"{columns[1].size} upwards; it needs as many.")  # fmt: skip
+                         f"{columns[1].size} upwards; give equally many.")  # fmt: skip
     across, upwards = (
         np.where(column > 0, column, np.nan) if side in log else column
         for side, column in zip("xy", columns, strict=True)
@@ -89,7 +89,7 @@ def _columns(
 
 
 def _ends(numbers: Numbers, logarithmic: bool) -> tuple[float, float]:
-    """Ends of an axis with a little room."""
+    """Return the ends of an axis, with some space beyond the values."""
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     if logarithmic:
         return low / 1.5, high * 1.5
@@ -99,34 +99,34 @@ def _ends(numbers: Numbers, logarithmic: bool) -> tuple[float, float]:
 
 
 def _few(numbers: Numbers) -> list[float]:
-    """The numbers themselves, where a logarithmic axis has room for all of them; else none."""
-    own = np.unique(numbers[np.isfinite(numbers)])
-    low, high = _ends(own, True)
-    room = np.diff(np.log(own)) / np.log(high / low)
-    if len(own) < 2 or room.min() < _APART or any(len(f"{one:g}") > _LONGEST for one in own):
+    """Return the numbers as ticks if all fit on a logarithmic axis, else an empty list."""
+    ticks = np.unique(numbers[np.isfinite(numbers)])
+    low, high = _ends(ticks, True)
+    room = np.diff(np.log(ticks)) / np.log(high / low)
+    if len(ticks) < 2 or room.min() < _APART or any(len(f"{x:g}") > _LONGEST for x in ticks):
         return []
-    return [float(one) for one in own]
+    return [float(tick) for tick in ticks]
 
 
 def _alt_text(
     heading: str, across: str, upwards: str, drawn: Mapping[str, tuple[Numbers, Numbers]]
 ) -> str:
-    """Where each curve begins, how far it goes up and down, and where it ends."""
+    """Describe the start, the end, the lowest and the highest point of each curve."""
     facts = []
     for name, (xs, ys) in drawn.items():
-        there = np.isfinite(xs) & np.isfinite(ys)
-        if not there.any():
+        finite = np.isfinite(xs) & np.isfinite(ys)
+        if not finite.any():
             facts.append(f"{name} has nothing to show")
             continue
-        xs, ys = xs[there], ys[there]
+        xs, ys = xs[finite], ys[finite]
         facts.append(f"{name} from {ys[0]:.3g} at {xs[0]:.3g} to {ys[-1]:.3g} at {xs[-1]:.3g}, "
                      f"lowest {ys.min():.3g}, highest {ys.max():.3g}")  # fmt: skip
     return f"{heading}: {upwards} against {across}. {'; '.join(facts)}."
 
 
-# Draws how much faster a job gets with more ranks: measured, emulated and predicted --------------
+# Speed-up of a job with more ranks: measured, emulated and predicted -----------------------------
 #
-# The dashed line is what everybody hopes for: N ranks, N times as fast.
+# The dashed line is ideal scaling: N ranks are N times as fast as one.
 
 Times = Mapping[str, Mapping[int, float]]
 _WIDTH, _HEIGHT = 9.4, 3.9
@@ -143,13 +143,13 @@ def scaling_chart(
     title: str = "How much faster with more ranks?",
     note: str = "",
 ) -> Figure:
-    """Work done per second on 1, 2, 4, ... ranks, in multiples of what one rank does.
+    """Plot the work per second on 1, 2, 4, ... ranks, relative to the work of one rank.
 
-    Each argument has, by the name of a job, its seconds per step by the number of ranks, 1 among
-    them. The batch of a step is the same for all numbers of ranks; for the jobs named in `weak` it
-    is the same for each rank, so that N ranks do N times the work in a step.
-    Raises: ValueError where there is nothing to draw, where times on one rank are missing, for
-    times that are not above 0, and for more than five jobs.
+    Each argument maps the name of a job to its seconds per step by number of ranks; 1 rank must be
+    among them. The total batch is the same for all numbers of ranks (strong scaling). For the jobs
+    named in `weak` the batch of each rank is the same, so N ranks do N times the work in a step.
+    Raises: ValueError if there is nothing to draw, if times on one rank are missing, for times
+    that are not above 0, and for more than five jobs.
     """
     kinds: dict[Kind, Times] = {
         "predicted": predicted or {}, "emulated": emulated or {}, "measured": measured or {},
@@ -160,7 +160,9 @@ def scaling_chart(
         for name, seconds in times.items()
     }
     if not drawn:
-        raise ValueError("scaling_chart: nothing to draw. Give it seconds by ranks, by a name.")
+        raise ValueError(
+            "scaling_chart: nothing to draw. Give it a job's name with its seconds by ranks."
+        )
     names = list(dict.fromkeys(name for _, name in drawn))
     ranks = sorted({int(n) for columns in drawn.values() for n in columns[0]})
     heading = f"{title} ({note})" if note else title
@@ -178,18 +180,18 @@ def scaling_chart(
 
 
 def _speedups(name: str, seconds: Mapping[int, float], weak: bool) -> tuple[Numbers, Numbers]:
-    """Numbers of ranks, and how many times the work of one rank they do in a second."""
+    """Return the numbers of ranks and the speed-ups over one rank."""
     if 1 not in seconds:
         raise ValueError(f"scaling_chart: {name!r} has no time on one rank to compare with.")
     ranks = np.array(sorted(seconds), dtype=float)
     times = np.array([seconds[int(n)] for n in ranks])
     if not (times > 0).all():
-        raise ValueError(f"scaling_chart: the times of {name!r} have to be above 0.")
+        raise ValueError(f"scaling_chart: the times of {name!r} must be above 0.")
     return ranks, (ranks if weak else 1.0) * seconds[1] / times
 
 
 def _chart(figure: Figure, names: list[str], ranks: list[int], speedups: Numbers) -> Chart:
-    """Ranks across and speed upwards, both by doubling."""
+    """Create the chart: ranks on the x axis, speed-up on the y axis, both on log scales."""
     across = Axis("ranks", (ranks[0] / 1.15, ranks[-1] * 1.15), True, ticks=ranks)
     low, high = min(0.5, float(speedups.min())), max(float(ranks[-1]), float(speedups.max()))
     powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
@@ -207,7 +209,7 @@ def _chart(figure: Figure, names: list[str], ranks: list[int], speedups: Numbers
 def _aside(
     name: str, drawn: Mapping[tuple[Kind, str], tuple[Numbers, Numbers]], weak: Collection[str]
 ) -> str:
-    """What there is of a job, and how well its most ranks are used."""
+    """Describe the curves of a job, and its efficiency on the largest number of ranks."""
     kinds = [kind for kind, each in drawn if each == name]
     ranks, speedups = drawn[kinds[-1], name]
     share = 100 * speedups[-1] / ranks[-1]
@@ -219,10 +221,10 @@ def _aside(
 def _scaling_alt_text(
     heading: str, drawn: Mapping[tuple[Kind, str], tuple[Numbers, Numbers]]
 ) -> str:
-    """How many times as fast each job is on each number of ranks."""
+    """Describe how much faster each job is on each number of ranks."""
     facts = []
     for (kind, name), (ranks, speedups) in drawn.items():
         pairs = zip(ranks, speedups, strict=True)
-        told = ", ".join(f"{times:.3g} on {n:g}" for n, times in pairs)
-        facts.append(f"{name}, {kind}: {told}")
+        points = ", ".join(f"{times:.3g} on {n:g}" for n, times in pairs)
+        facts.append(f"{name}, {kind}: {points}")
     return f"{heading}: times the work of one rank per second. {'; '.join(facts)}."

@@ -33,7 +33,7 @@ __all__ = ["PIECES", "count_words", "memory_bar", "memory_bars", "staircase"]
 
 Pieces = Mapping[str, float]
 
-PIECES: Final[Mapping[str, tuple[str, str]]] = {  # colour and hatch of what memory has in it
+PIECES: Final[Mapping[str, tuple[str, str]]] = {  # colour and hatch of each piece of memory
     "parameters": (PALETTE[0], ""),
     "gradients": (COLOURS["backward"], "////"),
     "optimizer state": (COLOURS["optimizer"], ""),
@@ -41,11 +41,11 @@ PIECES: Final[Mapping[str, tuple[str, str]]] = {  # colour and hatch of what mem
     "activations": (COLOURS["forward"], "\\\\\\\\"),
 }
 _OTHER: Final = ("#B9C0C2", "xxxx")
-_OVER: Final = PALETTE[4]  # words on what does not fit: the darker ones
-_WIDTH, _VERDICT = 9.4, 2.35  # inches; the verdicts stand at the right
+_OVER: Final = PALETTE[4]  # darker colour of verdicts on bars that do not fit
+_WIDTH, _VERDICT = 9.4, 2.35  # inches; the verdicts are on the right
 _TOP, _ROW, _BAR, _KEY = 0.95, 0.46, 0.3, 0.36
 _SUM: Final = 0.85  # inches for the sum after a bar
-_CUT: Final = 3.0  # bars are cut off at that many budgets
+_CUT: Final = 3.0  # bars are cut off at this many budgets
 _CHARACTER: Final = 0.075
 _NAME: Final = 0.9  # inches for the names of bars, at least
 
@@ -59,10 +59,10 @@ def memory_bars(
     verdicts: Mapping[str, str] | None = None,
     chosen: str | None = None,
 ) -> Figure:
-    """One bar for each name, of pieces in bytes; a dashed line is where the card is full.
+    """Draw a bar for each name, stacked from pieces in bytes; a dashed line marks a full card.
 
-    `budget` is a card, or bytes. Pieces of `PIECES` have their colours, any others are grey.
-    `verdicts` are words for bars in place of "fits" and "does not fit"; `chosen` is in bold.
+    `budget` is a card, or bytes. Pieces in `PIECES` have fixed colours; other pieces are grey.
+    `verdicts` replace the words "fits" and "does not fit" beside bars; `chosen` is in bold.
     Raises: ValueError for no bar, and for bytes below 0.
     """
     _check(bars)
@@ -102,10 +102,10 @@ def memory_bar(
     gathered_bytes: float = 0,
     title: str | None = None,
 ) -> Figure:
-    """Model states and activations on each rank, stages 0 to 3 of ZeRO, against a card.
+    """Draw model states and activations of a rank for ZeRO stages 0 to 3, against a card.
 
-    `stage` is in bold, and its words say from how many cards on it fits; `gathered_bytes` is the
-    block that stage 3 gathers, which no other stage has.
+    `stage` is in bold. Each verdict says how many cards are enough. `gathered_bytes` is the block
+    that only ZeRO stage 3 gathers.
     Raises: ValueError as `model_states` does, and for bytes below 0.
     """
     named, (room, room_words) = precision_policy(policy), _budget(budget)
@@ -124,14 +124,14 @@ def memory_bar(
             num_params, each, room, named, activation_bytes=sum(rest.values())
         )
         verdicts[f"stage {each}"] = _verdict(states.total + sum(rest.values()) <= room, fewest)
-    mine = f"stage {check_stage(stage)}"
-    total = sum(bars[mine].values())
+    chosen = f"stage {check_stage(stage)}"
+    total = sum(bars[chosen].values())
     note = (
         f"{count_words(num_params)} parameters, policy {named.name}: "
         f"{named.total:g} bytes for each; {world_size} ranks; a card of {room_words}"
     )
     heading = title or f"Stage {stage}: {byte_words(total)} on each rank"
-    return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=mine)
+    return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=chosen)
 
 
 def _check(bars: Mapping[str, Pieces]) -> None:
@@ -143,7 +143,7 @@ def _check(bars: Mapping[str, Pieces]) -> None:
 
 
 def _budget(budget: Card | float) -> tuple[float, str]:
-    """Bytes of a card, and in words."""
+    """Return the bytes of a budget, as a number and in words."""
     if isinstance(budget, Card):
         return budget.memory, f"{byte_words(budget.memory)} ({budget.name})"
     if not check_bytes("budget", budget):
@@ -152,7 +152,7 @@ def _budget(budget: Card | float) -> tuple[float, str]:
 
 
 def count_words(count: float) -> str:
-    """`7e9` as `7 billion`."""
+    """Format a count: `7e9` as `7 billion`."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if count >= size:
             return f"{four_digits(count / size)} {word}"
@@ -160,7 +160,7 @@ def count_words(count: float) -> str:
 
 
 def _verdict(fits: bool, fewest: int | None) -> str:
-    """Whether it fits, and on how many cards it first does."""
+    """Say whether it fits, and on how many cards it fits first."""
     if fewest is None:
         return "fits on no number of cards"
     cards = "1 card is" if fewest == 1 else f"{fewest:,} cards are"
@@ -168,7 +168,7 @@ def _verdict(fits: bool, fewest: int | None) -> str:
 
 
 def _draw_budget(axes: Axes, x: float, words: str, rows: int) -> None:
-    """The dashed line where a card is full, behind the bars' gaps and before the bars."""
+    """Draw the dashed line at which a card is full, in front of the bars."""
     top = axes.get_ylim()[1] - _TOP + 0.06
     axes.plot([x, x], [top - _ROW * rows - 0.02, top], "--", color=INK, linewidth=1.3, zorder=5,
               gid="budget")  # fmt: skip
@@ -178,7 +178,7 @@ def _draw_budget(axes: Axes, x: float, words: str, rows: int) -> None:
 def _draw_bar(
     axes: Axes, pieces: Pieces, corner: tuple[float, float], scale: float, longest: float
 ) -> None:
-    """Pieces one after the other, and their sum; what is longer than there is room is cut off."""
+    """Draw the pieces one after the other, and their sum; a bar that is too long is cut off."""
     (left, low), end = corner, corner[0] + longest
     unit = byte_words(sum(pieces.values())).split()[-1]
     for name, size in pieces.items():
@@ -200,12 +200,12 @@ def _draw_bar(
 
 
 def _short(words: str, unit: str, room: float) -> str:
-    """The words where there is room for so many letters; without the sum's unit; or nothing."""
+    """Return the words if they fit in `room` letters, else without the sum's unit, else ""."""
     return next((each for each in (words, words.removesuffix(f" {unit}")) if len(each) < room), "")
 
 
 def _draw_key(axes: Axes, bars: Mapping[str, Pieces]) -> None:
-    """A sample of each piece that some bar has, in a row."""
+    """Draw a sample of each piece that occurs in a bar, in a row."""
     names = dict.fromkeys(name for pieces in bars.values() for name in pieces)
     x, y = 0.35 + _NAME, 0.2
     for name in names:
@@ -227,14 +227,14 @@ def _alt_text(
     return f"{title}{below}, against {room}. {'; '.join(facts)}."
 
 
-# Draws the bytes that a rank holds over the moments of a step, one panel for each stage of ZeRO --
+# The bytes that a rank holds at each moment of a step, with a panel for each ZeRO stage ----------
 #
 #     stage 0  ┌──┐      stage 1            stage 2            stage 3
 #           ┌──┘  └─        ┌──┐               ┌┐                ┌┐
 #     ──────┘            ───┘  └─           ───┘└──           ───┘└──
 #      F   B   S          F   B   S          F   B   S          F   B   S
 #
-# The numbers are measured: this file adds them up and draws, and knows no formula.
+# The numbers are measured. This file only adds and draws them; it contains no formula.
 
 Held = Sequence[Mapping[str, float]]  # at each moment: the bytes of each piece
 
@@ -252,12 +252,12 @@ def staircase(
     title: str = "What a rank holds, moment by moment",
     note: str = "",
 ) -> Figure:
-    """A panel for each name, all on one scale: at every moment its pieces, stacked, in bytes.
+    """Draw a panel for each name, all on one scale, with the pieces in bytes at each moment.
 
-    `moments` are names; the first word of each says which phase it is in, and neighbours of a
-    phase have one letter under them: "forward 0", "forward 1", "backward 1", ... `levels` are
-    predicted bytes, a dashed line in the panel of that name.
-    Raises: ValueError for no panel or too many, or where a panel has not a value for each moment.
+    `moments` are names such as "forward 0", "forward 1", "backward 1". The first word is the
+    phase; neighbouring moments of one phase share its first letter as a label. `levels` are
+    predicted bytes, drawn as a dashed line in the panel of that name.
+    Raises: ValueError for no panel or too many, or for a panel without a value for each moment.
     """
     _staircase_check(held, moments)
     phases = [(word, len(list(run))) for word, run in itertools.groupby(map(_phase, moments))]
@@ -286,12 +286,12 @@ def staircase(
 
 def _staircase_check(held: Mapping[str, Held], moments: Sequence[str]) -> None:
     if not 1 <= len(held) <= _MOST or not moments:
-        raise ValueError(f"staircase: 1 to {_MOST} panels and a moment at least, "
+        raise ValueError(f"staircase: give 1 to {_MOST} panels and a moment at least, "
                          f"not {len(held)} and {len(moments)}.")  # fmt: skip
     for name, values in held.items():
         if len(values) != len(moments):
             raise ValueError(f"staircase: {name!r} has {len(values)} values for {len(moments)} "
-                             "moments; it needs one for each.")  # fmt: skip
+                             "moments; give one for each moment.")  # fmt: skip
 
 
 def _phase(moment: str) -> str:
@@ -299,13 +299,13 @@ def _phase(moment: str) -> str:
 
 
 def _pieces(held: Mapping[str, Held]) -> list[str]:
-    """The names of all pieces; those that have colours first, in their order."""
-    found = dict.fromkeys(name for values in held.values() for each in values for name in each)
-    return [name for name in PIECES if name in found] + [n for n in found if n not in PIECES]
+    """Return the names of all pieces: first those in `PIECES`, in that order, then others."""
+    names = dict.fromkeys(name for values in held.values() for each in values for name in each)
+    return [name for name in PIECES if name in names] + [n for n in names if n not in PIECES]
 
 
 def _set_up(axes: Axes, moments: int, top: float, *, is_first: bool) -> None:
-    """Bytes upwards with ticks at the first panel; moments across without any."""
+    """Set up a panel: bytes on the y axis, labelled in the first panel; moments on the x axis."""
     axes.set_axis_on()
     axes.set(xlim=(0, moments), ylim=(0, top))
     axes.xaxis.set_major_locator(FixedLocator([]))
@@ -320,7 +320,7 @@ def _set_up(axes: Axes, moments: int, top: float, *, is_first: bool) -> None:
 
 
 def _draw_phases(axes: Axes, phases: Sequence[tuple[str, int]]) -> None:
-    """Every second kind of phase shaded, and the letter of each below."""
+    """Shade every second kind of phase, and write each phase's letter below it."""
     begin, kinds = 0, list(dict.fromkeys(word for word, _ in phases))
     for word, length in phases:
         if kinds.index(word) % 2:
@@ -332,7 +332,7 @@ def _draw_phases(axes: Axes, phases: Sequence[tuple[str, int]]) -> None:
 
 
 def _draw_stairs(axes: Axes, name: str, values: Held, totals: Sequence[float]) -> None:
-    """The pieces one above the other, and a line round all of them."""
+    """Draw the pieces stacked, with a line along the total."""
     edges, low = np.arange(len(values) + 1), np.zeros(len(values) + 1)
     for piece in _pieces({name: values}):
         sizes = [each.get(piece, 0) for each in values]
@@ -364,7 +364,7 @@ def _staircase_alt_text(
     title: str, below: str, held: Mapping[str, Held], moments: Sequence[str],
     levels: Mapping[str, float],
 ) -> str:  # fmt: skip
-    """Of each panel: where it is highest and of what, and where it ends."""
+    """Describe each panel: its highest moment with the pieces there, and its last moment."""
     facts = []
     for name, values in held.items():
         totals = [sum(each.values()) for each in values]

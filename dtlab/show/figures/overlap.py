@@ -22,7 +22,7 @@ __all__ = ["overlap", "straggler"]
 
 _WIDTH, _HEIGHT = 9.4, 4.9
 _LEFT, _RIGHT = 1.15, 0.25
-_BACKWARD, _TRAVEL = 3.68, 3.38  # inches from below: the lower ends of the two strips
+_BACKWARD, _TRAVEL = 3.68, 3.38  # inches from below: lower ends of the backward and bucket strips
 _STRIP: Final = 0.26
 _CHARACTER: Final = 0.065
 _SIZES: Final = np.geomspace(1e5, 2e8, 100)
@@ -40,17 +40,16 @@ def overlap(
     *,
     title: str | None = None,
 ) -> Figure:
-    """Predict one backward pass of equal layers, the travel of its buckets, and what is exposed.
+    """Predict one backward pass of equal layers, its buckets' all-reduces, and the exposed time.
 
-    `gradient_bytes` and `backward_seconds` are those of all layers together; every rank has a link
-    of `latency` seconds and `bandwidth` bytes/s one way, and reduces in a ring. Below, the exposed
-    time for every size of bucket. See `dtlab.predict.bucket_times`.
-    Raises: ValueError for fewer than one layer or two ranks, and for a bucket or link that cannot
-    be.
+    `gradient_bytes` and `backward_seconds` are totals over all layers. Every rank has a link of
+    `latency` seconds and `bandwidth` bytes/s one way, and the all-reduces use a ring. The lower
+    chart plots exposed time against bucket size. See `dtlab.predict.bucket_times`.
+    Raises: ValueError for fewer than one layer or two ranks, and for an impossible bucket or link.
     """
     if num_layers < 1 or num_ranks < 2:
-        raise ValueError(f"overlap: one layer or more, and two ranks or more; not {num_layers} "
-                         f"and {num_ranks}.")  # fmt: skip
+        raise ValueError(f"overlap: give one layer or more and two ranks or more, not "
+                         f"{num_layers} and {num_ranks}.")  # fmt: skip
     link = Link(latency, bandwidth)
     layer = Gradient(backward_seconds / num_layers, gradient_bytes / num_layers)
     layers = [layer] * num_layers
@@ -73,8 +72,8 @@ def overlap(
     words = [
         f"{heading}: {note}.",
         f"Backward takes {time_words(backward_seconds)} in {num_layers} layers;",
-        f"the first bucket sets off after {time_words(buckets[0].start)},",
-        f"the last one is there after {time_words(buckets[-1].end)}.",
+        f"the first bucket's all-reduce starts after {time_words(buckets[0].start)},",
+        f"the last one ends after {time_words(buckets[-1].end)}.",
         "Below, exposed time against size of bucket:",
         f"least, {time_words(float(curve.min()))}, at {byte_words(best)};",
         f"{time_words(float(curve[-1]))} with one bucket.",
@@ -84,7 +83,7 @@ def overlap(
 
 
 def _draw_pass(figure: Figure, layers: Sequence[Gradient], buckets: Sequence[BucketTime]) -> None:
-    """Backward layer by layer, and below it the buckets; both on one scale of time."""
+    """Draw backward layer by layer, and below it the buckets, on one time axis."""
     end = buckets[-1].end
     axes = figure.sheet(_LEFT, _TRAVEL - 0.1, _WIDTH - _LEFT - _RIGHT, 0.75)
     low = _TRAVEL - 0.1
@@ -123,7 +122,7 @@ def _draw_pass(figure: Figure, layers: Sequence[Gradient], buckets: Sequence[Buc
 def _draw_bar(
     axes: Axes, times: tuple[float, ...], low: float, fill: str, words: str, scale: float
 ) -> None:
-    """A box from one time to another, with its name where there is room."""
+    """Draw a box from one time to another, with its name if it fits."""
     start, end = times
     box = Rectangle((start, low), end - start, _STRIP, facecolor=fill, edgecolor=edge(fill),
                     linewidth=min(0.5, 5 * (end - start) * scale), gid=words)  # fmt: skip
@@ -135,7 +134,7 @@ def _draw_bar(
 
 
 def _draw_curve(figure: Figure, sizes: Numbers, curve: Numbers, here: float) -> None:
-    """Exposed time against size of bucket, with a line where it is now."""
+    """Draw exposed time against bucket size, with a line at the current size."""
     name, exposed, least = "exposed", float(curve[sizes == here][0]), float(curve.min())
     across = Axis("size of a bucket", (float(sizes[0]), float(sizes[-1])), True, _bytes)
     top = 1.15 * float(curve.max())
@@ -153,16 +152,16 @@ def _bytes(count: float) -> str:
 
 
 def _round_steps(end: float) -> list[float]:
-    """Round numbers from 0 to `end`."""
+    """Return round numbers from 0 to `end`."""
     return [float(tick) for tick in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end)]
 
 
-# Draws what a late worker costs: where all wait for it, wait a little, or do not wait ------------
+# The cost of a late worker: if all workers wait for it, up to a bound, or not at all -------------
 
 _STRAGGLER_WIDTH, _STRAGGLER_HEIGHT = 9.4, 3.9
 _STRAGGLER_LEFT, _TOP, _BOTTOM = 0.8, 0.95, 0.6
 _STEPS: Final = 160
-_SECONDS: Final = 0.1  # of a step: only the ratio of a delay to it counts
+_SECONDS: Final = 0.1  # of a step; only the ratio of the delay to it matters
 _DELAYS: Final = np.linspace(0, 4, 17)  # in steps
 
 
@@ -174,21 +173,23 @@ def straggler(
     turns: bool = False,
     title: str | None = None,
 ) -> Figure:
-    """Predict the gradients per second of `num_workers` workers, one of which is late.
+    """Predict the gradients per second of `num_workers` workers if one of them is late.
 
-    `delay` is by how much, in steps: 1 for a step that takes twice as long. It is the same worker
-    in every step or, with `turns`, each time another one. `staleness` is how many steps ahead of
-    the slowest a worker may be in between sync and async. See `dtlab.predict.finish_times`.
+    `delay` is in steps: 1 means that the late worker's step takes twice as long. The same worker
+    is late in every step or, with `turns`, a different one each time. `staleness` is the number of
+    steps that a worker may be ahead of the slowest in the bounded case, which lies between sync
+    and async. See `dtlab.predict.finish_times`.
     Raises: ValueError for fewer than two workers, a delay below 0, or a staleness below 1.
     """
     if num_workers < 2 or staleness < 1 or not 0 <= delay < math.inf:
-        raise ValueError(f"straggler: two workers or more, a staleness of 1 or more, a delay from "
-                         f"0 on; not {num_workers}, {staleness} and {delay}.")  # fmt: skip
+        raise ValueError(f"straggler: give two workers or more, a staleness of 1 or more and a "
+                         f"delay of 0 or more, not {num_workers}, {staleness} and {delay}."
+                         )  # fmt: skip
     leads = {"sync": 0.0, f"bounded, {staleness} ahead": staleness, "async": math.inf}
-    who = "another one in each step" if turns else "always the same one"
+    which = "another one in each step" if turns else "always the same one"
     steps = f"{delay:g} step{'s' * (delay != 1)}"
-    heading = title or f"One of {num_workers} workers is late by {steps}, {who}"
-    note = "predicted; 100 % is what they compute without a delay"
+    heading = title or f"One of {num_workers} workers is late by {steps}, {which}"
+    note = "predicted; 100 % is the rate without a delay"
     figure = Figure(_STRAGGLER_WIDTH, _STRAGGLER_HEIGHT)
     figure.heading(heading, note)
     most = max(float(_DELAYS[-1]), delay)
@@ -225,7 +226,7 @@ def _seconds(num_workers: int, delay: float, turns: bool) -> Numbers:
 
 
 def _share(num_workers: int, delay: float, lead: float, turns: bool) -> float:
-    """Gradients per second, in percent of what they are without a delay."""
+    """Return the gradients per second, in percent of the rate without a delay."""
     seconds = _seconds(num_workers, delay, turns)
     return 100 * gradients_per_second(seconds, lead) * _SECONDS / num_workers
 

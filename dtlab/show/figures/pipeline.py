@@ -1,9 +1,9 @@
 """Figures of pipelines, measured or simulated, on one time axis.
 
-simulated   rank 0  |0|1|////////| 0 |...    a box is an action, with its microbatch;
-            rank 1  |/|0|1| 0 | 1 |...       what is hatched is idle time, from the first
-measured    rank 0  |0|1|/////////| 0 |...   action of the panel to its last;
-            rank 1  |/|0|1| 0 | 1 |...       the dashed line is where it would end without
+simulated   rank 0  |0|1|////////| 0 |...    A box is an action, with its microbatch. Hatched
+            rank 1  |/|0|1| 0 | 1 |...       areas are idle time between the first and the last
+measured    rank 0  |0|1|/////////| 0 |...   action of the panel. A dashed line marks the end
+            rank 1  |/|0|1| 0 | 1 |...       without any bubble.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ _LOOKS: Final[Mapping[str, _Look]] = {  # by the names of spans
     "backward_weight": _Look("W weight gradient", blend(_BLUE, "#000000", 0.5), "#FFFFFF"),
 }
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 9.4, 0.75, 1.0, 1.0, 0.5
-_NAME, _LANE, _BOX, _GAP = 0.27, 0.24, 0.2, 0.12  # inches, as all of these
+_NAME, _LANE, _BOX, _GAP = 0.27, 0.24, 0.2, 0.12  # inches, like the line above
 _MOST_NUMBERS: Final = 400
-_FORWARD: Final = 10e-3  # seconds, where only ratios count
+_FORWARD: Final = 10e-3  # seconds; only ratios to it matter
 
 
 def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str = "") -> Figure:
-    """The actions of a step on every rank, a panel for each trace by its name, on one axis.
+    """Draw the actions of one step on every rank, with a panel for each named trace.
 
-    Traces are those of `simulate`, or spans that `run_schedule` has left, of one step each. Boxes
-    of a rank's second and later stages have a line along their lower end, or more. Beside a lane
-    stands the most that the rank holds for backward at once, in microbatches on all its stages.
-    Raises: ValueError for no trace, and for one without forward and backward.
+    A trace comes from `simulate`, or from the spans that `run_schedule` records in one step. Boxes
+    of a rank's second and later pipeline stages have lines along their lower edge. Beside a lane
+    is the maximum number of microbatches, on all its stages, that the rank holds for backward.
+    Raises: ValueError for no trace, and for a trace without forward and backward.
     """
     panels = [panel_of(name, trace) for name, trace in traces.items()]
     if not panels:
@@ -111,21 +111,22 @@ def predicted_pipeline(
     *,
     title: str | None = None,
 ) -> Figure:
-    """A schedule of `SCHEDULES` simulated on `num_stages` ranks, and another one below it.
+    """Simulate a schedule of `SCHEDULES` on `num_stages` ranks, and another one below it.
 
-    A microbatch takes 10 ms of forward on each rank, in chunks or in one piece; `backward` is as
-    many times that, half of it I and half W, and `communication` what a message takes.
-    Raises: ValueError for a name that is not there, and as the schedule and `Costs` do.
+    The forward pass of a microbatch takes 10 ms on each rank, whether or not it is split into
+    chunks. `backward` is a multiple of that time, half of it for action I and half for W;
+    `communication` is a message's time as a multiple of it.
+    Raises: ValueError for an unknown name, and as the schedule and `Costs` do.
     """
     names = [schedule] if beside in ("nothing", schedule) else [schedule, beside]
     traces = {}
     for name in names:
         if name not in SCHEDULES:
             raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {name!r}.")
-        made = SCHEDULES[name](num_stages, num_microbatches)
-        seconds = _FORWARD * num_stages / len(stage_ranks(made))
+        actions = SCHEDULES[name](num_stages, num_microbatches)
+        seconds = _FORWARD * num_stages / len(stage_ranks(actions))
         half = seconds * backward / 2
-        traces[name] = simulate(made, Costs(seconds, half, half, communication * _FORWARD))
+        traces[name] = simulate(actions, Costs(seconds, half, half, communication * _FORWARD))
     words = f"{num_stages} rank{'s' * (num_stages != 1)}, "
     words += f"{num_microbatches} microbatch{'es' * (num_microbatches != 1)}"
     note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
@@ -134,7 +135,7 @@ def predicted_pipeline(
 
 
 def _time_axes(figure: Figure, height: float, end: float) -> Axes:
-    """Axes in seconds across and inches upwards, with a time scale in a unit that suits."""
+    """Create axes with x in seconds and y in inches, and a time scale in a suitable unit."""
     axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
     unit, factor = time_unit(end)
     ticks = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
@@ -151,7 +152,7 @@ def _time_axes(figure: Figure, height: float, end: float) -> Axes:
 
 
 def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
-    """Its words, then a lane for each rank: idle time, and the boxes before it."""
+    """Draw the panel's title, then a lane for each rank: idle time, and the boxes on top of it."""
     axes.text(0, top - _NAME / 2, panel.words, fontsize=8.5, color=INK, va="center")
     lows = [top - _NAME - _LANE * (rank + 1) for rank in range(len(panel.holds))]
     idle = COLOURS["idle"]
@@ -177,7 +178,7 @@ def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
 def _beside(
     axes: Axes, words: str, low: float, side: float, points: float, align: str, ink: str
 ) -> None:
-    """A text next to a lane: `side` 0 left, 1 right."""
+    """Write a text beside a lane: `side` is 0 for left, 1 for right."""
     axes.annotate(
         words, (side, low + _BOX / 2), xycoords=("axes fraction", "data"), xytext=(points, 0),
         textcoords="offset points", fontsize=8.5, va="center", ha=align, color=ink,
@@ -188,7 +189,7 @@ def _draw_boxes(
     axes: Axes, boxes: Sequence[Box], lows: Sequence[float], part: tuple[float, float],
     fill: str, gid: str,
 ) -> None:  # fmt: skip
-    """Many boxes as one artist; of each the `part` of its height, in inches."""
+    """Draw many boxes as one artist; `part` is their lower and upper end in a lane, in inches."""
     corners = []
     for box in boxes:
         low, high = (lows[box.rank] + inches for inches in part)
@@ -201,15 +202,15 @@ def _draw_boxes(
 
 
 def _draw_numbers(axes: Axes, panel: Panel, lows: Sequence[float]) -> None:
-    """The microbatch on each box that has room for it; one artist for each colour.
+    """Draw the microbatch's number on each box that has room, as one artist for each colour.
 
-    As texts they would take twice as long to draw as all the rest.
+    As text objects the numbers would take twice as long to draw as the rest of the figure.
     """
     inches = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
     numbers = {box.action.microbatch for box in panel.boxes}
     digits = {number: TextPath((0, 0), str(number), size=7) for number in numbers}
     sizes = {number: path.get_extents() for number, path in digits.items()}
-    found: dict[tuple[str, str], list[Path]] = defaultdict(list)  # by ink and halo
+    glyph_paths: dict[tuple[str, str], list[Path]] = defaultdict(list)  # by ink and halo
     for box in panel.boxes:
         size, look = sizes[box.action.microbatch], _LOOKS[box.name]
         if size.width / 72 + 0.05 < (box.end - box.start) * inches:
@@ -218,8 +219,8 @@ def _draw_numbers(axes: Axes, panel: Panel, lows: Sequence[float]) -> None:
             glyphs = digits[box.action.microbatch]
             corners = (glyphs.vertices - around) / (72 * inches, 72) + middle
             crossed = box.start < panel.ideal < box.end  # by the dashed line
-            found[look.ink, look.fill if crossed else ""].append(Path(corners, glyphs.codes))
-    for (ink, halo), paths in found.items():
+            glyph_paths[look.ink, look.fill if crossed else ""].append(Path(corners, glyphs.codes))
+    for (ink, halo), paths in glyph_paths.items():
         shape = Path.make_compound_path(*paths)
         if halo:
             axes.add_artist(PathPatch(shape, fill=False, edgecolor=halo, linewidth=3, zorder=6))
@@ -227,9 +228,9 @@ def _draw_numbers(axes: Axes, panel: Panel, lows: Sequence[float]) -> None:
 
 
 def _draw_key(figure: Figure, panels: Sequence[Panel], height: float) -> None:
-    """A sample of everything that is on the figure, in a row under the title."""
-    there = {box.name for panel in panels for box in panel.boxes}
-    samples = [(look.words, look.fill, "") for name, look in _LOOKS.items() if name in there]
+    """Draw a sample of each kind of box in the figure, in a row under the title."""
+    names = {box.name for panel in panels for box in panel.boxes}
+    samples = [(look.words, look.fill, "") for name, look in _LOOKS.items() if name in names]
     samples.append(("idle", COLOURS["idle"], "//////"))
     axes = figure.sheet(0, height - 0.9, _WIDTH, 0.3)
     axes.set(xlim=(0, _WIDTH), ylim=(0, 0.3))
@@ -245,10 +246,10 @@ def _draw_key(figure: Figure, panels: Sequence[Panel], height: float) -> None:
 
 def _in_words(panel: Panel) -> str:
     return (f"{panel.words}; its ranks, from rank 0 on, hold at most {', '.join(panel.holds)} "
-            f"microbatches, and do {len(panel.boxes)} actions.")  # fmt: skip
+            f"microbatches and run {len(panel.boxes)} actions.")  # fmt: skip
 
 
-# Lays traces of a pipeline out for drawing: actions, bubble, what is held. No drawing ------------
+# Layout of a pipeline's traces: actions, bubble, microbatches held. No drawing -------------------
 #
 # A trace comes from `dtlab.predict.simulate`, or from the spans of one step of `run_schedule`.
 
@@ -258,7 +259,7 @@ LETTERS: Final[Mapping[str, str]] = {  # of actions, by the names of their spans
 
 
 class Box(NamedTuple):
-    """An action on a rank, in seconds; `chunk` counts the stages of the rank before its own."""
+    """An action on a rank, times in seconds; `chunk` is the index of its stage on the rank."""
 
     rank: int
     name: str
@@ -270,11 +271,11 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Panel:
-    """One trace: its boxes on a clock from its first action, and what of it is a bubble.
+    """One trace: its boxes, on a clock that starts at its first action, and its bubble.
 
-    `holds` says for each rank the most microbatches that it holds at once, in whole stages of the
-    rank: "11/2" is eleven on chunks that are half of it. `shares` are the bubble's, of the total
-    and of the ideal time; `ideal` is that time, in seconds.
+    `holds` gives for each rank the maximum number of microbatches that it holds at once, in units
+    of all its stages: "11/2" means eleven on chunks of which the rank has two. `shares` are the
+    bubble's shares of the total and of the ideal time; `ideal` is the ideal time in seconds.
     """
 
     name: str
@@ -285,19 +286,19 @@ class Panel:
 
     @property
     def end(self) -> float:
-        """When the last action ends."""
+        """The time in seconds at which the last action ends."""
         return max(box.end for box in self.boxes)
 
     @property
     def words(self) -> str:
-        """How long the longest rank takes, and the bubble in both denominators."""
+        """The duration of the longest rank, and the bubble's share of the total and ideal time."""
         total, ideal = self.shares
         return (f"{self.name}: {time_words(self.ideal * (1 + ideal))}, bubble {total:.1%} of it, "
                 f"{ideal:.1%} of the ideal {time_words(self.ideal)}")  # fmt: skip
 
 
 def panel_of(name: str, trace: Trace) -> Panel:
-    """The panel of a trace. Raises: ValueError for one without forward and backward."""
+    """Return the panel of a trace. Raises: ValueError if it has neither forward nor backward."""
     spans = [each for each in trace.events if each.kind == "compute" and each.name in LETTERS]
     if not spans:
         raise ValueError(f"pipeline: {name!r} has no forward and no backward to draw.")
@@ -305,14 +306,16 @@ def panel_of(name: str, trace: Trace) -> Panel:
     stages: list[list[int]] = [[] for _ in range(trace.world_size)]
     rows: list[list[Action]] = [[] for _ in range(trace.world_size)]
     for each in spans:
-        own, stage = stages[each.rank], each.extra.get("stage", each.rank)
-        if stage not in own:
-            own.append(stage)
+        of_rank, stage = stages[each.rank], each.extra.get("stage", each.rank)
+        if stage not in of_rank:
+            of_rank.append(stage)
         action = Action(stage, LETTERS[each.name], each.extra.get("microbatch", 0))
         rows[each.rank].append(action)
         times = each.start - spans[0].start, each.end - spans[0].start
-        boxes.append(Box(each.rank, each.name, *times, action, own.index(stage)))
+        boxes.append(Box(each.rank, each.name, *times, action, of_rank.index(stage)))
     ideal = sum(box.end - box.start for box in boxes) / sum(map(bool, rows))
     counts = zip(peak_in_flight(rows), stages, strict=True)
-    holds = [f"{most}/{len(own)}" if len(own) > 1 else f"{most}" for most, own in counts]
+    holds = [
+        f"{most}/{len(of_rank)}" if len(of_rank) > 1 else f"{most}" for most, of_rank in counts
+    ]
     return Panel(name, boxes, holds, (bubble(trace), bubble(trace, of="ideal")), ideal)

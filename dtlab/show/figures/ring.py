@@ -1,7 +1,7 @@
 """Figure of a ring all-reduce, round by round.
 
-Every rank is a box with one column per chunk. A column has one cell per rank, filled where the
-contribution of that rank is in this copy of the chunk; the more it holds, the darker it is.
+Every rank is a box with one column per chunk. A column has one cell per rank, filled if that
+rank's contribution is in this copy of the chunk. A copy with more contributions is darker.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from dtlab.show.words import list_words
 
 __all__ = ["ring"]
 
-_BOX = 0.74  # side of a rank's square of cells; the unit is the radius of a ring of four
+_BOX = 0.74  # side of a rank's square of cells, in units of the radius of a ring of four
 _KEY_WIDTH, _KEY_HEIGHT = 2.35, 1.5  # inches
 _HEADING = 0.3
 
 
 def ring(num_ranks: int = 4, step: int | None = None, *, title: str | None = None) -> Figure:
-    """A ring all-reduce among `num_ranks` ranks: one round of it, or all rounds side by side.
+    """Draw a ring all-reduce among `num_ranks` ranks: one round of it, or all rounds.
 
-    `step` counts rounds from 0, the start, to 2(N-1), the end; a panel shows what every rank
-    holds after that round, and the messages that have just arrived. Without `step` every round
-    has a panel. Raises `ValueError` where there is no such step, or for other than 1 to 8 ranks.
+    `step` counts rounds from 0, the start, to 2(N-1), the end. A panel shows what every rank holds
+    after that round, and the messages that have just arrived. Without `step`, every round has a
+    panel. Raises `ValueError` for a step that does not exist, or for other than 1 to 8 ranks.
     """
     if not 1 <= num_ranks <= 8:
         raise ValueError(f"ring draws 1 to 8 ranks, not {num_ranks}")
@@ -52,7 +52,7 @@ def ring(num_ranks: int = 4, step: int | None = None, *, title: str | None = Non
 
 
 def _one_round(rounds: list[Round], step: int, title: str | None) -> Figure:
-    """One round, large, with the key beside it."""
+    """Draw one round, large, with the key beside it."""
     drawn = rounds[step]
     num_ranks = len(drawn.held)
     inches = 1.3 if num_ranks <= 4 else 1.0
@@ -67,7 +67,7 @@ def _one_round(rounds: list[Round], step: int, title: str | None) -> Figure:
 
 
 def _all_rounds(rounds: list[Round], title: str | None) -> Figure:
-    """Every round: reduce-scatter in the first row, all-gather in the second, up to four ranks."""
+    """Draw every round; up to four ranks, each phase has its own row."""
     num_ranks = len(rounds[0].held)
     columns = min(4, max(2, num_ranks))
     places = [divmod(index, columns) for index in range(len(rounds) + 1)]
@@ -98,18 +98,18 @@ def _heading(drawn: Round, num_ranks: int) -> str:
 
 
 def _radius(num_ranks: int) -> float:
-    """Of the circle on which the ranks stand: wide enough that arrows show between the boxes."""
+    """Return the radius of the circle of ranks, wide enough for arrows between the boxes."""
     return max(1.0, 0.68 / math.sin(math.pi / num_ranks)) if num_ranks > 1 else 0.0
 
 
 def _extent(num_ranks: int) -> float:
-    """Half the side of a panel in the same unit."""
+    """Return half the side of a panel, in the same unit."""
     return _radius(num_ranks) + 0.58
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One round being drawn: on which axes, for how many ranks, at how many inches per unit."""
+    """The axes of a round that is being drawn, with its number of ranks and inches per unit."""
 
     axes: Axes
     num_ranks: int
@@ -121,14 +121,14 @@ class _Panel:
         return 10 * self.inches
 
     def place(self, rank: float, radius: float | None = None) -> tuple[float, float]:
-        """Where a rank stands: rank 0 on top, the others clockwise."""
+        """Return the position of a rank: rank 0 on top, the others clockwise."""
         angle = math.pi / 2 - 2 * math.pi * rank / self.num_ranks
         distance = _radius(self.num_ranks) if radius is None else radius
         return distance * math.cos(angle), distance * math.sin(angle)
 
 
 def _draw_round(axes: Axes, drawn: Round, inches: float) -> None:
-    """Ranks on a circle, clockwise from the top, and the round's messages between them."""
+    """Draw ranks on a circle, clockwise from the top, and the round's messages between them."""
     panel = _Panel(axes, len(drawn.held), inches)
     extent = _extent(panel.num_ranks)
     axes.set_xlim(-extent, extent)
@@ -145,7 +145,7 @@ def _draw_round(axes: Axes, drawn: Round, inches: float) -> None:
 def _draw_rank(
     panel: _Panel, rank: int, chunks: tuple[frozenset[int], ...], received: set[int]
 ) -> FancyBboxPatch:
-    """A rank's box: its name, and a column per chunk with a cell for each contribution."""
+    """Draw a rank's box: its name, and a column per chunk with a cell for each contribution."""
     x, y = panel.place(rank)
     left, bottom = x - _BOX / 2, y - _BOX / 2 - 0.08
     box = FancyBboxPatch(
@@ -167,7 +167,7 @@ def _draw_rank(
 
 
 def _draw_move(panel: _Panel, move: Move, src: FancyBboxPatch, dst: FancyBboxPatch) -> None:
-    """An arrow from sender to receiver, with the number of the chunk that travelled on it."""
+    """Draw an arrow from sender to receiver, with the number of the chunk that was sent."""
     bend = 0.28 if panel.num_ranks > 2 else 0.55
     start, end = panel.place(move.src), panel.place(move.dst)
     arrow = FancyArrowPatch(
@@ -177,14 +177,14 @@ def _draw_move(panel: _Panel, move: Move, src: FancyBboxPatch, dst: FancyBboxPat
     )  # fmt: skip
     panel.axes.add_artist(arrow)
     middle = [(a + b) / 2 for a, b in zip(start, end, strict=True)]
-    across = (start[1] - end[1], end[0] - start[0])  # to the left of the way, that is outwards
+    across = (start[1] - end[1], end[0] - start[0])  # to the left of the arrow, i.e. outwards
     spot = [m + a * (bend / 2) + a / math.hypot(*across) * 0.16
             for m, a in zip(middle, across, strict=True)]  # fmt: skip
     draw_tag(panel.axes, (spot[0], spot[1]), str(move.chunk), panel.font)
 
 
 def _draw_key(axes: Axes, num_ranks: int) -> None:
-    """What is what: the shades, a column and its cells, the outline, the number on an arrow."""
+    """Draw the key: the shades, a column and its cells, the outline, the number on an arrow."""
     axes.set_xlim(0, _KEY_WIDTH)
     axes.set_ylim(0, _KEY_HEIGHT)
     words: dict[str, Any] = {"fontsize": 8, "color": MUTED, "ha": "left", "va": "center"}
@@ -209,24 +209,24 @@ def _legend_in_words(num_ranks: int) -> str:
 
 
 def _complete(drawn: Round) -> int:
-    """How many copies of chunks, over all ranks, hold every rank's contribution."""
+    """Count the copies of chunks, over all ranks, that hold every rank's contribution."""
     return sum(len(chunk) == len(drawn.held) for row in drawn.held for chunk in row)
 
 
 def _round_in_words(drawn: Round) -> str:
-    """What one panel shows: who sent which chunk, and how many copies are complete."""
+    """Describe one panel: which rank sent which chunk, and how many copies are complete."""
     sent = [f"rank {m.src} sent chunk {m.chunk} to rank {m.dst}" for m in drawn.moves]
     state = f"{_complete(drawn)} of {len(drawn.held) ** 2} copies hold the full sum."
     return f"{list_words(sent)}; {state}".capitalize() if sent else state
 
 
 def _all_in_words(rounds: list[Round]) -> str:
-    """What all panels show together."""
+    """Describe all panels together."""
     num_ranks = len(rounds[0].held)
     if num_ranks == 1:
-        return "Nothing has to be sent."
+        return "No message is needed."
     counts = list_words([f"{_complete(drawn)} after {drawn.title}" for drawn in rounds[1:]])
     return (
         "In each round every rank sends one chunk to the next rank and receives one from the "
-        f"one before. Of {num_ranks**2} copies, so many hold the full sum: {counts}."
+        f"previous rank. Number of the {num_ranks**2} copies that hold the full sum: {counts}."
     )

@@ -1,6 +1,6 @@
 """The rounds of a collective as data for figures.
 
-A ring of three, chunk by chunk, the ranks whose contribution is in it:
+A ring of three ranks. For each chunk, the table lists the ranks whose contribution is in it:
 
     start            rank 0: 0   0   0     rank 1: 1   1   1     rank 2: 2   2   2
     reduce-scatter 1 rank 0: 0   02  0     rank 1: 1   1   01    rank 2: 12  2   2
@@ -8,7 +8,7 @@ A ring of three, chunk by chunk, the ranks whose contribution is in it:
     all-gather 1     rank 0: 012 02  012   rank 1: 012 012 01    rank 2: 12  012 012
     all-gather 2     rank 0: 012 012 012   rank 1: 012 012 012   rank 2: 012 012 012
 
-A tree of four, where the whole tensor travels as one chunk:
+A tree of four ranks. The whole tensor is sent as one chunk:
 
     start       rank 0: 0      rank 1: 1      rank 2: 2      rank 3: 3
     reduce 1    rank 0: 01     rank 1: 1      rank 2: 23     rank 3: 3
@@ -49,7 +49,7 @@ Held = tuple[tuple[frozenset[int], ...], ...]
 
 @dataclass(frozen=True)
 class Move:
-    """One message of a round: `src` hands its copy of `chunk` to `dst`."""
+    """One message of a round: `src` sends its copy of `chunk` to `dst`."""
 
     src: int
     dst: int
@@ -71,16 +71,17 @@ class Round:
 
     @property
     def title(self) -> str:
-        """The phase, and which of its rounds this is."""
+        """The phase, and the number of this round within it."""
         return self.phase if self.phase == "start" else f"{self.phase} {self.number}"
 
 
 def ring_rounds(num_ranks: int) -> list[Round]:
-    """The start and the 2(N-1) rounds of a ring all-reduce among `num_ranks` ranks.
+    """Return the start and the 2(N-1) rounds of a ring all-reduce among `num_ranks` ranks.
 
-    In round s of reduce-scatter rank r sends chunk r-s, and the receiver adds it to its own; the
-    last sum that rank r makes is chunk r, complete. In round s of all-gather it sends chunk
-    r-s+1, and the receiver overwrites. Raises `ValueError` for less than one rank.
+    In round s of reduce-scatter, rank r sends chunk r-s, and the receiver adds it to its own copy.
+    The last sum that rank r computes is the complete chunk r. In round s of all-gather, rank r
+    sends chunk r-s+1, and the receiver overwrites its copy. Raises `ValueError` for less than one
+    rank.
     """
     if num_ranks < 1:
         raise ValueError(f"a ring needs at least one rank, not {num_ranks}")
@@ -100,17 +101,18 @@ def ring_rounds(num_ranks: int) -> list[Round]:
 
 
 def tree_rounds(num_ranks: int, operation: TreeOperation = "all_reduce") -> list[Round]:
-    """The start and the rounds of a binomial tree among `num_ranks` ranks, with rank 0 as root.
+    """Return the start and the rounds of a binomial tree among `num_ranks` ranks with root 0.
 
-    On the way up, the ranks at an odd multiple of the distance 1, 2, 4, ... hand what they have to
-    the rank one distance below, which adds it; on the way down, the same messages run backwards,
-    the farthest first. Raises `ValueError` for less than one rank or another operation.
+    On the way up, for each distance 1, 2, 4, ..., the ranks at odd multiples of the distance send
+    their sum to the rank one distance below, which adds it. On the way down, the same messages run
+    in the opposite direction, the largest distance first. Raises `ValueError` for less than one
+    rank or another operation.
     """
     if num_ranks < 1:
         raise ValueError(f"a tree needs at least one rank, not {num_ranks}")
     if operation not in get_args(TreeOperation):
         raise ValueError(
-            f"a tree does {', '.join(map(repr, get_args(TreeOperation)))}, not {operation!r}"
+            f"a tree draws {', '.join(map(repr, get_args(TreeOperation)))}, not {operation!r}"
         )
     distances = [1 << bit for bit in range((num_ranks - 1).bit_length())]
     up = [
@@ -133,34 +135,34 @@ def tree_rounds(num_ranks: int, operation: TreeOperation = "all_reduce") -> list
 
 
 def _after(held: Held, moves: tuple[Move, ...], *, add: bool) -> Held:
-    """What every rank holds once `moves` have arrived, all sent at the same time."""
+    """Return what every rank holds after all `moves`, which are sent at the same time."""
     table = [list(row) for row in held]
     for move in moves:
         arrived = held[move.src][move.chunk]
-        own = held[move.dst][move.chunk]
-        table[move.dst][move.chunk] = arrived | own if add else arrived
+        before = held[move.dst][move.chunk]
+        table[move.dst][move.chunk] = arrived | before if add else arrived
     return tuple(tuple(row) for row in table)
 
 
-# What figures of collectives share: cells that show whose contribution a copy holds, and tags ----
+# Cells and tags, shared by the figures of collectives --------------------------------------------
 #
-# A copy of a chunk is a column of cells, rank 0's contribution on top; a cell is filled where that
-# contribution is in it. The more of them a copy holds, the darker it is.
+# A copy of a chunk is a column of cells, one for each rank, with rank 0 on top. A cell is filled
+# if that rank's contribution is in the copy. A copy with more contributions is darker.
 
 ARROW: Final = COLOURS["communication"]
 EMPTY: Final = "#EFEFEB"
-_PALE, _FULL = "#B9DDCD", "#00573F"  # one hue, apart from those of the roles
+_PALE, _FULL = "#B9DDCD", "#00573F"  # one hue, different from the colours of the roles
 
 
 def fill(count: int, num_ranks: int) -> str:
-    """The colour of a copy that holds `count` of `num_ranks` contributions."""
+    """Return the colour of a copy that holds `count` of `num_ranks` contributions."""
     if count == 0:
         return EMPTY
     return blend(_PALE, _FULL, (count - 1) / (num_ranks - 1) if num_ranks > 1 else 1.0)
 
 
 def cells_of(copy: frozenset[int], num_ranks: int) -> list[str]:
-    """The colours of the cells of a copy that holds the contributions of these ranks."""
+    """Return the colours of the cells of a copy that holds the contributions of these ranks."""
     full = fill(len(copy), num_ranks)
     return [full if rank in copy else EMPTY for rank in range(num_ranks)]
 
@@ -169,9 +171,9 @@ def draw_cells(
     axes: Axes, corner: tuple[float, float], size: tuple[float, float],
     columns: Sequence[Sequence[str]], gid: str,
 ) -> None:  # fmt: skip
-    """Columns of cells in these colours, from the top down, in a box with this lower left corner.
+    """Draw columns of cells, from the top down, in a box with this lower left corner.
 
-    One artist, by the name of `gid`: one patch per cell would take three times as long.
+    All cells are one artist named `gid`: one patch per cell would take three times as long.
     """
     width, height = size[0] / len(columns), size[1] / len(columns[0])
     corners = []
@@ -186,6 +188,6 @@ def draw_cells(
 
 
 def draw_tag(axes: Axes, place: tuple[float, float], label: str, size: float) -> None:
-    """The number of a chunk on its way, in a small circle."""
+    """Draw the number of a chunk that is being sent, in a small circle."""
     box = {"boxstyle": "circle,pad=0.2", "facecolor": SHEET, "edgecolor": edge(ARROW)}
     axes.text(*place, label, **centred(size, INK, weight="bold"), bbox={**box, "linewidth": 0.8})

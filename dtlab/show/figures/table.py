@@ -1,7 +1,7 @@
 """Table of what each rank holds before and after a collective.
 
-Rank r brings the numbers 1, 2, 3, ... times 10**r. The digits of any element then tell where it
-comes from: the place of a digit names the rank, the digit says which of its elements it is.
+Rank r contributes the numbers 1, 2, 3, ... times 10**r. The digits of any element then show where
+it comes from: the position of a digit is the rank, and the digit is the index of its element.
 
     rank 0    1    2         all_reduce        111  222
     rank 1   10   20        ------------>      111  222
@@ -24,24 +24,24 @@ from dtlab.show.words import list_words
 __all__ = ["collective_table", "contributors"]
 
 Point = tuple[float, float]
-Rows = Sequence[Any]  # per rank: a sequence of numbers or a tensor; None for nothing
+Rows = Sequence[Any]  # per rank: a sequence of numbers, a tensor, or None
 
 _NAME, _MIDDLE, _RIGHT, _TOP, _BOTTOM = 0.8, 1.55, 0.25, 0.72, 0.5  # inches
-_HEIGHT, _GAP, _BAND = 0.36, 0.16, 0.075  # inches: of a cell, between ranks, of its strips
-_BETWEEN: Final = 0.85  # inches between before and after, one below the other
-_PAGE: Final = 9.8  # inches; wider ones would be shown at less than their size
+_HEIGHT, _GAP, _BAND = 0.36, 0.16, 0.075  # inches: cell height, gap between ranks, strip height
+_BETWEEN: Final = 0.85  # inches between "before" and "after" if one is below the other
+_PAGE: Final = 9.8  # inches; a notebook would shrink wider figures
 _MOST_RANKS: Final = 8
 _BLANK: Final = "#EFEFEB"
 
 
 def collective_table(name: str, before: Rows, after: Rows, *, title: str | None = None) -> Figure:
-    """What each rank holds before and after the collective `name`, element by element.
+    """Draw what each rank holds before and after the collective `name`, element by element.
 
-    `before` and `after` have one entry per rank: its numbers (a list or a tensor with one dim), or
-    None where it holds nothing. The numbers are labelled data: rank r brings small multiples of
-    10**r, and a digit in that place of a result says that r is in it. Each place has a colour and
-    a strip of its own.
-    Raises `ValueError` for other than 1 to 8 ranks, and for numbers that have no such digits.
+    `before` and `after` have one entry per rank: its numbers (a list or a 1-D tensor), or None if
+    it holds nothing. The numbers are labelled data: rank r contributes small multiples of 10**r,
+    so a digit at that position of a result shows that r has contributed. Each rank has a separate
+    colour and strip.
+    Raises `ValueError` for other than 1 to 8 ranks, and for numbers that are not labelled data.
     """
     num_ranks = len(before)
     if not 1 <= num_ranks <= _MOST_RANKS or len(after) != num_ranks:
@@ -66,7 +66,7 @@ def collective_table(name: str, before: Rows, after: Rows, *, title: str | None 
 
 
 class _Plan(NamedTuple):
-    """What lies where, in inches: the upper left corners of both sides, both ends of the arrow."""
+    """The layout in inches: the upper left corners of both sides, and both ends of the arrow."""
 
     size: Point
     cell: float
@@ -75,7 +75,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(sides: tuple[list[list[int]], list[list[int]]]) -> _Plan:
-    """Before and after side by side; one below the other where that would be too wide."""
+    """Lay out before and after side by side, or one below the other if that is too wide."""
     num_ranks = len(sides[0])
     columns = [max(1, *(len(row) for row in rows)) for rows in sides]
     digits = max(len(str(number)) for rows in sides for row in [*rows, [0]] for number in row)
@@ -97,7 +97,7 @@ def _plan(sides: tuple[list[list[int]], list[list[int]]]) -> _Plan:
 
 
 def _numbers(rows: Rows) -> list[list[int]]:
-    """The rows as whole numbers."""
+    """Convert the rows to whole numbers."""
     return [_row(rank, [] if row is None else row, len(rows)) for rank, row in enumerate(rows)]
 
 
@@ -107,21 +107,21 @@ def _row(rank: int, row: Any, num_ranks: int) -> list[int]:
     for value, number in zip(values, numbers, strict=True):
         if value != number or not 0 <= number < 10**num_ranks:
             raise ValueError(
-                f"collective_table: rank {rank} holds {value!r}. Among {num_ranks} ranks it reads "
-                f"whole numbers from 0 to {10**num_ranks - 1}, whose digits say whose they are: "
-                f"let rank r bring small multiples of 10**r."
+                f"collective_table: rank {rank} holds {value!r}. Among {num_ranks} ranks, give "
+                f"whole numbers from 0 to {10**num_ranks - 1}, whose digits show the source rank: "
+                f"let rank r contribute small multiples of 10**r."
             )
     return numbers
 
 
 def contributors(number: int) -> list[int]:
-    """The ranks whose digit in a labelled number is not 0: 1010 has those of 1 and 3."""
+    """Return the ranks whose digit in a labelled number is not 0: for 1010, ranks 1 and 3."""
     return [rank for rank, digit in enumerate(reversed(str(number))) if digit != "0"]
 
 
 @dataclass(frozen=True)
 class _Table:
-    """Where rows are drawn: the inches of a cell, and of the upper end of the first row."""
+    """The axes for one side: the width of a cell and the upper end of row 0, in inches."""
 
     axes: Axes
     num_ranks: int
@@ -129,7 +129,7 @@ class _Table:
     top: float
 
     def draw(self, rows: Sequence[Sequence[int]], left: float, side: str) -> None:
-        """All ranks, one below the other."""
+        """Draw all ranks, one below the other."""
         self.axes.text(left, self.top + 0.16, side, fontsize=8, color=MUTED, va="center")
         for rank, row in enumerate(rows):
             bottom = self.top - _HEIGHT - rank * (_HEIGHT + _GAP)
@@ -146,7 +146,7 @@ class _Table:
                        va="center", style="italic")  # fmt: skip
 
     def _draw_element(self, left: float, bottom: float, number: int, gid: str) -> None:
-        """The number, tinted where it is one rank's, and below it a strip for each rank."""
+        """Draw a number, tinted if it comes from one rank, and below it a strip for each rank."""
         whose = contributors(number)
         tint = blend(PALETTE[whose[0]], "#FFFFFF", 0.72) if len(whose) == 1 else "#FFFFFF"
         box = Rectangle((left + 0.02, bottom), self.cell - 0.04, _HEIGHT, linewidth=0.8,
@@ -163,7 +163,7 @@ def _draw_strips(
     axes: Axes, corner: tuple[float, float], width: float, whose: Sequence[int], num_ranks: int,
     gid: str,
 ) -> None:  # fmt: skip
-    """A strip for each rank, in the order of the digits (rank 0 on the right), coloured if in."""
+    """Draw a strip for each rank, rank 0 on the right as in the digits; contributors coloured."""
     each = width / num_ranks
     boxes, colours = [], []
     for rank in range(num_ranks):
@@ -176,7 +176,7 @@ def _draw_strips(
 
 
 def _draw_arrow(axes: Axes, start: Point, end: Point, name: str) -> None:
-    """From before to after, with the collective's name above it or beside it."""
+    """Draw the arrow from before to after, with the collective's name above it or beside it."""
     arrow = FancyArrowPatch(start, end, arrowstyle="-|>", linewidth=2,
                             mutation_scale=14, color=MUTED, shrinkA=0, shrinkB=0)  # fmt: skip
     axes.add_artist(arrow)
@@ -187,7 +187,7 @@ def _draw_arrow(axes: Axes, start: Point, end: Point, name: str) -> None:
 
 
 def _draw_key(axes: Axes, num_ranks: int) -> None:
-    """Which colour is whose."""
+    """Draw the key of the ranks' colours."""
     axes.text(0.15, 0.22, "from", fontsize=8, color=MUTED, va="center")
     for rank in range(num_ranks):
         left, colour = 0.6 + rank * 0.8, PALETTE[rank]
@@ -197,7 +197,7 @@ def _draw_key(axes: Axes, num_ranks: int) -> None:
 
 
 def _alt_text(heading: str, before: list[list[int]], after: list[list[int]]) -> str:
-    """What every rank holds, and from whom."""
+    """Describe what every rank holds, and from which ranks it comes."""
     return f"{heading}. Before: {_side_in_words(before)}. After: {_side_in_words(after)}."
 
 
@@ -208,7 +208,7 @@ def _side_in_words(rows: list[list[int]]) -> str:
 
 
 def _row_in_words(row: list[int]) -> str:
-    """Numbers, and whose they are."""
+    """List the numbers and the ranks that they come from."""
     if not any(row):
         return "zeros" if row else "nothing"
     whose = sorted({rank for number in row for rank in contributors(number)})

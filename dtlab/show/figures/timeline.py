@@ -1,4 +1,4 @@
-"""The timeline of a trace: a lane for each rank, with its operations below its program."""
+"""Figure of a trace's timeline: a lane for each rank, with its operations below its program."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["timeline"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.3, 0.86, 0.55  # inches around the lanes
-_STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches; a strip, a track, and between lanes
-_ALL_TRACKS = 1.2  # inches that the tracks of one lane have at most
+_STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches: height of a strip, of a track, gap between lanes
+_ALL_TRACKS = 1.2  # inches: maximum for all tracks of one lane
 _SUBTITLE = 0.2  # inches
 _MOST_ARROWS = 32
 _FONT: Final = 7.0
-_CHARACTER = _FONT * 0.6 / 72  # inches, about
+_CHARACTER = _FONT * 0.6 / 72  # inches, approximate
 
 _ORANGE = COLOURS["communication"]
-_FILLS: Final = {  # shades of one hue say which way an operation goes
+_FILLS: Final = {  # shades of one hue show the direction of an operation
     "send": _ORANGE,
     "receive": blend(_ORANGE, "#FFFFFF", 0.62),
     "collective": blend(_ORANGE, "#000000", 0.3),
@@ -57,13 +57,13 @@ def timeline(
     arrows: bool | None = None,
     note: str = "",
 ) -> Figure:
-    """What every rank did when: one lane per rank, time in the trace's own clock.
+    """Draw what every rank did over time: one lane per rank, times on the trace's clock.
 
-    The upper strip of a lane is the rank's program: its compute spans, and, hatched, the time it
-    waited for an operation. Below lie the operations under way, from issue to completion, on as
-    many tracks as overlap; where collectives run in more than one group, with the ranks of theirs.
-    `arrows` joins each send to its receive (None: where they are few).
-    `width` in inches. `note` stands below the title; that links were emulated stands there anyway.
+    The upper strip of a lane shows the rank's program: its compute spans and, hatched, the time it
+    waited for an operation. Below it are the operations from issue to completion; operations that
+    overlap are on separate tracks. If collectives run in several process groups, each is labelled
+    with its ranks. `arrows` connects each send to its receive (None: only if there are few).
+    `width` is in inches. `note` is written below the title, after a remark on emulated links.
     """
     drawn = lanes(trace.events)
     notes = [f"emulated: {trace.emulated}" if trace.emulated else "", note]
@@ -96,13 +96,13 @@ def timeline(
 
 
 def _strip(lane: Lane) -> float:
-    """Inches of the strip: none for a rank whose program neither computed nor waited."""
+    """Return the inches of the strip: 0 for a rank that neither computed nor waited."""
     used = any(bar.track == STRIP for bar in lane.bars)
     return _STRIP if used or not lane.tracks else 0.0
 
 
 def _track(lane: Lane) -> float:
-    """Inches of one track: thinner where many operations overlap, so that none is hidden."""
+    """Return the inches of one track, thinner if many operations overlap, so that all fit."""
     return min(_TRACK, _ALL_TRACKS / max(1, lane.tracks))
 
 
@@ -112,7 +112,7 @@ def _lane_height(lane: Lane) -> float:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a lane is drawn: its axes (seconds across, inches upwards) and its upper end."""
+    """The position of a lane: its axes (x in seconds, y in inches) and its upper end."""
 
     axes: Axes
     lane: Lane
@@ -121,11 +121,11 @@ class _Place:
 
     @property
     def middle(self) -> float:
-        """Half way down the lane."""
+        """The vertical middle of the lane."""
         return self.top - _lane_height(self.lane) / 2
 
     def box(self, bar: Bar) -> tuple[float, float, float, float]:
-        """Left and right in seconds, lower and upper end in inches."""
+        """Return left and right in seconds, lower and upper end in inches."""
         if bar.track == STRIP:
             return bar.start, bar.end, self.top - _STRIP, self.top - 0.05 * min(bar.depth, 3)
         track = _track(self.lane)
@@ -134,7 +134,7 @@ class _Place:
 
 
 def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
-    """Axes in seconds across and inches upwards, with a time scale in a unit that suits."""
+    """Create axes with x in seconds and y in inches, and a time scale in a suitable unit."""
     width, height = figure.get_size_inches()
     axes = figure.sheet(_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - top - _BOTTOM)
     end = max(bar.end for lane in drawn for bar in lane.bars) or 1e-6
@@ -158,9 +158,9 @@ def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
 
 
 def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
-    """A rank's name, its bars, and beside them what it sent and how long it waited.
+    """Draw a rank's name, its bars, and beside them the bytes sent and the time waited.
 
-    `marks` has the hatches of looks.
+    `marks` maps looks to hatches.
     """
     axes, lane = place.axes, place.lane
     low = place.top - _lane_height(lane)
@@ -183,7 +183,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
-    """A text next to the lane: `side` 0 left, 1 right, and so many points from its edge."""
+    """Write a text beside the lane: `side` is 0 for left, 1 for right; `points` from its edge."""
     place.axes.annotate(
         words, (side, place.middle), xycoords=("axes fraction", "data"),
         xytext=(points, 0), textcoords="offset points", va="center", **style,
@@ -197,7 +197,7 @@ def _fill(bar: Bar) -> str:
 def _rectangles(
     boxes: Sequence[tuple[float, float, float, float]], fill: str, gid: str
 ) -> PolyCollection:
-    """Many boxes as one artist. The outline shows events that are narrower than a pixel."""
+    """Draw many boxes as one artist. The outline shows events that are narrower than a pixel."""
     corners = [
         [(left, low), (right, low), (right, high), (left, high)]
         for left, right, low, high in boxes
@@ -208,14 +208,14 @@ def _rectangles(
 
 
 def _hatching(boxes: PolyCollection, hatch: str, ink: str) -> PathPatch:
-    """One hatch over many boxes: a hatch for each would take seconds to draw."""
+    """Draw one hatch over many boxes: a hatch for each would take seconds to draw."""
     path = Path.make_compound_path(*boxes.get_paths())
     return PathPatch(path, fill=False, hatch=hatch, edgecolor=ink, linewidth=0,
                      zorder=2, gid=f"{boxes.get_gid()} hatch")  # fmt: skip
 
 
 def _draw_label(place: _Place, bar: Bar) -> None:
-    """The bar's name on it; shortened, or left out, where there is no room."""
+    """Draw the bar's name on it; shortened, or left out, if it does not fit."""
     _, _, low, high = place.box(bar)
     if bar.shade == "waiting" or high - low < 0.12:
         return
@@ -226,13 +226,16 @@ def _draw_label(place: _Place, bar: Bar) -> None:
         if middle is not None:
             text = place.axes.text(middle, (low + high) / 2 - 0.005, words, zorder=5,
                                    **centred(_FONT, ink))  # fmt: skip
-            stroke = 2.5 if bar.shade == "collective" else 1.5  # arrows, and hatches
+            stroke = 2.5 if bar.shade == "collective" else 1.5  # covers arrows and hatches
             text.set_path_effects([withStroke(linewidth=stroke, foreground=_fill(bar))])
             return
 
 
 def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
-    """Where so many inches have room on a bar; in a span beside what lies on it, if they can."""
+    """Return the middle of a free part of the bar that has `inches` of room, or None.
+
+    On a span, prefer a part that waits and inner spans do not cover.
+    """
 
     def fits(begin: float, end: float) -> bool:
         return (end - begin) * place.inches_per_second > inches
@@ -241,10 +244,12 @@ def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
     if not fits(*room):
         return None
     if bar.shade == "span":
-        waits = [one for one in place.lane.bars if one.shade == "waiting"]
-        inner = [one for one in place.lane.bars if one.shade == "span" and one.depth > bar.depth]
+        waits = [each for each in place.lane.bars if each.shade == "waiting"]
+        inner = [
+            each for each in place.lane.bars if each.shade == "span" and each.depth > bar.depth
+        ]
         for above in (waits, waits + inner):
-            free = without([(bar.start, bar.end)], [(one.start, one.end) for one in above])
+            free = without([(bar.start, bar.end)], [(each.start, each.end) for each in above])
             widest = max(free, key=lambda part: part[1] - part[0], default=room)
             room = widest if fits(*widest) else room
     return sum(room) / 2
@@ -256,7 +261,7 @@ def _is_dark(colour: str) -> bool:
 
 
 def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None:
-    """From the start of a send to the end of the receive that took it."""
+    """Draw an arrow from the start of a send to the end of its receive."""
     send, receive = message.send, message.receive
     _, _, send_low, send_high = places[send.rank].box(send)
     _, _, low, high = places[receive.rank].box(receive)
@@ -273,7 +278,7 @@ def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None
 def _draw_legend(
     figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str]
 ) -> None:
-    """A swatch and a word for everything that is on the figure, in a row under the title."""
+    """Draw a swatch and a name for each kind of bar in the figure, in a row under the title."""
     entries: dict[str, tuple[str, str]] = {}
     for lane in drawn:
         for bar in lane.bars:
@@ -305,7 +310,7 @@ _LEGEND_ORDER: Final = (
 
 
 def _sums(lane: Lane) -> str:
-    """A line each, where there is any: bytes in point-to-point sends, computing, waiting."""
+    """List bytes in point-to-point sends, compute time and waiting time, without zeros."""
     lines = []
     if lane.bytes_sent:
         lines.append(f"{byte_words(lane.bytes_sent)} in sends")
@@ -317,7 +322,7 @@ def _sums(lane: Lane) -> str:
 
 
 def _alt_text(heading: str, drawn: Sequence[Lane]) -> str:
-    """The figure in words: how long it is, and what each rank did in it."""
+    """Describe the figure: its duration, and what each rank did."""
     if not drawn:
         return f"{heading}. Nothing was recorded."
     end = max(bar.end for lane in drawn for bar in lane.bars)

@@ -1,7 +1,8 @@
 """Figure of a binomial tree, round by round.
 
-A box is what a rank holds after a round: one cell per rank, filled where the contribution of that
-rank is in it. An arrow leads from what the sender held before to what the receiver holds after.
+A box shows what a rank holds after a round. It has one cell per rank, filled if that rank's
+contribution is included. An arrow leads from the sender's box before the round to the receiver's
+box after it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ def tree(
     operation: TreeOperation = "all_reduce",
     title: str | None = None,
 ) -> Figure:
-    """A binomial tree with rank 0 as its root: all rounds of it, or those up to `step`.
+    """Draw a binomial tree with rank 0 as its root: all its rounds, or the rounds up to `step`.
 
     `operation` is "all_reduce" (up the tree, then down), "reduce" (up) or "broadcast" (down).
-    `step` counts rounds from 0, the start; its messages stand out, later rounds are left empty.
-    Raises `ValueError` where there is no such step, or for other than 1 to 8 ranks.
+    `step` counts rounds from 0, the start. The messages of that round are emphasised, and later
+    rounds are empty.
+    Raises `ValueError` for a step that does not exist, or for other than 1 to 8 ranks.
     """
     if not 1 <= num_ranks <= 8:
         raise ValueError(f"tree draws 1 to 8 ranks, not {num_ranks}")
@@ -72,7 +74,7 @@ def tree(
 
 
 def _heading(rounds: Sequence[Round], step: int) -> str:
-    """Which round this is."""
+    """Name the phase and the round."""
     drawn = rounds[step]
     if drawn.phase == "start":
         return "at the start"
@@ -82,19 +84,19 @@ def _heading(rounds: Sequence[Round], step: int) -> str:
 
 @dataclass(frozen=True)
 class _Ladder:
-    """The rows of a tree being drawn; `top` in inches is the upper end of the first one."""
+    """The rows of a tree that is being drawn; `top` is the upper end of the first, in inches."""
 
     axes: Axes
     rounds: Sequence[Round]
     top: float
 
     def place(self, rank: int, row: int) -> tuple[float, float]:
-        """The middle of what a rank holds after a round."""
+        """Return the centre of a rank's box in a row."""
         y = self.top - _PAD - _CELL / 2 - row * _ROW
         return _LEFT + (rank + 0.5) * _COLUMN, y
 
     def draw(self, row: int, step: int | None) -> None:
-        """One round: its name, what every rank holds after it, and the messages before that."""
+        """Draw one round: its name, its messages, and what every rank holds after it."""
         drawn, (_, y) = self.rounds[row], self.place(0, row)
         past, later = (False, False) if step is None else (row < step, row > step)
         label = self.axes.text(_LEFT - 0.1, y, drawn.title, ha="right", va="center", fontsize=9)
@@ -124,7 +126,7 @@ class _Ladder:
         self.axes.add_artist(box)
 
     def _draw_stays(self, row: int, later: bool) -> None:
-        """Thin lines from the row above: what a rank holds, it keeps."""
+        """Draw thin lines from the row above: a rank keeps what it holds."""
         places = [self.place(rank, row) for rank in range(len(self.rounds[0].held))]
         low = places[0][1] + _CELL / 2 + _PAD
         self.axes.vlines(
@@ -133,7 +135,7 @@ class _Ladder:
         )  # fmt: skip
 
     def _draw_moves(self, row: int, faint: bool) -> None:
-        """The messages of a round, from the row above to this one."""
+        """Draw the messages of a round, from the row above to this row."""
         for move in self.rounds[row].moves:
             from_x, from_y = self.place(move.src, row - 1)
             to_x, to_y = self.place(move.dst, row)
@@ -151,18 +153,18 @@ class _Ladder:
 def _draw_copy(
     axes: Axes, corner: tuple[float, float], copy: frozenset[int], num_ranks: int, gid: str
 ) -> None:
-    """One copy of the whole tensor, its cells side by side, rank 0's on the left."""
+    """Draw one copy of the whole tensor as cells side by side, with rank 0 on the left."""
     draw_cells(axes, corner, (_BOX, _CELL), [[cell] for cell in cells_of(copy, num_ranks)], gid)
 
 
 def _outline(axes: Axes, corner: tuple[float, float], gid: str) -> None:
-    """Around what has just arrived."""
+    """Draw an outline around a copy that has just arrived."""
     outline = Rectangle(corner, _BOX, _CELL, fill=False, edgecolor=ARROW, linewidth=1.7, gid=gid)
     axes.add_artist(outline)
 
 
 def _draw_key(axes: Axes, num_ranks: int) -> None:
-    """What is what, in one line below the rows."""
+    """Draw the key, in one line below the rows."""
     words: dict[str, Any] = {"fontsize": 8, "color": MUTED, "ha": "left", "va": "center"}
     left, y = 0.35, 0.28
     sample = frozenset(range(0, num_ranks, 2))
@@ -173,11 +175,11 @@ def _draw_key(axes: Axes, num_ranks: int) -> None:
 
 
 def _alt_text(heading: str, rounds: Sequence[Round], step: int | None) -> str:
-    """Who sends to whom in each round, and who then holds how much."""
+    """Describe the messages of each round, and what each rank holds after the last."""
     shown = rounds[1:] if step is None else [rounds[step]]
     parts = [f"{heading}."]
     if not shown:
-        parts.append("Nothing has to be sent.")
+        parts.append("No message is needed.")
     for drawn in shown:
         sent = [f"rank {move.src} sends to rank {move.dst}" for move in drawn.moves]
         parts += [f"{drawn.title.capitalize()}: {list_words(sent)}."] if sent else []
@@ -185,7 +187,7 @@ def _alt_text(heading: str, rounds: Sequence[Round], step: int | None) -> str:
 
 
 def _state(drawn: Round) -> str:
-    """Whose values each rank holds, in words."""
+    """Describe whose values each rank holds."""
     copies = [copy for (copy,) in drawn.held]
     if all(len(copy) == len(copies) for copy in copies):
         return f"Then every rank holds the values of all {len(copies)} ranks."

@@ -1,4 +1,4 @@
-"""Figures with controls: a widget draws its figure again when one of its values changes."""
+"""Figures with controls: a widget redraws its figure when the value of a control changes."""
 
 from dtlab.show.widgets.batch import explore_effective_batch as explore_effective_batch
 from dtlab.show.widgets.batch import explore_published_sweep as explore_published_sweep

@@ -1,8 +1,8 @@
 """Widgets for batch sizes and learning rates.
 
-    explore_effective_batch()     microbatch, microbatches, copies and GPUs against the batch
-    explore_schedule()            warm-up, decay, and a scheduler that is called too often
-    explore_published_sweep()     rules at a batch of 8192 on ImageNet
+explore_effective_batch()     the batch from microbatch, microbatches, copies and GPUs
+explore_schedule()            warm-up, decay, and a scheduler that is called too often
+explore_published_sweep()     learning-rate rules at a batch of 8192 on ImageNet
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _SHARES: Final = tuple(round(0.05 * step, 2) for step in range(21))
 
 
 def explore_effective_batch() -> Explorer:
-    """Multiply a batch out, and see what GPUs that share a copy change. See `effective_batch`."""
+    """Show how sizes multiply to the effective batch, and what GPUs that share a copy change.
+
+    See `effective_batch`.
+    """
     dials = {
         "micro_batch": Dial("Microbatch, in samples", count_scale(_POWERS), 4),
         "micro_batches": Dial("Microbatches in a step", count_scale(_PARTS), 8),
@@ -34,7 +37,7 @@ def explore_effective_batch() -> Explorer:
 
 
 def explore_schedule() -> Explorer:
-    """See what a warm-up and a decay make of the rate, and too many calls. See `schedule`."""
+    """Show the learning rate under warm-up, decay and extra scheduler calls. See `schedule`."""
     shares = Scale(_SHARES, lambda each: f"{each:g}", lambda words: number_from_words(words, {}))
     dials = {
         "warmup": Dial("Warm-up, share of the run", shares, 0.25),
@@ -47,6 +50,6 @@ def explore_schedule() -> Explorer:
 
 
 def explore_published_sweep() -> Explorer:
-    """Put another rule beside the published sweep, at a batch of 8192. See `published_sweep`."""
+    """Show another rule beside the published sweep, at a batch of 8192. See `published_sweep`."""
     rule = choice("At a batch of 8k", list(AT_8K))
     return Explorer(published_sweep, {"rule": rule}, [[rule]])

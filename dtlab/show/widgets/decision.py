@@ -1,6 +1,6 @@
-"""The widget of the decision tree.
+"""The widget for the decision tree.
 
-    explore_decision()    what is known of a job against the way through the tree
+    explore_decision()    the path through the tree for the facts about a job
 
 Numbers of parameters are typed as `7 billion`, times as `19 days` or `2 hours`.
 """
@@ -36,9 +36,10 @@ _CARD: Final = "H100 SXM"
 
 
 def explore_decision() -> Explorer:
-    """Change what is known of a job, and see the tree light another way. See `decision_tree`.
+    """Change the facts about a job, and see which path through the tree is highlighted.
 
-    A node has eight GPUs. Tokens are held against the compute and the links of an H100.
+    A node has eight GPUs. Tokens per GPU are compared with the compute and the links of an H100.
+    See `decision_tree`.
     """
     hours = Scale(_HOURS, _hours_words, lambda words: number_from_words(words, _TIMES))
     dials = {
@@ -47,7 +48,7 @@ def explore_decision() -> Explorer:
         "activation_bytes": Dial("Activations", bytes_scale(_ACTIVATIONS), 2e9),
         "num_gpus": Dial("Number of GPUs", count_scale(_GPUS), 16),
         "hours": Dial("Time on one GPU", hours, 168.0),
-        "deadline_hours": Dial("Time there is", hours, 24.0),
+        "deadline_hours": Dial("Time available", hours, 24.0),
         "tokens_per_gpu": Dial("Tokens per GPU", count_scale(_TOKENS), 32768),
     }
 
@@ -62,7 +63,7 @@ def _read_count(words: str) -> float:
 
 
 def _hours_words(hours: float) -> str:
-    """`456` as `19 days`; what is less than two days in hours."""
+    """Format hours: `456` as `19 days`; times under two days in hours."""
     days = hours >= 48
     number = four_digits(hours / 24 if days else hours)
     unit = "day" if days else "hour"

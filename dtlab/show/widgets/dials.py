@@ -1,10 +1,10 @@
-"""Dials: a number that a learner sets in a field or on a slider.
+"""Dials: controls in which a learner sets a number, in a field or on a slider.
 
     Size of the tensor [ 7 MB      ]  ──────o─────
 
-The field is the browser's own, and its label belongs to it: a screen reader says its name and its
-value. A slider of ipywidgets has neither, only the place of its handle. So the field comes first,
-and the slider is for the hand: it stops at a few round values.
+The field is a native input of the browser with a label, so a screen reader reads its name and its
+value. A slider of ipywidgets exposes only the position of its handle. Therefore the field comes
+first, and the slider is a shortcut that stops at a few round values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Scale:
-    """The round values of a dial, in order; how one is written, and how what is typed is read."""
+    """The round values of a dial, in order, with functions to format and to parse a value."""
 
     values: Sequence[Number]
     write: Callable[[Any], str]
@@ -41,23 +41,23 @@ class Scale:
 
 
 def bytes_scale(values: Sequence[float]) -> Scale:
-    """Numbers of bytes, written and read in decimal units."""
+    """Return a scale of numbers of bytes, formatted and parsed in decimal units."""
     return Scale(values, _write_bytes, _reader(BYTES))
 
 
 def rate_scale(values: Sequence[float]) -> Scale:
-    """Bytes per second."""
+    """Return a scale of bytes per second."""
     rates = {f"{unit}/s": factor for unit, factor in BYTES.items()}
     return Scale(values, lambda each: f"{_write_bytes(each)}/s", _reader(rates))
 
 
 def seconds_scale(values: Sequence[float]) -> Scale:
-    """Lengths of time."""
+    """Return a scale of times in seconds."""
     return Scale(values, lambda each: short_words(time_words(each)), _reader(SECONDS))
 
 
 def count_scale(values: Sequence[int]) -> Scale:
-    """Whole numbers."""
+    """Return a scale of whole numbers."""
     return Scale(values, str, _read_count)
 
 
@@ -77,7 +77,7 @@ def _read_count(words: str) -> int:
 
 
 def box(name: str, value: bool = True) -> Any:
-    """A box to tick, with its name."""
+    """Build a checkbox with its name."""
     import ipywidgets as widgets
 
     layout = widgets.Layout(width="auto", margin="2px 1em 2px 0")
@@ -85,7 +85,7 @@ def box(name: str, value: bool = True) -> Any:
 
 
 def choice(name: str, options: Sequence[str]) -> Any:
-    """One of several words, with its name; the first is chosen at the start."""
+    """Build a drop-down list with its name; the first option is chosen at the start."""
     import ipywidgets as widgets
 
     return widgets.Dropdown(
@@ -95,10 +95,10 @@ def choice(name: str, options: Sequence[str]) -> Any:
 
 
 class Dial:
-    """A number with a name; `value` is what it is now, between the ends of its scale."""
+    """A field and a slider for one number; `value` is its current value, within its scale."""
 
     def __init__(self, name: str, scale: Scale, start: Number, width: str = "10.5em") -> None:
-        """`width` is that of the name."""
+        """`width` is the width of the name, in CSS units."""
         import ipywidgets as widgets
 
         self._name, self._scale, self._value = name, scale, start
@@ -122,24 +122,24 @@ class Dial:
 
     @property
     def value(self) -> Number:
-        """The number that is set."""
+        """The current value."""
         return self._value
 
     @value.setter
     def value(self, value: Number) -> None:
         self.complaint.value = ""
         changed, self._value = value != self._value, value
-        self._settling = True  # the two below follow the value; they do not set it
+        self._settling = True  # field and slider follow the value now; they must not set it
         try:
             self.field.value = self._scale.write(value)
             self.slider.value = self._nearest(value)
         finally:
             self._settling = False
-        for tell in self._observers if changed else ():
-            tell(None)
+        for callback in self._observers if changed else ():
+            callback(None)
 
     def observe(self, handler: Callable[[Any], None], names: str = "value") -> None:
-        """Call `handler` whenever the value has changed, as a widget does."""
+        """Register `handler`, which is called after each change, as ipywidgets does."""
         self._observers.append(handler)
 
     def _nearest(self, value: Number) -> Number:
@@ -150,7 +150,7 @@ class Dial:
             self.value = change["new"]
 
     def _typed(self, change: Any) -> None:
-        """Take what was typed, or say below the field what is wrong with it."""
+        """Set the value from the input, or show below the field what is wrong with it."""
         if self._settling:
             return
         try:

@@ -1,11 +1,10 @@
-"""`Explorer`: a figure with controls; and steppers through rings and trees.
+"""`Explorer`, a figure with controls, and widgets that step through rings and trees.
 
     step_ring(), step_tree()     round by round, with a dial and two buttons
-    explore_crossover()          size, ranks, link and algorithms against the time of an all-reduce
+    explore_crossover()          time of an all-reduce by size, ranks, link and algorithm
 
-All controls are reached by Tab; a slider that has the focus moves with the arrow keys, a box is
-ticked with the space bar, and a field takes what is typed on Enter. Where nothing answers, as in a
-run without a front end, the figure of the start is what is shown.
+All controls can be reached with Tab. The arrow keys move a slider that has the focus, the space
+bar ticks a box, and Enter commits a field. Without a front end the initial figure is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["Explorer", "explore_crossover", "step_ring", "step_tree"]
 
 
 class Explorer:
-    """A figure and the controls above it, by name; `figure` is the one that is shown now."""
+    """A figure and the controls above it, by name; `figure` is the figure currently shown."""
 
     figure: Figure
 
@@ -35,7 +34,7 @@ class Explorer:
         controls: Mapping[str, Any],
         rows: Sequence[Sequence[Any]],
     ) -> None:
-        """`draw` takes the value of each control by its name; `rows` of widgets stand above."""
+        """`draw` takes each control's value by name; `rows` are the widgets above the figure."""
         import ipywidgets as widgets
 
         self.controls = controls
@@ -56,7 +55,7 @@ class Explorer:
             self._kept.update(self._picture.value, self.figure.alt_text)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """The controls with their figure; the figure alone for readers that have no widgets."""
+        """Return the controls with their figure; pages without widgets get the figure alone."""
         widget = {**self.widget._repr_mimebundle_(), "text/plain": self.figure.alt_text}
         if in_a_kernel():
             self._kept = Kept(self._picture.value, self.figure.alt_text)
@@ -78,7 +77,7 @@ def step_tree(num_ranks: int = 8, *, operation: TreeOperation = "all_reduce") ->
 
 
 def _stepper(draw: Callable[[int], Figure], last: int) -> Explorer:
-    """A dial over the steps of a figure, and buttons for the one before and the next."""
+    """Build a dial over the steps of a figure, and buttons for the previous and the next step."""
     import ipywidgets as widgets
 
     dial = Dial("Rounds done", count_scale(range(last + 1)), 0, width="7em")
@@ -105,8 +104,8 @@ def explore_crossover(algorithms: Sequence[str] = tuple(ALL_REDUCES)) -> Explore
     """Find the fastest all-reduce for a size, a number of ranks and a link. See `crossover`.
 
     `algorithms` are names of `ALL_REDUCES`, each with a box that shows or hides it. The dials
-    stand at InfiniBand NDR's 5 µs and 50 GB/s at first, and their sliders have the round figures
-    of NVLink, PCIe, InfiniBand and Ethernet; their fields take any others.
+    start at the 5 µs and 50 GB/s of InfiniBand NDR. Their sliders stop at round values for NVLink,
+    PCIe, InfiniBand and Ethernet; the fields accept any value in between.
     """
     import ipywidgets as widgets
 
@@ -123,7 +122,7 @@ def explore_crossover(algorithms: Sequence[str] = tuple(ALL_REDUCES)) -> Explore
 
 
 def _dials() -> dict[str, Any]:
-    """What can be set of an all-reduce, by the names that `crossover` has for it."""
+    """Build the dials of an all-reduce, keyed by the parameter names of `crossover`."""
     latencies = seconds_scale([round(each * 1e-6, 10) for each in _MICROSECONDS])
     bandwidths = rate_scale([each * 1e9 for each in _GIGABYTES])
     return {

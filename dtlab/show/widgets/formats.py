@@ -1,8 +1,8 @@
 """Widgets for number formats and activations.
 
-    explore_number_line()           a value against the numbers of the formats
-    explore_gradients(gradients)    the scale of the loss against what fp16 loses
-    explore_activations()           sizes and switches against the bytes of a layer
+explore_number_line()           what a value is rounded to in each format
+explore_gradients(gradients)    what fp16 loses at each loss scale
+explore_activations()           bytes of a layer by sizes and switches
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ _VALUES: Final = (2.0**-30, 1e-8, 1e-6, 1e-4, 0.001, 0.1, 1.0, 1.001, 1.003, 1.1
 
 
 def explore_number_line() -> Explorer:
-    """Move a value and see what it becomes in each format. See `number_line`."""
+    """Change a value and see what each format rounds it to. See `number_line`."""
     values = Scale(_VALUES, lambda each: f"{each:.9g}", lambda words: number_from_words(words, {}))
     dial = Dial("Value", values, 1.003)
     return Explorer(number_line, {"value": dial}, [[dial.widget]])
 
 
 def explore_gradients(gradients: Iterable[Any]) -> Explorer:
-    """Scale gradients up and see how many of them fp16 and bf16 keep. See `gradient_ranges`."""
-    kept = list(gradients)
+    """Scale gradients and see how many fp16 and bf16 can represent. See `gradient_ranges`."""
+    tensors = list(gradients)
     exponents = Scale(range(-8, 33), lambda each: f"2^{each}", _exponent_from)
     dials = {"exponent": Dial("Scale of the loss", exponents, 0)}
     name = choice("Format", ["fp16", "bf16", "fp8 e5m2"])
 
     def draw(exponent: int, name: str) -> Figure:
         return gradient_ranges(
-            kept, 2.0**exponent, name, beside=tuple(dict.fromkeys((name, "bf16")))
+            tensors, 2.0**exponent, name, beside=tuple(dict.fromkeys((name, "bf16")))
         )
 
     return Explorer(draw, dials | {"name": name}, [[dials["exponent"].widget], [name]])
 
 
 def explore_activations() -> Explorer:
-    """Set sizes and switches of a transformer layer. See `activation_bars`."""
+    """Set sizes and switches of a transformer layer, and see the bytes of its activations.
+
+    See `activation_bars`.
+    """
     dials = {
         "sequence_length": Dial("Tokens of a sequence", count_scale(_POWERS), 1024),
         "microbatch_size": Dial("Sequences of a microbatch", count_scale(_POWERS[:8]), 4),
@@ -62,9 +65,9 @@ def explore_activations() -> Explorer:
 
 
 def _exponent_from(words: str) -> int:
-    """`2^12`, `4096` and `12` as 12: what is below 33 is an exponent."""
+    """Parse `2^12`, `4096` and `12` as 12: a number up to 32 is taken as the exponent."""
     number = number_from_words(words.strip().removeprefix("2^"), {})
     exponent = math.log2(number) if number > 32 else number
     if not float(exponent).is_integer():
-        raise ValueError(f"{words.strip()!r} is no power of two. Type one, as 2^12.")
+        raise ValueError(f"{words.strip()!r} is not a power of two. Type one, such as 2^12.")
     return int(exponent)

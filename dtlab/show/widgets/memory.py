@@ -1,6 +1,6 @@
 """Widgets for memory.
 
-    explore_memory()    parameters, stage, ranks, policy and card against what a rank holds
+explore_memory()    memory of a rank by parameters, ZeRO stage, ranks, policy and card
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _GIGABYTES: Final = (0, 1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 120)
 def explore_memory(
     num_params: float = 7e9, stage: int = 1, world_size: int = 8, policy: str = "mixed"
 ) -> Explorer:
-    """Find the fewest cards on which a model fits, by stage and policy. See `memory_bar`.
+    """Find the fewest cards on which a model fits, by ZeRO stage and policy. See `memory_bar`.
 
-    Cards are those of `CARDS`, and one with 80e9 bytes, as exercises have it. Activations are
-    typed in: they are not shared out. The starting values are given as arguments.
+    The cards are those of `CARDS`, and one with 80e9 bytes, which the exercises use. The bytes of
+    activations are typed in, because ZeRO does not shard them. The arguments are starting values.
     """
     parameters = Scale(_PARAMETERS, count_words, _whole)
     dials = {
@@ -60,7 +60,7 @@ def explore_memory(
 
 
 def _whole(words: str) -> int:
-    """`7 billion`, `7B` and `7e9` as 7000000000."""
+    """Parse `7 billion`, `7B` and `7e9` as 7000000000."""
     number = number_from_words(words, _COUNTS)
     if not number.is_integer():
         raise ValueError(f"{words.strip()!r} is not a whole number of parameters.")

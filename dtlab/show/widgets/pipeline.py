@@ -1,6 +1,7 @@
 """Widgets for pipelines and tensor-parallel blocks.
 
-explore_pipeline()    stages, microbatches, schedule, backward and messages against the bubble
+explore_pipeline()    the bubble by stages, microbatches, schedule, backward and messages
+explore_block()       what a tensor-parallel block holds and sends on each rank
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _MESSAGES: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 def explore_pipeline(
     schedule: str = "1F1B", num_stages: int = 4, num_microbatches: int = 8
 ) -> Explorer:
-    """Redraw a simulated pipeline, alone or with another schedule. See `predicted_pipeline`.
+    """Simulate a pipeline, alone or beside another schedule. See `predicted_pipeline`.
 
-    The starting values are given as arguments; backward takes twice as long as forward at first.
+    The arguments are starting values. At first, backward takes twice as long as forward.
     """
     backward, messages = (Scale(values, lambda each: f"{each:g}", _plain)
                           for values in (_BACKWARD, _MESSAGES))  # fmt: skip
@@ -54,13 +55,13 @@ def _plain(words: str) -> float:
 
 
 def explore_block(num_heads: int = 4) -> Explorer:
-    """Set ranks, pass and sequence parallelism. See `parallel_block`."""
+    """Choose ranks, pass and sequence parallelism of a block. See `parallel_block`."""
     ranks = choice("Ranks", [str(each) for each in (2, 4, 3, 1) if num_heads % each == 0])
-    way = choice("Pass", ["forward", "backward"])
+    direction = choice("Pass", ["forward", "backward"])
     sequence = box("Sequence parallelism", False)
 
     def draw(ranks: str, way: str, sequence: bool) -> Figure:
         return parallel_block(int(ranks), num_heads, sequence, way == "backward")
 
-    controls = {"ranks": ranks, "way": way, "sequence": sequence}
-    return Explorer(draw, controls, [[ranks, way, sequence]])
+    controls = {"ranks": ranks, "way": direction, "sequence": sequence}
+    return Explorer(draw, controls, [[ranks, direction, sequence]])

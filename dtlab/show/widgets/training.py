@@ -1,7 +1,7 @@
 """Widgets for data-parallel training.
 
-    explore_overlap()      size of buckets, ranks and link against exposed communication
-    explore_straggler()    the delay of a worker against throughput, for each consistency
+explore_overlap()      exposed communication by size of buckets, ranks and link
+explore_straggler()    throughput by the delay of one worker, for each consistency model
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DELAYS: Final = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
 def explore_overlap() -> Explorer:
-    """Find the size of bucket that leaves the least communication exposed. See `overlap`.
+    """Find the bucket size that leaves the least communication exposed. See `overlap`.
 
-    The dials stand at PyTorch's 25 MB and InfiniBand HDR's 5 µs and 25 GB/s at first.
+    The dials start at PyTorch's 25 MB and at the 5 µs and 25 GB/s of InfiniBand HDR.
     """
     dials = {
         "bucket_bytes": Dial("Size of a bucket", bytes_scale(_BUCKETS), 25e6),
@@ -50,13 +50,13 @@ def explore_overlap() -> Explorer:
 
 
 def explore_straggler() -> Explorer:
-    """See what a late worker costs with sync, bounded and async. See `straggler`."""
+    """Show what a late worker costs in sync, bounded and async training. See `straggler`."""
     delays = Scale(_DELAYS, lambda each: f"{each:g}", lambda words: number_from_words(words, {}))
     dials = {
         "delay": Dial("Delay, in steps", delays, 1.0),
         "num_workers": Dial("Number of workers", count_scale(range(2, 33)), 8),
         "staleness": Dial("Bound, in steps", count_scale(range(1, 33)), 3),
     }
-    turns = box("another worker in each step", False)
+    turns = box("a different worker in each step", False)
     rows = [each.widget for each in dials.values()], [turns]
     return Explorer(straggler, dials | {"turns": turns}, rows)
