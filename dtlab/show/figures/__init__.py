@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dtlab.show.figures.batch import effective_batch, published_sweep, schedule, sweep_chart
 from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
-from dtlab.show.figures.decision import decision_tree
 from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars, parallel_block
 from dtlab.show.figures.lines import line_chart, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
 from dtlab.show.figures.overlap import overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
-from dtlab.show.figures.plan import mesh_figure, plan_chart, plan_table
 from dtlab.show.figures.ring import ring
+from dtlab.show.figures.strategy import decision_tree, mesh_figure, plan_chart, plan_table
 from dtlab.show.figures.table import collective_table
 from dtlab.show.figures.timeline import timeline
 from dtlab.show.figures.tree import tree

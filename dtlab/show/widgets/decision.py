@@ -13,8 +13,8 @@ from dtlab.predict.hardware import CARDS
 from dtlab.predict.strategy import choose
 from dtlab.predict.units import four_digits
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.decision import decision_tree
 from dtlab.show.figures.memory import count_words
+from dtlab.show.figures.strategy import decision_tree
 from dtlab.show.widgets.dials import Dial, Scale, bytes_scale, count_scale
 from dtlab.show.widgets.explorer import Explorer
 from dtlab.show.words import number_from_words

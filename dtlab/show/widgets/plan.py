@@ -11,7 +11,7 @@ from typing import Final
 from dtlab.predict.hardware import LINKS, Cluster
 from dtlab.predict.plan import Plan, Transformer, evaluate
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.plan import mesh_figure
+from dtlab.show.figures.strategy import mesh_figure
 from dtlab.show.widgets.dials import Dial, choice, count_scale
 from dtlab.show.widgets.explorer import Explorer
 

@@ -1,4 +1,4 @@
-"""Figures of plans: ranks in a mesh, a table of the best plans, and memory against time.
+"""Figures of strategy: the decision tree, ranks in a mesh, and plans.
 
 mesh_figure({"data": 2, "pipeline": 2, "tensor": 4}, gpus_per_node=8)
 
@@ -12,20 +12,156 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from dtlab.predict.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.plan import Estimate, Search
+from dtlab.predict.strategy import Choice
 from dtlab.predict.units import in_gb
 from dtlab.show.drawing.charts import Axis, Chart
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
 from dtlab.show.words import time_words
 
-__all__ = ["AXIS_COLOURS", "mesh_figure", "plan_chart", "plan_table"]
+__all__ = ["AXIS_COLOURS", "decision_tree", "mesh_figure", "plan_chart", "plan_table"]
+
+# The decision tree -------------------------------------------------------------------------------
+#
+#     Does a whole replica fit on a card?                642 GB > 80 GB
+#     ├─ yes  Is one GPU fast enough?
+#     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
+#             ┣━ yes ...
+#
+# The figure has one row for each node of `predict.decision.TREE`. The path of the job is thick,
+# dark and marked; the rest is pale.
+
+_WIDTH, _LEFT, _TOP, _BOTTOM = 9.4, 0.2, 0.85, 0.15  # inches
+_ROW, _INDENT = 0.245, 0.5  # inches: height of a row; width of a level, with its "yes" or "no"
+_NUMBERS: Final = 6.85  # inches from the left to the compared numbers
+_LIT: Final = PALETTE[0]
+_PALE: Final = "#B9BDB8"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A node with its depth, the answer that leads to it, and the row of its parent question."""
+
+    id: str
+    depth: int
+    answer: str
+    above: int
+    lit: bool
+
+
+def decision_tree(choice: Choice | None = None, *, title: str | None = None) -> Figure:
+    """Draw the tree that `dtlab.predict.choose` follows; a `Choice` highlights its path.
+
+    Beside each question on the path are the two numbers that it compares. A mark shows the
+    question whose answer decided the choice.
+    """
+    steps = {} if choice is None else {step.question.id: step for step in choice.path}
+    rows = list(_rows(ROOT, 0, "", -1, steps, choice is not None, [0]))
+    heading = title or (
+        "Which strategy?" if choice is None else choice.strategy[0].upper() + choice.strategy[1:]
+    )
+    note = "yes means that a number is at most its limit" if choice is None else (
+        f"because {choice.because}")  # fmt: skip
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    figure = Figure(_WIDTH, height, alt_text=_alt_text(heading, choice))
+    figure.heading(heading, note)
+    axes = figure.sheet(0, 0, _WIDTH, height)
+    axes.set_xlim(0, _WIDTH)
+    axes.set_ylim(0, height)
+    for lit in (False, True):  # draw the highlighted path last, on top
+        for number, row in enumerate(rows):
+            if row.above >= 0 and row.lit is lit:
+                _draw_branch(axes, row, _y(row.above, height), _y(number, height))
+    for number, row in enumerate(rows):
+        _draw_node(axes, row, _y(number, height), choice, steps.get(row.id))
+    return figure
+
+
+def _rows(
+    node_id: str, depth: int, answer: str, above: int, steps: Mapping[str, Step], lit: bool,
+    count: list[int],
+) -> Iterator[_Row]:  # fmt: skip
+    """Yield a node and its subtree from top to bottom; `count` counts the rows so far."""
+    node, place = TREE[node_id], count[0]
+    count[0] += 1
+    yield _Row(node_id, depth, answer, above, lit)
+    if isinstance(node, Leaf):
+        return
+    step = steps.get(node_id)
+    for words, child, holds in (("yes", node.yes, True), ("no", node.no, False)):
+        taken = lit and step is not None and step.holds is holds
+        yield from _rows(child, depth + 1, words, place, steps, taken, count)
+
+
+def _y(row: int, height: float) -> float:
+    """Return the middle of a row."""
+    return height - _TOP - (row + 0.5) * _ROW
+
+
+def _x(depth: int) -> float:
+    """Return the left end of the text of a level."""
+    return _LEFT + depth * _INDENT
+
+
+def _draw_branch(axes: Axes, row: _Row, top: float, y: float) -> None:
+    """Draw the line from the parent question to this row, and the answer that leads here."""
+    left = _x(row.depth - 1) + 0.06
+    colour, width = (_LIT, 2.6) if row.lit else (_PALE, 1.0)
+    axes.plot([left, left, left + 0.09], [top - 0.1, y, y], color=colour, linewidth=width,
+              solid_joinstyle="miter", gid=f"branch {row.id}")  # fmt: skip
+    axes.text(left + 0.13, y, row.answer, fontsize=8, color=INK if row.lit else MUTED,
+              weight="bold" if row.lit else "normal", va="center", ha="left")  # fmt: skip
+
+
+def _draw_node(axes: Axes, row: _Row, y: float, choice: Choice | None, step: Step | None) -> None:
+    """Draw a node's text; a strategy is in a box, which is filled at the end of the path."""
+    node = TREE[row.id]
+    lit, pale = row.lit and choice is not None, not row.lit and choice is not None
+    ink = MUTED if pale else INK
+    if isinstance(node, Leaf):
+        words = axes.text(_x(row.depth) + 0.05, y, node.strategy, fontsize=8, va="center")
+        words.set(color="#FFFFFF" if lit else ink, weight="bold" if lit else "normal")
+        words.set(gid=f"leaf {row.id}")
+        face = _LIT if lit else blend(SHEET, _LIT, 0.04 if pale else 0.14)
+        words.set_bbox({"boxstyle": "round,pad=0.25", "facecolor": face, "linewidth": 0.8,
+                        "edgecolor": blend(_LIT, "#000000", 0.3) if lit else _PALE})  # fmt: skip
+        return
+    words = axes.text(_x(row.depth), y, node.text, fontsize=8.5, color=ink, va="center")
+    words.set(weight="bold" if lit else "normal", gid=f"question {row.id}")
+    if step is not None and choice is not None:
+        drove = step is choice.because
+        text = f"{_comparison(step)}{'   ◄ drove it' if drove else ''}"
+        axes.text(_NUMBERS, y, text, fontsize=8.5, color=INK, va="center", gid=f"step {row.id}",
+                  weight="bold" if drove else "normal")  # fmt: skip
+
+
+def _comparison(step: Step) -> str:
+    """Format the two numbers that a step compares, as in `642 GB > 80 GB`."""
+    return (" ≤ " if step.holds else " > ").join(step.numbers) if step.known else "not known: yes"
+
+
+def _alt_text(heading: str, choice: Choice | None) -> str:
+    questions = sum(not isinstance(node, Leaf) for node in TREE.values())
+    tree = f"A decision tree of {questions} questions and {len(TREE) - questions} strategies"
+    if choice is None:
+        return f"{heading} {tree}. It begins with: {getattr(TREE[ROOT], 'text', '')}"
+    path = [
+        f"{step.question.text} {'Yes' if step.holds else 'No'}, {_comparison(step)}."
+        for step in choice.path
+    ]
+    return f"{heading}, because {choice.because}. {tree}; the path: {' '.join(path)}"
+
+
+# Ranks in a mesh ---------------------------------------------------------------------------------
 
 AXIS_COLOURS: Final[Mapping[str, str]] = {
     "tensor": PALETTE[0], "context": PALETTE[3], "pipeline": PALETTE[1], "data": PALETTE[2],
@@ -33,10 +169,7 @@ AXIS_COLOURS: Final[Mapping[str, str]] = {
 _MOST: Final = 4  # places of an axis that are drawn; more are left out with an ellipsis
 _CELL, _LINE = 0.78, 0.5  # inches of a rank across, and of a row of ranks
 _SLANT_X, _SLANT_Y = 0.42, 0.22  # inches by which one pipeline stage lies behind the one before
-_TOP, _KEY = 0.8, 0.95
-
-
-# Ranks in a mesh ---------------------------------------------------------------------------------
+_MESH_TOP, _MESH_KEY = 0.8, 0.95
 
 
 def mesh_figure(
@@ -67,11 +200,13 @@ def mesh_figure(
     for place in shown[0]:
         lefts.append(lefts[-1] + (0.9 if place < 0 else panel))
     width = max(7.2, 1.2 + lefts[-1])
-    height = _TOP + (_LINE + _SLANT_Y) * len(shown[1]) + 0.2 + _KEY + 0.21 * len(lines)
+    height = _MESH_TOP + (_LINE + _SLANT_Y) * len(shown[1]) + 0.2 + _MESH_KEY + 0.21 * len(lines)
     figure = Figure(width, height)
     ranks = math.prod(counts)
+    heading = f"{ranks} ranks: " + " x ".join(f"{name} {size}" for name, size in sizes.items())
+    heading = title or heading
     figure.heading(
-        title or f"{ranks} ranks: " + " x ".join(f"{name} {size}" for name, size in sizes.items()),
+        heading,
         f"{-(-ranks // gpus_per_node)} nodes of {gpus_per_node} GPUs; each tint is a node",
     )
     axes = figure.sheet(0, 0, width, height)
@@ -79,7 +214,7 @@ def mesh_figure(
     points = {
         (i, j, k): (
             1.25 + lefts[i] + k * _CELL + j * _SLANT_X,
-            height - _TOP - 0.3 - j * (_LINE + _SLANT_Y),
+            height - _MESH_TOP - 0.3 - j * (_LINE + _SLANT_Y),
         )
         for i, j, k in itertools.product(*(range(len(places)) for places in shown))
         if shown[0][i] >= 0 or k == 0
@@ -106,7 +241,7 @@ def mesh_figure(
     _draw_mesh_key(axes, sizes, gpus_per_node, links, 0.18 + 0.21 * len(lines))
     for number, line in enumerate(reversed(lines)):
         axes.text(0.3, 0.14 + 0.21 * number, line, fontsize=8.5, color=INK, va="center")
-    figure.alt_text = " ".join([_mesh_words(sizes, gpus_per_node, links), *lines])
+    figure.alt_text = " ".join([f"{heading}.", _mesh_words(sizes, gpus_per_node, links), *lines])
     return figure
 
 
@@ -187,8 +322,9 @@ def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> F
     width = 0.3 + sum(size for _, size in _COLUMNS)
     height = 0.95 + 0.24 * (len(best) + 1) + 0.45 + 0.22 * len(reasons)
     figure = Figure(width, height)
+    heading = title or f"The fastest of {len(found):,} plans that fit"
     figure.heading(
-        title or f"The fastest of {len(found):,} plans that fit",
+        heading,
         f"{found.problem.cluster.size:,} GPUs, {found.problem.card.name}, "
         f"{in_gb(found.problem.memory)} each for tensors; "
         f"{found.problem.batch:,} sequences a step; 8s: with sequence parallelism",
@@ -210,7 +346,7 @@ def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> F
         axes.text(1.2, y, reason, fontsize=8.5, color=INK, va="center")
     lines = [f"{number}. {each}." for number, each in enumerate(best, start=1)]
     lines += [f"{number:,} plans rejected: {reason}." for reason, number in reasons]
-    figure.alt_text = " ".join(lines) or "No plan fits."
+    figure.alt_text = " ".join([f"{heading}.", *lines])
     return figure
 
 
@@ -283,7 +419,8 @@ def plan_chart(
             handle.set_alpha(1)
     said = [f"{name}: {each}." for name, each in rings.items()]
     figure.alt_text = (
-        f"{len(nbytes):,} plans by memory and step time; {int(fits.sum()):,} fit. {' '.join(said)}"
+        f"{title or 'Memory against time'}. {len(nbytes):,} plans; {int(fits.sum()):,} fit. "
+        f"{' '.join(said)}"
     )
     return figure
 
