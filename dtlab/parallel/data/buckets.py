@@ -77,8 +77,8 @@ class Bucket:
                 continue
             if gradient.is_sparse:
                 raise TypeError(
-                    f"a gradient of shape {tuple(gradient.shape)} is sparse; buckets are dense. "
-                    "Make the embedding with sparse=False, or leave it to a parameter server."
+                    f"a gradient of shape {tuple(gradient.shape)} is sparse, but buckets are "
+                    "dense. Use an embedding with sparse=False, or a parameter server."
                 )
             places.append(view)
             gradients.append(gradient.detach())

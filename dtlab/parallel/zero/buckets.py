@@ -139,7 +139,7 @@ class ShardedBucket:
             return self.flat.new_zeros(parameter.numel())
         if gradient.is_sparse:
             raise TypeError(
-                f"a gradient of shape {tuple(gradient.shape)} is sparse; shards are dense. "
+                f"a gradient of shape {tuple(gradient.shape)} is sparse, but shards are dense. "
                 "Make the embedding with sparse=False, or leave it to a parameter server."
             )
         self.used.add(place)

@@ -124,7 +124,7 @@ class FlatShard:
             return
         if whole.grad.is_sparse:
             raise TypeError(
-                f"a gradient of shape {tuple(whole.shape)} is sparse; shards are dense. "
+                f"a gradient of shape {tuple(whole.shape)} is sparse, but shards are dense. "
                 "Make the embedding with sparse=False."
             )
         self._gradients.add(index, in_memory_order(whole.grad, whole))
