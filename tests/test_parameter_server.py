@@ -545,7 +545,7 @@ def _wrong_use() -> None:
     with ParameterWorker(table) as worker:
         _refuses(1, "no table. Tables are weight", partial(worker.pull, {"bias": torch.ones(1)}))
         _refuses(1, "has 3 rows", partial(worker.pull, {"weight": torch.tensor([0, 3])}))
-        _refuses(1, "from 1 on, not 0", partial(worker.push, 0))
+        _refuses(1, "of 1 or more, not 0", partial(worker.push, 0))
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def test_somebody_is_late_in_each_step() -> None:
 
 @pytest.mark.parametrize("lead", [-1, 0.5, math.nan])
 def test_a_lead_that_cannot_be_is_refused(lead: float) -> None:
-    with pytest.raises(ValueError, match="lead is a number of steps"):
+    with pytest.raises(ValueError, match="lead must be a number of steps"):
         finish_times(np.ones((2, 2)), lead)
 
 

@@ -1,8 +1,8 @@
 """The decision tree for the strategy of a training job, as data.
 
-A question compares two numbers: it is answered yes where its fact is not more than its limit, and
-where one of them is not known (NaN), so that only what is known stands against a strategy.
-`strategy.choose` works the numbers out.
+A question compares two numbers. The answer is yes if its fact is at most its limit. It is also yes
+if one of them is unknown (NaN), so that only known facts rule out a strategy. `strategy.choose`
+computes the numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FACTS", "ROOT", "TREE", "Leaf", "Question", "Step", "tree_words", "w
 Facts = Mapping[str, float]
 
 FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {  # what a number is, and its unit
+    {  # the name of each number, and its unit
         "budget_bytes": ("the budget of a card", "bytes"),
         "activation_bytes": ("the activations of one microbatch", "bytes"),
         "replica_bytes": ("a whole replica with its activations", "bytes"),
@@ -42,7 +42,7 @@ FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Question:
-    """A fork: the id of the next node is `no` where `facts[fact] > facts[limit]`, else `yes`."""
+    """A branch: the next node is `no` if `facts[fact] > facts[limit]`, otherwise `yes`."""
 
     id: str
     text: str
@@ -52,15 +52,15 @@ class Question:
     no: str
 
     def holds(self, facts: Facts) -> bool:
-        """The answer; yes where a number is not known."""
+        """Return the answer; True if a number is unknown."""
         return not facts[self.fact] > facts[self.limit]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A strategy, and `why`; `because` is the id of the question whose answer drove to it.
+    """A strategy and the reason `why`; `because` is the id of the question that decided for it.
 
-    `needs` is the fact that says how many bytes each GPU then holds; None where nothing fits.
+    `needs` is the fact with the bytes that each GPU then holds, or None if nothing fits.
     """
 
     id: str
@@ -142,7 +142,7 @@ TREE: Final[Mapping[str, Question | Leaf]] = MappingProxyType({node.id: node for
 
 @dataclass(frozen=True)
 class Step:
-    """A question that was asked on the way, the two numbers it compared, and the answer."""
+    """A question on the path, the two numbers that it compares, and the answer."""
 
     question: Question
     value: float
@@ -157,12 +157,12 @@ class Step:
 
     @property
     def known(self) -> bool:
-        """Whether both numbers are."""
+        """Whether both numbers are known."""
         return not math.isnan(self.value + self.limit)
 
     @property
     def numbers(self) -> tuple[str, str]:
-        """Value and limit with their unit; bytes in GB, or where that shows no difference, all."""
+        """Value and limit with their unit; bytes in GB, or in bytes if GB shows no difference."""
         unit = FACTS[self.question.fact][1]
         if unit != "bytes":
             return _words(self.value, unit), _words(self.limit, unit)
@@ -177,7 +177,7 @@ def _words(value: float, unit: str) -> str:
 
 
 def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
-    """The way from the root to a leaf, as the facts have it."""
+    """Return the path from the root to a leaf, and the leaf, for these facts."""
     path: list[Step] = []
     node = TREE[ROOT]
     while isinstance(node, Question):
@@ -188,7 +188,7 @@ def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
 
 
 def tree_words(path: Sequence[Step] = ()) -> str:
-    """The tree as text; the numbers of a `path` stand beside its questions, and `<--` at its end.
+    """Return the tree as text, with the numbers of a `path` and an arrow `<--` at its leaf.
 
     Does a whole replica fit on a card?   642 GB > 80 GB
     ├─ yes: Is one GPU fast enough?
@@ -200,7 +200,7 @@ def tree_words(path: Sequence[Step] = ()) -> str:
 def _lines(
     node_id: str, head: str, indent: str, steps: Mapping[str, Step], on_path: bool
 ) -> Iterator[str]:
-    """A node and what is under it; `head` stands before it, `indent` before all that follow."""
+    """Yield the lines of a node and its subtree; `head` precedes the first, `indent` the rest."""
     node, step = TREE[node_id], steps.get(node_id)
     if isinstance(node, Leaf):
         yield f"{head}{node.strategy}{'   <--' if on_path else ''}"
