@@ -341,7 +341,7 @@ def test_arguments_changed_in_place_are_noticed() -> None:
         return x.relu_().exp()
 
     x = batch(3, 4)
-    with pytest.raises(RuntimeError, match="given to checkpoint has been changed in place"):
+    with pytest.raises(RuntimeError, match="passed to checkpoint was changed in place"):
         checkpoint(relu_in_place, x * 2).sum().backward()
 
     kept = x * 2
@@ -501,7 +501,7 @@ def five_layers_with(shared: nn.Module) -> nn.Sequential:
 
 
 def test_bad_input_gets_a_sentence() -> None:
-    with pytest.raises(ValueError, match="spans at least one layer, not 0"):
+    with pytest.raises(ValueError, match="needs at least one layer, not 0"):
         checkpoint_every(five_layers(), 0)
     with pytest.raises(TypeError, match=r"an nn\.Sequential, not ModuleList"):
         checkpoint_every(nn.ModuleList([nn.Tanh()]), 1)  # type: ignore[arg-type]
