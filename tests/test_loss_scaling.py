@@ -333,7 +333,7 @@ def test_errors_say_what_to_do() -> None:
         (RuntimeError, "closure", lambda: scaler.step(training.optimizers[0], lambda: 0.0)),
         (RuntimeError, "No parameter of this optimizer has a grad", lambda: training.step(1)),
         (ValueError, "not 0.0", lambda: scaler.update(0.0)),
-        (ValueError, "without .*'scale'", lambda: scaler.load_state_dict({})),
+        (ValueError, "lacks .*'scale'", lambda: scaler.load_state_dict({})),
         (ValueError, "1 step or more, not 0",
          lambda: scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 0})),
     ]  # fmt: skip

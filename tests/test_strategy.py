@@ -61,7 +61,7 @@ def test_nineteen_days_due_in_five() -> None:
     assert on(4).strategy == on(8).strategy == "data parallelism"
     assert (on(4).efficiency, on(8).efficiency) == (0.95, 0.475)
     assert on(3).strategy == on(1).strategy == "more GPUs"
-    assert str(on(3).because) == "the fewest GPUs that could be in time, 4 GPUs, is more than " \
+    assert str(on(3).because) == "the fewest GPUs that could meet the deadline, 4 GPUs, is more than " \
                                  "the number of GPUs, 3 GPUs"  # fmt: skip
     assert choose(1e9, 80e9, num_gpus=1, hours=19 * 24).strategy == "more GPUs"
 
@@ -145,7 +145,7 @@ def test_enough_is_enough() -> None:
         "activation checkpointing", "LoRA", "offload", "a bigger card",
     }  # fmt: skip
     card = almost.cheaper[-1]
-    assert str(card) == "a bigger card: H200 SXM, 150.8 GB, of which 90 % are counted as free " \
+    assert str(card) == "a bigger card: H200 SXM, 150.8 GB, of which 90 % count as free " \
                         "for tensors. Brings up to 55.68 GB, which may be enough."  # fmt: skip
     assert "bf16" not in {each.name for each in almost.cheaper}  # it is there already
     fp32_gradients = choose(8e9, 80e9, policy="mixed_fp32_grads").cheaper

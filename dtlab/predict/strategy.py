@@ -229,14 +229,14 @@ def _smaller_activations(
 ) -> Iterator[tuple[str, str, float]]:
     yield (
         "gradient accumulation",
-        "Microbatches of one sample, as many as make up the batch.",
+        "Microbatches of one sample, until they make up the batch.",
         activation_bytes * (1 - 1 / microbatch_size),
     )
     # Chen et al. 2016: save every sqrt(L)-th of L blocks, recompute sqrt(L) at a time.
     remaining = min(1, 2 / math.sqrt(num_blocks))
     yield (
         "activation checkpointing",
-        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is kept, for one more "
+        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is saved, for one more "
         "forward pass.",
         activation_bytes * (1 - remaining),
     )
@@ -248,18 +248,18 @@ def _smaller_states(
     states = max(0, policy.total - POLICIES["mixed"].total) * num_params
     yield (
         "bf16",
-        "Mixed precision halves activations at most, and leaves 16 bytes of state per parameter.",
+        "Mixed precision at most halves activations, and leaves 16 bytes of state per parameter.",
         states + (activation_bytes / 2 if policy.weights > 2 else 0),
     )
     yield (  # Hu et al. 2021
         "LoRA",
-        "If a trained model is to be tuned: weights stay as they are, and "
+        "To fine-tune a trained model: weights are frozen, and "
         f"{_LORA_PERCENT} % as many are trained.",
         (policy.total * (1 - _LORA_PERCENT / 100) - policy.weights) * num_params,
     )
     yield (  # Ren et al. 2021, ZeRO-Offload
         "offload",
-        "The optimizer's state lies in the host's memory, and the step is taken there.",
+        "The optimizer state is in host memory, and the host computes the step.",
         (policy.master + policy.moments) * num_params,
     )
 
@@ -269,5 +269,5 @@ def _bigger_card(replica: float, budget_bytes: float) -> tuple[str, str, float]:
     usable = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
     cards = sorted(usable, key=lambda card: card.memory)
     card = next((card for card in cards if usable[card] >= replica), cards[-1])
-    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % are counted as free for tensors."
+    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
     return "a bigger card", how, usable[card] - budget_bytes
