@@ -197,12 +197,12 @@ def ring_reduce_scatter(output: Tensor, input: Tensor, op: Op = SUM, group: Grou
     ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     check_sizes("ring_reduce_scatter", input, output, len(ranks))
     combine(op, input)
-    with flattened(output) as mine:
+    with flattened(output) as chunk:
         chunks = input.detach().contiguous().view(-1).tensor_split(len(ranks))
-        sums = list(scratch_rows(mine, len(ranks)))
-        sums[rank] = mine if len(ranks) > 1 else mine.copy_(chunks[0])
+        sums = list(scratch_rows(chunk, len(ranks)))
+        sums[rank] = chunk if len(ranks) > 1 else chunk.copy_(chunks[0])
         _reduce_scatter_half(chunks, sums, op, group, ranks).flush()
-        average(mine, op, len(ranks))
+        average(chunk, op, len(ranks))
 
 
 def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
@@ -328,19 +328,20 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = Non
     recursive doubling. Rabenseifner's algorithm, Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as near_to_far:
-        part, kept, given, far_to_near = tensor, [], [], near_to_far[::-1]
+        part, retained, outgoing, far_to_near = tensor, [], [], near_to_far[::-1]
         for partner in far_to_near:
             lower, upper = part.tensor_split(2)
-            part, other = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
-            kept.append(part)
-            given.append(other)
-        inbox = Inbox(group, far_to_near, kept, scratch=True)
-        complete = Inbox(group, near_to_far, given[::-1], tag=1)  # safe as in `_all_gather_half`
-        for partner, mine, other in zip(far_to_near, kept, given, strict=True):
-            received = inbox.take(while_sending=other, to=partner)
-            combine(op, tensor)(mine, received, out=mine)
-        for partner, mine in zip(near_to_far, kept[::-1], strict=True):
-            complete.take(while_sending=mine, to=partner)
+            part, sent = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
+            retained.append(part)
+            outgoing.append(sent)
+        inbox = Inbox(group, far_to_near, retained, scratch=True)
+        # Posting these receives now is safe, as in `_all_gather_half`.
+        complete = Inbox(group, near_to_far, outgoing[::-1], tag=1)
+        for partner, half, sent in zip(far_to_near, retained, outgoing, strict=True):
+            received = inbox.take(while_sending=sent, to=partner)
+            combine(op, tensor)(half, received, out=half)
+        for partner, half in zip(near_to_far, retained[::-1], strict=True):
+            complete.take(while_sending=half, to=partner)
         inbox.flush()
         complete.flush()
 

@@ -61,8 +61,8 @@ def test_nineteen_days_due_in_five() -> None:
     assert on(4).strategy == on(8).strategy == "data parallelism"
     assert (on(4).efficiency, on(8).efficiency) == (0.95, 0.475)
     assert on(3).strategy == on(1).strategy == "more GPUs"
-    assert str(on(3).because) == "the fewest GPUs that could meet the deadline, 4 GPUs, is more than " \
-                                 "the number of GPUs, 3 GPUs"  # fmt: skip
+    assert str(on(3).because) == "the fewest GPUs that could meet the deadline, 4 GPUs, " \
+                                 "is more than the number of GPUs, 3 GPUs"  # fmt: skip
     assert choose(1e9, 80e9, num_gpus=1, hours=19 * 24).strategy == "more GPUs"
 
 

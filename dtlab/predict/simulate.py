@@ -127,24 +127,24 @@ def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
 
 def _columns(actions: Actions, times: Times) -> Columns:
     """Return spans, then sends, then receives, sorted by their start."""
-    travels = np.flatnonzero(times.delay > 0)
-    sources = actions.need[travels]
+    delayed = np.flatnonzero(times.delay > 0)
+    sources = actions.need[delayed]
     sent = times.end[sources]
-    count, messages = len(actions.rank), len(travels)
+    count, messages = len(actions.rank), len(delayed)
     start = np.concatenate((times.start, sent, sent))
-    end = np.concatenate((times.end, *[sent + times.delay[travels]] * 2))
+    end = np.concatenate((times.end, *[sent + times.delay[delayed]] * 2))
     order = np.argsort(start, kind="stable")
-    here, there = actions.rank[sources], actions.rank[travels]
-    peers = np.concatenate((np.zeros(count, np.int64), 1 + there, 1 + here))
+    senders, receivers = actions.rank[sources], actions.rank[delayed]
+    peers = np.concatenate((np.zeros(count, np.int64), 1 + receivers, 1 + senders))
     role = np.repeat([COMPUTE, SEND, RECV], [count, messages, messages])
     name = np.concatenate((actions.kind, *(np.full(messages, number) for number in (4, 5))))
     none = np.zeros(len(start), np.int64)
     waits = np.flatnonzero(role[order] == RECV)
-    about = np.concatenate((np.arange(count), sources, sources))[order]
+    subject = np.concatenate((np.arange(count), sources, sources))[order]
     return Columns(
-        np.concatenate((actions.rank, here, there))[order], role[order], name[order],
+        np.concatenate((actions.rank, senders, receivers))[order], role[order], name[order],
         peers[order], none, none, none, none, start[order], end[order],
-        _Extras(actions.stage[about], actions.microbatch[about], role[order]),
+        _Extras(actions.stage[subject], actions.microbatch[subject], role[order]),
         waits, start[order][waits], end[order][waits], np.full(len(waits), NO_THREAD),
         _NAMES, [(), *((rank,) for rank in range(int(actions.rank.max()) + 1))], [("", ())],
     )  # fmt: skip

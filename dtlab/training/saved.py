@@ -128,30 +128,30 @@ def saved_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> SavedB
     with _Running(fn) as running:
 
         def keep(tensor: Tensor) -> _Kept:
-            kept = _Kept(tensor, running.name)
-            graph.append(weakref.ref(kept))
-            return kept
+            saved = _Kept(tensor, running.name)
+            graph.append(weakref.ref(saved))
+            return saved
 
-        with saved_tensors_hooks(keep, lambda kept: kept.tensor), torch.enable_grad():
+        with saved_tensors_hooks(keep, lambda saved: saved.tensor), torch.enable_grad():
             outputs = fn(*inputs, **keywords)
     # Only what is still in the graph: branches that lead to no output are freed by now.
-    alive = [kept for reference in graph if (kept := reference()) is not None]
+    alive = [saved for reference in graph if (saved := reference()) is not None]
     del outputs
     return _count(alive, running.parameters())
 
 
 def _count(alive: list[_Kept], parameters: set[Storage]) -> SavedBytes:
     tensors, counted, of_parameters = [], set[Storage](), 0
-    for kept in alive:
-        key, size = storage_of(kept.tensor)
+    for saved in alive:
+        key, size = storage_of(saved.tensor)
         if key in counted:
             continue
         counted.add(key)
-        if key in parameters or kept.is_parameter:
+        if key in parameters or saved.is_parameter:
             of_parameters += size
         elif size:
-            shape, dtype = tuple(kept.tensor.shape), kept.tensor.dtype
-            tensors.append(SavedTensor(kept.module, shape, dtype, size))
+            shape, dtype = tuple(saved.tensor.shape), saved.tensor.dtype
+            tensors.append(SavedTensor(saved.module, shape, dtype, size))
     return SavedBytes(tuple(tensors), of_parameters)
 
 

@@ -16,14 +16,14 @@ __all__ = ["Bucket", "in_buckets"]
 
 
 def in_buckets(
-    parameters: Sequence[nn.Parameter], first: int, others: int, world_size: int
+    parameters: Sequence[nn.Parameter], first: int, rest: int, world_size: int
 ) -> list[Bucket]:
     """Divide the parameters, in this order, into buckets of one dtype and device each.
 
-    A bucket is closed once it has `first` bytes, or `others` bytes if it is not the first bucket
+    A bucket is closed once it has `first` bytes, or `rest` bytes if it is not the first bucket
     of its dtype and device.
     """
-    packs = in_packs(parameters, first, others)
+    packs = in_packs(parameters, first, rest)
     return [Bucket(pack, world_size) for pack in packs]
 
 

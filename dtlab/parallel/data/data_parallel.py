@@ -174,13 +174,13 @@ class DataParallel(_Replica, Joinable):
     ) -> None:
         super().__init__(module, group)
         Joinable.__init__(self)  # nn.Module does not call it
-        first, others = FIRST_BUCKET, BUCKET
+        first, rest = FIRST_BUCKET, BUCKET
         if bucket_cap_mb is not None:
             if not bucket_cap_mb > 0:
                 raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
-            first = others = int(bucket_cap_mb * MIB)
+            first = rest = int(bucket_cap_mb * MIB)
         backwards = self._parameters_to_average()[::-1]  # roughly the order of their gradients
-        self._buckets = in_buckets(backwards, first, others, self.world_size)
+        self._buckets = in_buckets(backwards, first, rest, self.world_size)
         self._start = _asynchronous(all_reduce, group)
         self._task = -1  # autograd's number of the current backward pass
         self._next = 0  # the bucket to reduce next: the order is the same on all ranks

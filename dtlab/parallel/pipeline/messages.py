@@ -287,9 +287,9 @@ def _messages(schedule: Schedule, slots: list[list[int]], homes: list[int]) -> I
         for rank, row in enumerate(schedule)
         for index, action in enumerate(row)
     }
-    for made in when:
-        if made.kind != "W":
-            used = made._replace(stage=made.stage + (1 if made.kind == "F" else -1))
-            if used in when and homes[made.stage] != homes[used.stage]:
-                source, target = homes[made.stage], homes[used.stage]
-                yield Message(made, source, target, when[made], when[used])
+    for action in when:
+        if action.kind != "W":
+            used = action._replace(stage=action.stage + (1 if action.kind == "F" else -1))
+            if used in when and homes[action.stage] != homes[used.stage]:
+                source, target = homes[action.stage], homes[used.stage]
+                yield Message(action, source, target, when[action], when[used])

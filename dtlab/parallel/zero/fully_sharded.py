@@ -189,7 +189,7 @@ class Zero3(ShardedModule):
         self._task = -1  # autograd's number of the current backward pass
         self._order = CallOrder([block for block in self.blocks if block.is_leaf])
         self._calls: dict[ShardedBlock, _Use] = {}  # calls that have not returned
-        self._uses: dict[ShardedBlock, WeakSet[_Use]] = {one: WeakSet() for one in self.blocks}
+        self._uses: dict[ShardedBlock, WeakSet[_Use]] = {block: WeakSet() for block in self.blocks}
         self._open: dict[ShardedBlock, set[_Use]] = {}  # calls whose backward has begun
         self._owing: dict[ShardedBlock, None] = {}  # blocks whose gradients have not been sent
         self._sending: list[ShardedBlock] = []

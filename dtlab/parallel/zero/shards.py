@@ -47,10 +47,10 @@ Collective = Callable[..., Any]
 # Laying out tensors in one flat tensor -------------------------------------------------------
 
 
-def in_packs(parameters: Sequence[AnyTensor], first: int, others: int) -> list[list[AnyTensor]]:
+def in_packs(parameters: Sequence[AnyTensor], first: int, rest: int) -> list[list[AnyTensor]]:
     """Divide parameters, in this order, into packs of one dtype and device each.
 
-    A pack is closed once it has `first` bytes, or `others` bytes if it is not the first of its
+    A pack is closed once it has `first` bytes, or `rest` bytes if it is not the first of its
     dtype and device. Packs are sorted by the position of their last parameters.
     """
     closed: list[tuple[int, list[AnyTensor]]] = []
@@ -62,7 +62,7 @@ def in_packs(parameters: Sequence[AnyTensor], first: int, others: int) -> list[l
             size += parameter.numel() * parameter.element_size()
             if size >= limit or number == same[-1][0]:
                 closed.append((number, pack))
-                limit, pack, size = others, [], 0
+                limit, pack, size = rest, [], 0
     return [pack for _, pack in sorted(closed, key=lambda pair: pair[0])]
 
 
