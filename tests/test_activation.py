@@ -519,7 +519,8 @@ def test_the_picture_is_literal() -> None:
     names = "xabcde"
     layers = nn.Sequential(*(Grow() for _ in range(5)))
     picture = (activation.__doc__ or "").splitlines()
-    for words, model in ("kept, plain", layers), ("one per 2 layers", checkpoint_every(layers, 2)):
+    models = {"saved, plain": layers, "saved, one per 2": checkpoint_every(layers, 2)}
+    for words, model in models.items():
         (line,) = (each for each in picture if words in each)
         drawn = line.split(words)[1].split("  a and c")[0].split()
         kept = [names[each.shape[0] - 1] for each in saved_bytes(model, batch(1)).tensors]

@@ -88,7 +88,7 @@ class BinaryFormat:
         return math.ceil(value / step) * step
 
     def _step_up(self, number: float) -> float:
-        """Return the distance from a negative number to the next; after a power of two, half."""
+        """Return the distance from a negative number to the next; it halves at a power of two."""
         step = self.spacing(number)
         power = abs(number) > 2.0**self.lowest and math.frexp(number)[0] == -0.5
         return step / 2 if power else step

@@ -38,10 +38,11 @@ class LiveBytes:
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tracks the storages of tensors that operators make while it is active, in backward too.
+    """Tracks the storages of `existing` tensors and of those made by operators, in backward too.
 
-    A storage counts as long as a reference exists: in a list, a module, autograd. A storage that
-    was released by `resize_(0)` counts 0, and views of older storages are not counted.
+    Operators count while the mode is active. A storage counts as long as a reference exists: in a
+    list, a module, autograd. A storage that was released by `resize_(0)` counts 0, and views of
+    older storages are not counted.
     """
 
     def __init__(self, *existing: Tensor) -> None:
