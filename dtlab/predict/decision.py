@@ -97,7 +97,7 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
          because="replica", needs="stage1_bytes"),
     Question("stage2", "Does it fit with the gradients sharded too?", "stage2_bytes", _BUDGET,
              yes="zero2", no="stage3"),
-    Leaf("zero2", "ZeRO stage 2", "Gradients are reduced to their owners as they come: 2 Psi, or "
+    Leaf("zero2", "ZeRO stage 2", "Gradients are reduced to their owners in backward: 2 Psi, or "
          "(k + 1) Psi with k microbatches.", because="replica", needs="stage2_bytes"),
     Question("stage3", "Does it fit with the parameters sharded too?", "stage3_bytes", _BUDGET,
              yes="tokens", no="tensor"),

@@ -248,7 +248,7 @@ class DynamicLossScaler:
         """
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
-            raise ValueError(f"This is no state of a loss scaler: it lacks {sorted(missing)}.")
+            raise ValueError(f"This is not a loss scaler's state: it lacks {sorted(missing)}.")
         self._set(*(state_dict[name] for name in self.state_dict()))
 
 

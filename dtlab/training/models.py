@@ -173,7 +173,7 @@ class GPT(nn.Module):
 
     def _draw(self) -> None:
         """Draw GPT-2's initial values: std 0.02, smaller with depth on the residual stream."""
-        for name, parameter in self.named_parameters():  # a tied parameter comes once
+        for name, parameter in self.named_parameters():  # a tied parameter occurs once
             if "norm" in name:
                 continue
             if name.endswith("bias"):

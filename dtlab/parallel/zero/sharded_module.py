@@ -39,7 +39,7 @@ __all__ = [
     "sharded_state",
 ]
 
-_OF_A_GROUP = {"params", "param_names", "initial_lr"}  # keys of a group that are no options
+_OF_A_GROUP = {"params", "param_names", "initial_lr"}  # keys of a group that are not options
 
 
 class ShardedModule(nn.Module):
