@@ -140,7 +140,7 @@ def _copy(tensor: Tensor) -> Tensor:
 #     three ranks share a dim of 7      0 1 2 | 3 4 | 5 6      the first ranks have one more
 #                                       rank 0  rank 1  rank 2
 #
-# Each function starts a collective. It returns a function that waits for the result and returns it.
+# Each function starts a collective and returns a function that waits for it and gives the result.
 # A single rank does not communicate.
 
 Finish = Callable[[], Tensor]
