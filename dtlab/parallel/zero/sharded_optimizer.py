@@ -159,7 +159,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @staticmethod
     def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        for old, new in zip(target, source, strict=True):
+        for new, old in zip(source, target, strict=True):
             old.update({k: v for k, v in new.items() if k not in OF_A_GROUP})
 
     # ------------------------------------------------------------------ saving and loading
