@@ -375,7 +375,7 @@ def test_a_second_run_unlike_the_first_is_noticed() -> None:
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Dropout()), batch(2, 4)
     loss = checkpoint(net, x).sum()
     net.eval()
-    with pytest.raises(RuntimeError, match="saved 2 tensors, and 4 the first time"):
+    with pytest.raises(RuntimeError, match="saved 2 tensors, but 4 the first time"):
         loss.backward()
 
 

@@ -87,7 +87,9 @@ class TransformerLayer(nn.Module):
     ) -> None:
         super().__init__()
         if recompute not in ("none", "selective", "full"):
-            raise ValueError(f'recompute is not "none", "selective" or "full" but {recompute!r}.')
+            raise ValueError(
+                f'recompute must be "none", "selective" or "full", not {recompute!r}.'
+            )
         if hidden_size % num_heads:
             raise ValueError(f"{num_heads} heads do not divide a hidden size of {hidden_size}.")
         selective = recompute == "selective"

@@ -132,7 +132,9 @@ class ParallelBlock(nn.Module):
     ) -> None:
         super().__init__()
         if recompute not in ("none", "selective", "full"):
-            raise ValueError(f'recompute is not "none", "selective" or "full" but {recompute!r}.')
+            raise ValueError(
+                f'recompute must be "none", "selective" or "full", not {recompute!r}.'
+            )
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         shared: dict[str, Any] = {
