@@ -27,8 +27,8 @@ def test_a_resnet_that_takes_a_week() -> None:
     states = model_states(25_557_032, 0, 1, "fp32").total
     found = choose(25_557_032, 80e9, 12e9 - states, policy="fp32", hours=7 * 24)
     assert found.strategy == "data parallelism"
-    assert str(found.because) == "the time on one GPU, 168 hours, is more than the time there " \
-                                 "is, 24 hours"  # fmt: skip
+    assert str(found.because) == "the time on one GPU, 168 hours, is more than the time " \
+                                 "available, 24 hours"  # fmt: skip
     assert found.bytes_per_gpu == 12e9
     assert [each.name for each in found.cheaper] == ["bf16"]  # memory is not what is missing
 
@@ -49,8 +49,8 @@ def test_a_transformer_of_40_billion_parameters() -> None:
 def test_a_model_of_200_million_parameters_that_trains_in_two_hours() -> None:
     found = choose(200e6, 80e9, 5e9, hours=2)
     assert found.strategy == "one GPU"
-    assert str(found.because) == "the time on one GPU, 2 hours, is not more than the time there " \
-                                 "is, 24 hours"  # fmt: skip
+    assert str(found.because) == "the time on one GPU, 2 hours, is not more than the time " \
+                                 "available, 24 hours"  # fmt: skip
     assert found.cheaper == ()
 
 
