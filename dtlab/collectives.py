@@ -1,22 +1,22 @@
 """The collectives of torch.distributed, built from send and receive alone.
 
-`simple_ring_all_reduce` shows the ring in 15 lines. Below it, every all-reduce gives the same sum,
-and each costs less somewhere than the one before. A message of S bytes takes a + S/B seconds (a:
-latency in seconds, B: one-way bandwidth in bytes/s); N ranks that each send and receive at the
-same time need
+`simple_ring_all_reduce` shows the ring in 15 lines. The all-reduces below it all compute the same
+sum, and each is the cheapest in some situation. A message of S bytes takes a + S/B seconds (a:
+latency in seconds, B: one-way bandwidth in bytes/s). N ranks, each of which sends and receives at
+the same time, need
 
-    naive                2(N-1) (a + S/B)                everything through one rank
-    ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes, two neighbours only
+    naive                2(N-1) (a + S/B)                everything passes through one rank
+    ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes, only two neighbours
     tree                 2 log2 N (a + S/B)              log2 N partners
     recursive doubling   log2 N (a + S/B)                fewest messages: for small tensors
     halving-doubling     2 log2 N a + 2(N-1)/N S/B       the ring's bytes in fewer messages
     hierarchical         rings in and across nodes       fewest bytes between nodes
 
-Each function works in place and returns None once this rank's part is done. It takes what its
-counterpart in torch.distributed takes: any number of ranks, every dtype and reduction that gloo
-has, empty tensors, subgroups; a rank outside `group` is warned and does nothing. Tensors need not
-be contiguous: they go through a contiguous copy. Before anything is sent, a reduction that the
-dtype does not have raises TypeError, and sizes that do not fit each other raise ValueError.
+Each function works in place and returns None once this rank's part is done. It accepts what its
+counterpart in torch.distributed accepts: any number of ranks, every dtype and reduction that gloo
+supports, empty tensors and subgroups. On a rank outside `group` it only warns. A tensor that is
+not contiguous goes through a contiguous copy. Before anything is sent, a reduction that the dtype
+does not support raises TypeError, and sizes that do not match raise ValueError.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ __all__ = [
 def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum a contiguous tensor over all ranks, in place: the ring in its simplest form.
 
-    The ranks stand in a ring, and the tensor is cut into N chunks. In each of 2(N-1) rounds a rank
-    sends one chunk to its right neighbour and receives another from its left one. In the first
-    half of the rounds it adds what arrives; then chunk r is complete on rank r. In the second half
-    it keeps what arrives. Use `ring_all_reduce` for anything but reading.
+    The ranks form a ring, and the tensor is cut into N chunks. In each of 2(N-1) rounds a rank
+    sends one chunk to its right neighbour and receives another from its left neighbour. In the
+    first half of the rounds it adds the received chunk to its own; then chunk r is complete on
+    rank r. In the second half it overwrites its own chunk. This version is for reading only; use
+    `ring_all_reduce` in programs.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = tensor.tensor_split(n)
@@ -87,12 +88,12 @@ Body = TypeVar("Body", bound=Callable[..., None])
 
 
 def _all_reduce(body: Body) -> Body:
-    """What all-reduces share: a body sees a flat, contiguous tensor, and members of the group."""
+    """Wrap the body of an all-reduce: check the op, flatten the tensor, skip non-members."""
 
     @functools.wraps(body)
     def call(tensor: Tensor, op: Op = SUM, group: Group = None, *rest: Any, **kwargs: Any) -> None:
         if is_member(group, body.__name__):
-            combine(op, tensor)  # refuses what the dtype does not have
+            combine(op, tensor)  # raises TypeError if the dtype does not support op
             with flattened(tensor) as flat:
                 body(flat, op, group, *rest, **kwargs)
 
@@ -101,23 +102,23 @@ def _all_reduce(body: Body) -> Body:
 
 @_all_reduce
 def naive_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
-    """Reduce `tensor` over all ranks: rank 0 collects, adds up, and hands the sum out.
+    """Reduce `tensor` over all ranks: rank 0 receives all tensors, adds them, and sends the sum.
 
         1 ─┐           ┌─> 1
         2 ─┼─> 0: sum ─┼─> 2      rank 0 sends and receives (N-1) S bytes, every other rank S
         3 ─┘           └─> 3
 
-    Cost: 2(N-1) (a + S/B), for everything goes through the one link of rank 0.
+    Cost: 2(N-1) (a + S/B), because everything passes through the one link of rank 0.
     """
-    me, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
-    if me > 0:
+    rank, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
+    if rank > 0:
         dist.send(tensor, group=group, group_dst=0)
         dist.recv(tensor, group=group, group_src=0)
         return
-    theirs = scratch_rows(tensor)[0]
+    received = scratch_rows(tensor)[0]
     for source in range(1, n):
-        dist.recv(theirs, group=group, group_src=source)
-        add(tensor, theirs, out=tensor)
+        dist.recv(received, group=group, group_src=source)
+        add(tensor, received, out=tensor)
     average(tensor, op, n)
     for target in range(1, n):
         dist.send(tensor, group=group, group_dst=target)
@@ -125,26 +126,26 @@ def naive_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
 
 @_all_reduce
 def ring_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
-    """Reduce `tensor` over all ranks: cut it into N chunks; in each round pass one to the right.
+    """Reduce `tensor` over all ranks: cut it into N chunks; in each round send one to the right.
 
-    The number of the chunk that each rank passes on, here with four ranks:
+    The table shows which chunk each rank sends, here with four ranks:
 
                     rank 0  rank 1  rank 2  rank 3
-        round 0        3       0       1       2      reduce-scatter: add what arrives to
-        round 1        2       3       0       1      the own chunk of that number
+        round 0        3       0       1       2      reduce-scatter: add the received
+        round 1        2       3       0       1      chunk to this rank's
         round 2        1       2       3       0
-        round 3        0       1       2       3      all-gather: chunk r is complete on
-        round 4        3       0       1       2      rank r; keep what arrives as it is
+        round 3        0       1       2       3      all-gather: chunk r is complete
+        round 4        3       0       1       2      on rank r; keep received chunks
         round 5        2       3       0       1
 
     Cost: 2(N-1) a + 2(N-1)/N S/B; no all-reduce can send fewer bytes. All ranks get the same bits.
     Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms".
     """
-    ranks, me = range(dist.get_world_size(group)), dist.get_rank(group)
+    ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     chunks = tensor.tensor_split(len(ranks))
     with _all_gather_half(chunks, group, ranks):
         adding = _reduce_scatter_half(chunks, chunks, op, group, ranks)
-        average(chunks[me], op, len(ranks))
+        average(chunks[rank], op, len(ranks))
     adding.flush()
 
 
@@ -153,15 +154,16 @@ def _reduce_scatter_half(
 ) -> Inbox:
     """Leave the sum of every rank's chunk r in `sums[r]` of the r-th of `ranks`, a ring of N.
 
-    `sums` may be `chunks` themselves. What is sent last may still be under way: to be flushed.
+    `sums` may be `chunks` themselves. The last send may still be in flight on return: call
+    `flush` on the returned inbox.
     """
-    n, me = len(ranks), ranks.index(dist.get_rank(group))
-    arriving = [(me - 2 - k) % n for k in range(n - 1)]
-    inbox = Inbox(group, [ranks[me - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
-    message, add = chunks[me - 1], combine(op, chunks[0])
+    n, place = len(ranks), ranks.index(dist.get_rank(group))
+    arriving = [(place - 2 - k) % n for k in range(n - 1)]
+    inbox = Inbox(group, [ranks[place - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
+    message, add = chunks[place - 1], combine(op, chunks[0])
     for i in arriving:
-        theirs = inbox.take(while_sending=message, to=ranks[(me + 1) % n])
-        message = add(chunks[i], theirs, out=sums[i])
+        received = inbox.take(while_sending=message, to=ranks[(place + 1) % n])
+        message = add(chunks[i], received, out=sums[i])
     return inbox
 
 
@@ -169,54 +171,54 @@ def _reduce_scatter_half(
 def _all_gather_half(
     chunks: Sequence[Tensor], group: Group, ranks: Sequence[int]
 ) -> Iterator[None]:
-    """Once the block has completed chunk r on the r-th of `ranks`: bring it to all of them.
+    """Send chunk r, which the block completes on the r-th of `ranks`, to all of them.
 
-    The receives stand before the block runs, in chunks that it still adds up and sends. That is
-    safe: a complete chunk can arrive only after this rank's part of it has left.
+    The receives are posted before the block runs, into chunks that the block still adds to and
+    sends. That is safe: a complete chunk can arrive only after this rank has sent its part of it.
     """
-    n, me = len(ranks), ranks.index(dist.get_rank(group))
-    arriving = [chunks[(me - 1 - k) % n] for k in range(n - 1)]
-    inbox = Inbox(group, [ranks[me - 1]] * (n - 1), arriving, tag=1)
+    n, place = len(ranks), ranks.index(dist.get_rank(group))
+    arriving = [chunks[(place - 1 - k) % n] for k in range(n - 1)]
+    inbox = Inbox(group, [ranks[place - 1]] * (n - 1), arriving, tag=1)
     yield
-    message = chunks[me]
+    message = chunks[place]
     for _ in arriving:
-        message = inbox.take(while_sending=message, to=ranks[(me + 1) % n])
+        message = inbox.take(while_sending=message, to=ranks[(place + 1) % n])
     inbox.flush()
 
 
 def ring_reduce_scatter(output: Tensor, input: Tensor, op: Op = SUM, group: Group = None) -> None:
     """Reduce `input` over all ranks and leave its r-th of N equal chunks in `output` on rank r.
 
-    The first half of `ring_all_reduce`. `input` stays as it is; `output` may be this rank's chunk
-    of it. Cost, S bytes in `input`: (N-1) a + (N-1)/N S/B.
+    This is the first half of `ring_all_reduce`. `input` is not changed; `output` may be this
+    rank's chunk of it. Cost for S bytes in `input`: (N-1) a + (N-1)/N S/B.
     """
     if not is_member(group, "ring_reduce_scatter"):
         return
-    ranks, me = range(dist.get_world_size(group)), dist.get_rank(group)
+    ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     check_sizes("ring_reduce_scatter", input, output, len(ranks))
     combine(op, input)
-    with flattened(output) as mine:
+    with flattened(output) as chunk:
         chunks = input.detach().contiguous().view(-1).tensor_split(len(ranks))
-        sums = list(scratch_rows(mine, len(ranks)))
-        sums[me] = mine if len(ranks) > 1 else mine.copy_(chunks[0])
+        sums = list(scratch_rows(chunk, len(ranks)))
+        sums[rank] = chunk if len(ranks) > 1 else chunk.copy_(chunks[0])
         _reduce_scatter_half(chunks, sums, op, group, ranks).flush()
-        average(mine, op, len(ranks))
+        average(chunk, op, len(ranks))
 
 
 def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
-    """Put the `input` of all ranks one after the other into `output`, on every rank.
+    """Concatenate the `input` of all ranks into `output`, on every rank.
 
-    The second half of `ring_all_reduce`. `input` may be this rank's chunk of `output`.
-    Cost, S bytes in `output`: (N-1) a + (N-1)/N S/B.
+    This is the second half of `ring_all_reduce`. `input` may be this rank's chunk of `output`.
+    Cost for S bytes in `output`: (N-1) a + (N-1)/N S/B.
     """
     if not is_member(group, "ring_all_gather"):
         return
-    ranks, me = range(dist.get_world_size(group)), dist.get_rank(group)
+    ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     check_sizes("ring_all_gather", output, input, len(ranks))
     with flattened(output) as gathered:
         chunks = gathered.tensor_split(len(ranks))
         with _all_gather_half(chunks, group, ranks):
-            chunks[me].copy_(input.detach().reshape(-1))
+            chunks[rank].copy_(input.detach().reshape(-1))
 
 
 @_all_reduce
@@ -225,28 +227,28 @@ def tree_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
 
         distance 1    0 <── 1   2 <── 3   4 <── 5   6 <── 7
         distance 2    0 <────── 2         4 <────── 6
-        distance 4    0 <──────────────── 4                   the way up
+        distance 4    0 <──────────────── 4                   the way up; arrows show messages
 
     Cost: 2 log2 N (a + S/B). Thakur, Rabenseifner & Gropp 2005, "Optimization of collective
     communication operations in MPICH".
     """
-    me, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
-    children = _children(me, n)
+    rank, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
+    children = _children(rank, n)
     inbox = Inbox(group, children, [tensor] * len(children), scratch=True)
     for _ in children:
         add(tensor, inbox.take(), out=tensor)
-    if me > 0:
-        dist.send(tensor, group=group, group_dst=me & (me - 1))
+    if rank > 0:
+        dist.send(tensor, group=group, group_dst=rank & (rank - 1))
     else:
         average(tensor, op, n)
     _broadcast(tensor, 0, group)
 
 
 def tree_broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
-    """Copy `tensor` of the global rank `src` to all ranks; each that has it helps to spread it.
+    """Copy `tensor` of the global rank `src` to all ranks, along a binomial tree.
 
-    The second half of `tree_all_reduce`, with `src` for rank 0. Cost: log2 N (a + S/B).
-    Raises: ValueError where `src` is not in `group`.
+    This is the second half of `tree_all_reduce`, with `src` as the root. Cost: log2 N (a + S/B).
+    Raises: ValueError if `src` is not in `group`.
     """
     if is_member(group, "tree_broadcast"):
         root = src if group is None else dist.get_group_rank(group, src)
@@ -255,59 +257,60 @@ def tree_broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
 
 
 def _broadcast(tensor: Tensor, root: int, group: Group) -> None:
-    """Down the binomial tree from `root`: receive from the parent, send to the children."""
+    """Broadcast along the binomial tree of `root`: receive from parent, send to children."""
     n = dist.get_world_size(group)
     place = (dist.get_rank(group) - root) % n
     if place > 0:
-        parent = place & (place - 1)  # the number without its lowest bit
+        parent = place & (place - 1)  # `place` with its lowest bit cleared
         dist.recv(tensor, group=group, group_src=(parent + root) % n)
     for child in reversed(_children(place, n)):  # the largest subtree first
         dist.send(tensor, group=group, group_dst=(child + root) % n)
 
 
 def _children(place: int, n: int) -> list[int]:
-    """In a binomial tree of n: the numbers with one bit more, below the lowest of `place`."""
+    """Return the children of `place` in a binomial tree of n: it with one more, lower bit set."""
     distances = (1 << k for k in range(n.bit_length()))
     return [place + d for d in distances if d < (place & -place or n) and place + d < n]
 
 
 @_all_reduce
 def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
-    """Reduce `tensor` over all ranks: swap sums with a partner at distance 1, 2, 4, ...
+    """Reduce `tensor` over all ranks: exchange sums with a partner at distance 1, 2, 4, ...
 
         distance 1    0 <──> 1   2 <──> 3   4 <──> 5   6 <──> 7     sums of 2 ranks
         distance 2    0 <───────> 2         4 <───────> 6           sums of 4; so do 1-3, 5-7
         distance 4    0 <─────────────────> 4                       sums of 8; so do 1-5, ...
 
-    Cost: log2 N (a + S/B); where N is not a power of two, each rank beyond the last one first adds
-    its part to a partner below and in the end gets the sum: 2 (a + S/B) more. Thakur et al. 2005.
+    Cost: log2 N (a + S/B). If N is not a power of two, each rank beyond the last power of two
+    first sends its tensor to a partner below and receives the sum at the end, which adds
+    2 (a + S/B). Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as partners:
         inbox = Inbox(group, partners, [tensor] * len(partners), scratch=True)
         for partner in partners:
-            theirs = inbox.take(while_sending=tensor, to=partner)
-            inbox.flush()  # the tensor must have left before it changes
-            combine(op, tensor)(tensor, theirs, out=tensor)
+            received = inbox.take(while_sending=tensor, to=partner)
+            inbox.flush()  # the send must finish before the tensor changes
+            combine(op, tensor)(tensor, received, out=tensor)
 
 
 @contextmanager
 def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
-    """Fold ranks beyond the last power of two into partners below, and hand them the result.
+    """Fold ranks beyond the last power of two into partners below, and send them the result.
 
-    Yields this rank's partners at distance 1, 2, 4, ...: none for a rank that was folded.
+    Yields this rank's partners at distance 1, 2, 4, ...; the list is empty on a folded rank.
     """
-    me, n = dist.get_rank(group), dist.get_world_size(group)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
     rounds = n.bit_length() - 1
-    twin = me ^ (1 << rounds)
-    if twin < me:
+    twin = rank ^ (1 << rounds)
+    if twin < rank:
         dist.send(tensor, group=group, group_dst=twin)
         yield []
         dist.recv(tensor, group=group, group_src=twin)
         return
     if twin < n:
-        theirs = Inbox(group, [twin], [tensor], scratch=True).take()
-        combine(op, tensor)(tensor, theirs, out=tensor)
-    yield [me ^ (1 << k) for k in range(rounds)]
+        received = Inbox(group, [twin], [tensor], scratch=True).take()
+        combine(op, tensor)(tensor, received, out=tensor)
+    yield [rank ^ (1 << k) for k in range(rounds)]
     average(tensor, op, n)
     if twin < n:
         dist.send(tensor, group=group, group_dst=twin)
@@ -315,29 +318,30 @@ def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
 
 @_all_reduce
 def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
-    """Reduce `tensor` over all ranks: swap halves, quarters, ..., then gather the sums again.
+    """Reduce `tensor` over all ranks: exchange halves, quarters, ..., then gather the sums.
 
                        rank 0    rank 1    rank 2    rank 3
-        swap halves    0 1 . .   0 1 . .   . . 2 3   . . 2 3    the chunks whose sums each rank
-        swap quarters  0 . . .   . 1 . .   . . 2 .   . . . 3    goes on with; then all swaps again,
-                                                                backwards, with the finished sums
-    Cost: 2 log2 N a + 2(N-1)/N S/B, and 2 (a + S/B) more where N is not a power of two, as in
+        swap halves    0 1 . .   0 1 . .   . . 2 3   . . 2 3    the chunks that each rank keeps
+        swap quarters  0 . . .   . 1 . .   . . 2 .   . . . 3    summing; then the same swaps in
+                                                                reverse gather the finished sums
+    Cost: 2 log2 N a + 2(N-1)/N S/B, and 2 (a + S/B) more if N is not a power of two, as in
     recursive doubling. Rabenseifner's algorithm, Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as near_to_far:
-        part, kept, given, far_to_near = tensor, [], [], near_to_far[::-1]
+        part, retained, outgoing, far_to_near = tensor, [], [], near_to_far[::-1]
         for partner in far_to_near:
             lower, upper = part.tensor_split(2)
-            part, other = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
-            kept.append(part)
-            given.append(other)
-        inbox = Inbox(group, far_to_near, kept, scratch=True)
-        complete = Inbox(group, near_to_far, given[::-1], tag=1)  # safe as in `_all_gather_half`
-        for partner, mine, other in zip(far_to_near, kept, given, strict=True):
-            theirs = inbox.take(while_sending=other, to=partner)
-            combine(op, tensor)(mine, theirs, out=mine)
-        for partner, mine in zip(near_to_far, kept[::-1], strict=True):
-            complete.take(while_sending=mine, to=partner)
+            part, sent = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
+            retained.append(part)
+            outgoing.append(sent)
+        inbox = Inbox(group, far_to_near, retained, scratch=True)
+        # Posting these receives now is safe, as in `_all_gather_half`.
+        complete = Inbox(group, near_to_far, outgoing[::-1], tag=1)
+        for partner, half, sent in zip(far_to_near, retained, outgoing, strict=True):
+            received = inbox.take(while_sending=sent, to=partner)
+            combine(op, tensor)(half, received, out=half)
+        for partner, half in zip(near_to_far, retained[::-1], strict=True):
+            complete.take(while_sending=half, to=partner)
         inbox.flush()
         complete.flush()
 
@@ -346,17 +350,18 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = Non
 def hierarchical_all_reduce(
     tensor: Tensor, op: Op = SUM, group: Group = None, ranks_per_node: int | None = None
 ) -> None:
-    """Reduce `tensor` over all ranks with few bytes between nodes of G = `ranks_per_node` ranks.
+    """Reduce `tensor` over all ranks and send few bytes between nodes of `ranks_per_node` ranks.
 
         node 0: 0 ── 1      1. reduce-scatter inside each node: S/G bytes of sums on each rank
-                │    │      2. ring all-reduce of those among ranks of the same seat
+                │    │      2. ring all-reduce of these among ranks with the same local rank
         node 1: 2 ── 3      3. all-gather inside each node
 
-    `ranks_per_node=None` is torchrun's LOCAL_WORLD_SIZE. Cost, n nodes, links a1, B1 inside and
-    a2, B2 between: 2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2.
-    Raises: ValueError where the number of ranks is not a multiple of G.
+    G is `ranks_per_node`; None means torchrun's LOCAL_WORLD_SIZE. Cost for n nodes with links
+    a1, B1 inside and a2, B2 between nodes:
+    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2.
+    Raises: ValueError if the number of ranks is not a multiple of G.
     """
-    me, n = dist.get_rank(group), dist.get_world_size(group)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
     if ranks_per_node is None:
         ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", n))
     if ranks_per_node < 1 or n % ranks_per_node:
@@ -364,11 +369,11 @@ def hierarchical_all_reduce(
             f"hierarchical_all_reduce: {n} ranks do not fill nodes of {ranks_per_node}. "
             f"Pass a ranks_per_node that divides {n}."
         )
-    node, seat = divmod(me, ranks_per_node)
-    inside = range(me - seat, me - seat + ranks_per_node)
-    across = range(seat, n, ranks_per_node)
+    node, local_rank = divmod(rank, ranks_per_node)
+    inside = range(rank - local_rank, rank - local_rank + ranks_per_node)
+    across = range(local_rank, n, ranks_per_node)
     parts = tensor.tensor_split(len(inside))
-    pieces = parts[seat].tensor_split(len(across))
+    pieces = parts[local_rank].tensor_split(len(across))
     with _all_gather_half(parts, group, inside):
         _reduce_scatter_half(parts, parts, op, group, inside).flush()
         with _all_gather_half(pieces, group, across):
@@ -377,15 +382,15 @@ def hierarchical_all_reduce(
 
 
 def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:
-    """Send chunk r of `input` to rank r; chunk r of `output` is what came from rank r.
+    """Send chunk r of `input` to rank r, and receive chunk r of `output` from rank r.
 
     In round k each rank sends to the k-th rank to its right and receives from the k-th to its
-    left, so no link carries two messages at once. As `torch.distributed.all_to_all_single` with
-    equal splits. Cost, S bytes in `input`: (N-1) a + (N-1)/N S/B. Thakur et al. 2005.
+    left, so no link carries two messages at once. Equals `torch.distributed.all_to_all_single`
+    with equal splits. Cost for S bytes in `input`: (N-1) a + (N-1)/N S/B. Thakur et al. 2005.
     """
     if not is_member(group, "pairwise_all_to_all"):
         return
-    me, n = dist.get_rank(group), dist.get_world_size(group)
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
     check_sizes("pairwise_all_to_all", input, output, 1)
     if input.numel() % n:
         raise ValueError(
@@ -393,13 +398,13 @@ def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> N
             f"one for each rank. Pad input and output."
         )
     if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
-        input = input.clone()  # what arrives must not overwrite what is still to be sent
+        input = input.clone()  # received chunks must not overwrite chunks that are not sent yet
     with flattened(output) as flat:
         incoming = flat.tensor_split(n)
         outgoing = input.detach().contiguous().view(-1).tensor_split(n)
-        incoming[me].copy_(outgoing[me])
-        sources = [(me - k) % n for k in range(1, n)]
+        incoming[rank].copy_(outgoing[rank])
+        sources = [(rank - k) % n for k in range(1, n)]
         inbox = Inbox(group, sources, [incoming[source] for source in sources])
-        for target in ((me + k) % n for k in range(1, n)):
+        for target in ((rank + k) % n for k in range(1, n)):
             inbox.take(while_sending=outgoing[target], to=target)
         inbox.flush()

@@ -341,7 +341,7 @@ def test_arguments_changed_in_place_are_noticed() -> None:
         return x.relu_().exp()
 
     x = batch(3, 4)
-    with pytest.raises(RuntimeError, match="given to checkpoint has been changed in place"):
+    with pytest.raises(RuntimeError, match="passed to checkpoint was changed in place"):
         checkpoint(relu_in_place, x * 2).sum().backward()
 
     kept = x * 2
@@ -375,7 +375,7 @@ def test_a_second_run_unlike_the_first_is_noticed() -> None:
     net, x = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Dropout()), batch(2, 4)
     loss = checkpoint(net, x).sum()
     net.eval()
-    with pytest.raises(RuntimeError, match="saved 2 tensors, and 4 the first time"):
+    with pytest.raises(RuntimeError, match="saved 2 tensors, but 4 the first time"):
         loss.backward()
 
 
@@ -501,7 +501,7 @@ def five_layers_with(shared: nn.Module) -> nn.Sequential:
 
 
 def test_bad_input_gets_a_sentence() -> None:
-    with pytest.raises(ValueError, match="spans at least one layer, not 0"):
+    with pytest.raises(ValueError, match="needs at least one layer, not 0"):
         checkpoint_every(five_layers(), 0)
     with pytest.raises(TypeError, match=r"an nn\.Sequential, not ModuleList"):
         checkpoint_every(nn.ModuleList([nn.Tanh()]), 1)  # type: ignore[arg-type]
@@ -519,7 +519,8 @@ def test_the_picture_is_literal() -> None:
     names = "xabcde"
     layers = nn.Sequential(*(Grow() for _ in range(5)))
     picture = (activation.__doc__ or "").splitlines()
-    for words, model in ("kept, plain", layers), ("one per 2 layers", checkpoint_every(layers, 2)):
+    models = {"saved, plain": layers, "saved, one per 2": checkpoint_every(layers, 2)}
+    for words, model in models.items():
         (line,) = (each for each in picture if words in each)
         drawn = line.split(words)[1].split("  a and c")[0].split()
         kept = [names[each.shape[0] - 1] for each in saved_bytes(model, batch(1)).tensors]

@@ -129,7 +129,7 @@ def test_another_card_has_its_memory_and_what_follows_from_its_clock(
 @pytest.mark.parametrize("properties", [None, "H100", SimpleNamespace(name="H100"),
                                         reported("H100", 0)])  # fmt: skip
 def test_what_is_no_card_is_refused(properties: object) -> None:
-    with pytest.raises(ValueError, match=r"torch.cuda.get_device_properties\(0\) returns, with"):
+    with pytest.raises(ValueError, match=r"of torch.cuda.get_device_properties\(0\), with"):
         card_from(properties)
 
 

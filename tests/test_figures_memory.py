@@ -102,9 +102,9 @@ def test_a_short_piece_has_its_number_alone() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"stage": 4}, "stage is 0"),
+        ({"stage": 4}, "stage must be 0"),
         ({"world_size": 0}, "world_size"),
-        ({"policy": "fp8"}, "policy is one of"),
+        ({"policy": "fp8"}, "policy must be one of"),
         ({"budget": -1.0}, "budget"),
         ({"budget": 0}, "bytes above 0"),
         ({"activation_bytes": -1.0}, "activation_bytes"),

@@ -841,8 +841,8 @@ def bad_arguments() -> list[str]:
 def test_bad_arguments_are_told() -> None:
     assert "sparse=False" in on_ranks(sparse, world_size=1).values[0]
     pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is Block",
-              "no submodules of the one", "nobody calls it", "prefetch=-1",
-              "before it is wrapped", "has become False"]  # fmt: skip
+              "not submodules of the sharded", "it is never called", "prefetch=-1",
+              "before you wrap it", "has become False"]  # fmt: skip
     said = on_ranks(bad_arguments, world_size=1).values[0]
     for piece, text in zip(pieces, said, strict=True):
         assert piece in text

@@ -36,7 +36,7 @@ def test_scaling_rules() -> None:
         assert rule(0.3, 48, 48) == 0.3
         assert rule(rule(0.3, 48, 7), 7, 48) == pytest.approx(0.3)  # down as well as up
         for wrong in ((0, 1, 1), (-1, 1, 1), (math.inf, 1, 1), (math.nan, 1, 1)):
-            with pytest.raises(ValueError, match="learning rate is a number above 0"):
+            with pytest.raises(ValueError, match="learning rate must be a number above 0"):
                 rule(*wrong)
         with pytest.raises(ValueError, match="base_batch .* not 0"):
             rule(0.1, 0, 1)
@@ -177,7 +177,7 @@ def test_schedules_that_cannot_be() -> None:
             WarmupThenDecay(_optimizer(), warmup, total)
     for name in ("start_factor", "end_factor"):
         for factor in (-0.1, 1.1, math.nan):
-            with pytest.raises(ValueError, match=f"{name} is a part of the full rate"):
+            with pytest.raises(ValueError, match=f"{name} must be from 0 to 1"):
                 WarmupThenDecay(_optimizer(), 1, 5, **{name: factor})
     with pytest.raises(ValueError, match="cosine, linear, constant, or a function, not 'step'"):
         WarmupThenDecay(_optimizer(), 1, 5, decay="step")  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ def test_too_few_gradients_are_told_on_every_rank() -> None:
 
     on_ranks(ranks, world_size=2)
     for few in (0, 1):
-        with pytest.raises(ValueError, match=f"{few} gradients.* at least two"):
+        with pytest.raises(ValueError, match=f"{few} gradients.* At least two"):
             gradient_noise_scale(_random_gradients(few), batch=3)
 
 

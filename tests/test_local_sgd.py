@@ -209,9 +209,9 @@ def test_subgroups_average_among_themselves() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (partial(LocalSGD, nn.Linear(1, 1), 0), "every 1 or more steps"),
+        (partial(LocalSGD, nn.Linear(1, 1), 0), "steps of 1 or more"),
         (partial(LocalSGD, nn.Linear(1, 1), 1, every_step_until=-1), "every_step_until=-1"),
-        (partial(LocalSGD, nn.ReLU(), 1), "there is nothing to average"),
+        (partial(LocalSGD, nn.ReLU(), 1), "requires a gradient to average"),
     ],
 )
 def test_says_what_does_not_fit(make: partial[LocalSGD], message: str) -> None:

@@ -313,9 +313,9 @@ def test_one_scale_for_ever_skips_and_stays() -> None:
         ({"init_scale": INF}, "a number above 0, not inf"),
         ({"growth_factor": 1.0}, "above 1, not 1.0"),
         ({"growth_factor": NAN}, "above 1, not nan"),
-        ({"backoff_factor": 1.0}, "from 0 to 1, not 1.0"),
-        ({"backoff_factor": 0.0}, "from 0 to 1, not 0.0"),
-        ({"growth_interval": 0}, "from 1 on, not 0"),
+        ({"backoff_factor": 1.0}, "between 0 and 1, not 1.0"),
+        ({"backoff_factor": 0.0}, "between 0 and 1, not 0.0"),
+        ({"growth_interval": 0}, "1 step or more, not 0"),
     ],
 )
 def test_constants_that_make_no_sense(constants: dict[str, Any], message: str) -> None:
@@ -333,8 +333,8 @@ def test_errors_say_what_to_do() -> None:
         (RuntimeError, "closure", lambda: scaler.step(training.optimizers[0], lambda: 0.0)),
         (RuntimeError, "No parameter of this optimizer has a grad", lambda: training.step(1)),
         (ValueError, "not 0.0", lambda: scaler.update(0.0)),
-        (ValueError, "without .*'scale'", lambda: scaler.load_state_dict({})),
-        (ValueError, "from 1 on, not 0",
+        (ValueError, "lacks .*'scale'", lambda: scaler.load_state_dict({})),
+        (ValueError, "1 step or more, not 0",
          lambda: scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 0})),
     ]  # fmt: skip
     for error, message, call in says:

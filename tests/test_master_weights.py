@@ -306,9 +306,9 @@ def test_parameters_that_something_else_has_changed() -> None:
 def test_errors_say_what_is_wrong() -> None:
     optimizer = MasterWeights(mlp().to(BF16).parameters(), SGD, lr=0.1)
     other = MasterWeights(MLP(6, 4, 3).to(BF16).parameters(), SGD, lr=0.1)
-    with pytest.raises(ValueError, match=r"4 parameters of 16 bits, of shapes \[\(5, 6\)"):
+    with pytest.raises(ValueError, match=r"4 16-bit parameters, of shapes \[\(5, 6\)"):
         optimizer.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="masters in this state are 0"):
+    with pytest.raises(ValueError, match="has 0 masters"):
         optimizer.load_state_dict(SGD(mlp().parameters(), lr=0.1).state_dict())
     with pytest.raises(TypeError, match="class of torch.optim and its arguments, not SGD"):
         MasterWeights(mlp().parameters(), SGD(mlp().parameters(), lr=0.1))

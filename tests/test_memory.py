@@ -497,45 +497,45 @@ HALF = PrecisionPolicy("half", 2, 2)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: model_states(7e9, 4, 8, "mixed"), r"stage is 0 \(no .*\), 1, 2 or 3, not 4"),
-        (lambda: model_states(7e9, -1, 8, "mixed"), "stage is 0"),
-        (lambda: model_states(7e9, "3", 8, "mixed"), "stage is 0"),  # type: ignore[arg-type]
-        (lambda: model_states(7e9, True, 8, "mixed"), "stage is 0"),
-        (lambda: model_states(7e9, NAN, 8, "mixed"), "stage is 0"),  # type: ignore[arg-type]
-        (lambda: model_states(7e9, 3, 0, "mixed"), "world_size is a whole number from 1 on, "),
-        (lambda: model_states(7e9, 3, 1.5, "mixed"), "world_size is"),  # type: ignore[arg-type]
-        (lambda: model_states(-7e9, 3, 8, "mixed"), "num_params is a whole number from 1 on"),
-        (lambda: model_states(0, 3, 8, "mixed"), "num_params is a whole number"),
-        (lambda: model_states(0.5, 3, 8, "mixed"), "num_params is a whole number"),
+        (lambda: model_states(7e9, 4, 8, "mixed"), r"stage must be 0 \(no .*\), 1, 2 or 3, not 4"),
+        (lambda: model_states(7e9, -1, 8, "mixed"), "stage must be 0"),
+        (lambda: model_states(7e9, "3", 8, "mixed"), "stage must be 0"),  # type: ignore[arg-type]
+        (lambda: model_states(7e9, True, 8, "mixed"), "stage must be 0"),
+        (lambda: model_states(7e9, NAN, 8, "mixed"), "stage must be 0"),  # type: ignore[arg-type]
+        (lambda: model_states(7e9, 3, 0, "mixed"), "world_size must be a whole number"),
+        (lambda: model_states(7e9, 3, 1.5, "mixed"), "world_size must"),  # type: ignore[arg-type]
+        (lambda: model_states(-7e9, 3, 8, "mixed"), "num_params must be a whole number"),
+        (lambda: model_states(0, 3, 8, "mixed"), "num_params must be a whole number"),
+        (lambda: model_states(0.5, 3, 8, "mixed"), "num_params must be a whole number"),
         (lambda: model_states(NAN, 3, 8, "mixed"), "such as 7e9, not nan"),
         (lambda: model_states(math.inf, 3, 8, "mixed"), "such as 7e9, not inf"),
         (lambda: model_states("7e9", 3, 8, "mixed"), "num_params"),  # type: ignore[arg-type]
-        (lambda: model_states(7e9, 3, 8, "bf16"), "policy is one of fp32, mixed, .* not 'bf16'"),
-        (lambda: model_states(7e9, 3, 8, 16), "policy is one of"),  # type: ignore[arg-type]
-        (lambda: PrecisionPolicy("no", 2, -1), "gradients of policy 'no' is a number of bytes"),
+        (lambda: model_states(7e9, 3, 8, "bf16"), "policy must be one of fp32, .* not 'bf16'"),
+        (lambda: model_states(7e9, 3, 8, 16), "policy must be one of"),  # type: ignore[arg-type]
+        (lambda: PrecisionPolicy("no", 2, -1), "gradients of policy 'no' must be 0 bytes or more"),
         (lambda: PrecisionPolicy("no", 2, NAN), "gradients of policy 'no'"),
-        (lambda: PrecisionPolicy("no", 0, 2), "weights of policy 'no' have bytes above 0"),
-        (lambda: smallest_world_size(7e9, 3, -1, "mixed"), "budget_bytes is a number of bytes"),
+        (lambda: PrecisionPolicy("no", 0, 2), "weights of policy 'no' must have more than 0"),
+        (lambda: smallest_world_size(7e9, 3, -1, "mixed"), "budget_bytes must be 0 bytes or more"),
         (lambda: smallest_world_size(7e9, 3, NAN, "mixed"), "such as 80e9, not nan"),
-        (lambda: smallest_world_size(7e9, 4, 80e9, "mixed"), "stage is 0"),
+        (lambda: smallest_world_size(7e9, 4, 80e9, "mixed"), "stage must be 0"),
         (lambda: smallest_world_size(7e9, 3, 80e9, "mixed", activation_bytes=-1), "activation_by"),
-        (lambda: floor_bytes(7e9, 4, "mixed"), "stage is 0"),
-        (lambda: activation_bytes(0, 1, 8, 2), "sequence_length is a whole number from 1 on"),
-        (lambda: activation_bytes(8, -1, 8, 2), "microbatch_size is"),
-        (lambda: activation_bytes(8, 1, 8, 3), "num_heads divides hidden_size, but 3 does not"),
-        (lambda: activation_bytes(8, 1, 8, 2, 4), "tensor_parallel divides num_heads, but 4"),
-        (lambda: activation_bytes(9, 1, 8, 2, 2, True), "divides sequence_length, but 2 does not"),
+        (lambda: floor_bytes(7e9, 4, "mixed"), "stage must be 0"),
+        (lambda: activation_bytes(0, 1, 8, 2), "sequence_length must be a whole number"),
+        (lambda: activation_bytes(8, -1, 8, 2), "microbatch_size must"),
+        (lambda: activation_bytes(8, 1, 8, 3), "num_heads must divide hidden_size, but 3"),
+        (lambda: activation_bytes(8, 1, 8, 2, 4), "tensor_parallel must divide num_heads, but 4"),
+        (lambda: activation_bytes(9, 1, 8, 2, 2, True), "must divide sequence_length, but 2"),
         (lambda: activation_bytes(8, 1, 8, 2, recompute="some"), "'selective' or 'full', not"),  # type: ignore[arg-type]
         (lambda: first_stage_activation_bytes(1, 8, 3), "but 3 does not divide 8"),
-        (lambda: first_stage_activation_bytes(-1, 8), "layer_bytes is a number of bytes"),
-        (lambda: gpt_parameters(0, 8, 8, 8), "num_layers is"),
-        (lambda: gpt_flops(1, 8, 8, 8, 0), "batch_size is"),
+        (lambda: first_stage_activation_bytes(-1, 8), "layer_bytes must be 0 bytes or more"),
+        (lambda: gpt_parameters(0, 8, 8, 8), "num_layers must"),
+        (lambda: gpt_flops(1, 8, 8, 8, 0), "batch_size must"),
         (lambda: gpt_flops(1, 8, 8, 8, 1, "half"), "one of none, selective, .* not 'half'"),  # type: ignore[arg-type]
-        (lambda: zero_traffic(1, 4, 2), "stage is 0"),
-        (lambda: zero_traffic(1, 2, 2, 0), "num_microbatches is"),
+        (lambda: zero_traffic(1, 4, 2), "stage must be 0"),
+        (lambda: zero_traffic(1, 2, 2, 0), "num_microbatches must"),
         (lambda: zero_traffic(1, 2, 2, gradients_everywhere=True), "for stage 1, not for stage 2"),
         (lambda: zero_traffic(1, 2, 2, reshard_after_forward=False), "stage 3, not for stage 2"),
-        (lambda: zero_traffic(1, 2, 2).nbytes(2, NAN), "bytes_per_gradient is"),
+        (lambda: zero_traffic(1, 2, 2).nbytes(2, NAN), "bytes_per_gradient must"),
     ],
 )  # fmt: skip
 def test_what_there_is_not_is_refused(make: Callable[[], object], message: str) -> None:

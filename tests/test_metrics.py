@@ -86,7 +86,7 @@ def test_without_ranks_it_is_the_mean_itself() -> None:
     mean.add(3, torch.tensor(2))
     assert (mean.value, mean.count, mean.over_ranks().value) == (1.5, 6, 1.5)
     assert repr(mean) == "Mean(1.5 over 6)"
-    with pytest.raises(ValueError, match="There cannot be -1 samples"):
+    with pytest.raises(ValueError, match="must be 0 or more, not -1"):
         mean.add(1.0, -1)
 
 

@@ -140,7 +140,7 @@ def test_a_block_is_pytorchs_own_layer() -> None:
 def test_what_gpt_refuses() -> None:
     with pytest.raises(ValueError, match="3 heads do not divide a width of 64"):
         GPTConfig(num_heads=3)
-    with pytest.raises(ValueError, match="num_layers is a whole number from 1 on, not 0"):
+    with pytest.raises(ValueError, match="num_layers must be a whole number of 1 or more, not 0"):
         GPTConfig(num_layers=0)
     with pytest.raises(ValueError, match="10 tokens do not fit a context of 9"):
         GPT(SMALL)(torch.zeros(1, 10, dtype=torch.int64))

@@ -614,12 +614,12 @@ def misused(case: str) -> str:
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("ranks", "for 3 ranks, and there are 2"),
+        ("ranks", "has 3 ranks, but the group has 2"),
         ("broken", "ScheduleError: this schedule has"),
-        ("other stages", "has stages [0, 2], and these are stages [0]"),
-        ("no stages", "has work for rank 0"),
+        ("other stages", "has stages [0, 2], but the stages passed are [0]"),
+        ("no stages", "uses rank 0"),
         ("few samples", "4 inputs cannot be cut into 9 microbatches"),
-        ("no loss", "needs targets and a loss"),
+        ("no loss", "needs targets= and loss="),
         ("no inputs", "needs inputs"),
     ],
 )

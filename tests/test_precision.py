@@ -108,7 +108,7 @@ def test_the_pictures_at_the_top_are_so() -> None:
 
 
 def test_formats_that_are_none() -> None:
-    with pytest.raises(ValueError, match=r"torch.int8 is not one of the formats.*torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"torch.int8 is not one of these.*torch.bfloat16"):
         format_of(torch.int8)
     with pytest.raises(ValueError, match="not 1 and 3"):
         Format.from_bits("", 1, 3)

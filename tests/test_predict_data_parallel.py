@@ -160,11 +160,11 @@ def test_somebody_is_late_in_each_step() -> None:
 
 @pytest.mark.parametrize("lead", [-1, 0.5, math.nan])
 def test_a_lead_that_cannot_be_is_refused(lead: float) -> None:
-    with pytest.raises(ValueError, match="lead is a number of steps"):
+    with pytest.raises(ValueError, match="lead must be a number of steps"):
         finish_times(np.ones((2, 2)), lead)
 
 
 @pytest.mark.parametrize("arguments", [(0, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, -1)])
 def test_steps_that_cannot_be_are_refused(arguments: tuple[int, int, float, float]) -> None:
-    with pytest.raises(ValueError, match=r"whole number|takes time"):
+    with pytest.raises(ValueError, match=r"whole number|must be above 0"):
         step_seconds(*arguments)

@@ -306,7 +306,7 @@ def test_the_error_shows_the_grid() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "None is no schedule. A schedule has one list of actions for each rank, as"),
+        (None, "None is no schedule. A schedule has one list of actions for each rank, such as"),
         ("0F0", "'0F0' is no schedule"),
         ([None], "rank 0 has None. A schedule has one list"),
         ([["0F0"], 3], "rank 1 has 3."),

@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused() -> None:
         refusals_of_loading, world_size=1
     ).values[0]
     assert "layers.0.weight is (33, 7) here" in shapes or "(3, 7)" in shapes
-    assert "Pass what all ranks have saved" in lacks
-    assert "save it with one" in none
-    assert "which this model has not" in unknown
-    assert "no parameters of this model" in strangers
+    assert "Pass the states of all ranks" in lacks
+    assert "pass the optimizer to save" in none
+    assert "which is not in this model" in unknown
+    assert "not parameters of this model" in strangers

@@ -187,7 +187,7 @@ def test_no_more_bytes_than_a_rings(choice: str, what: str) -> None:
 
 
 def test_an_exchange_only_adds() -> None:
-    with pytest.raises(ValueError, match="op is SUM or AVG"):
+    with pytest.raises(ValueError, match="ops SUM and AVG"):
         exchange_reduce_scatter(torch.zeros(1), torch.zeros(1), dist.ReduceOp.MAX)
 
 

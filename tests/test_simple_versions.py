@@ -136,5 +136,5 @@ def test_the_simulator(schedule: Any, communication: float) -> None:
 
 
 def test_a_simulation_that_cannot_end() -> None:
-    with pytest.raises(ValueError, match="no rank can go on"):
+    with pytest.raises(ValueError, match="no rank can proceed"):
         simple_simulate([["0B0", "0F0"], ["1F0", "1B0"]], dict.fromkeys("FBIW", 1.0))

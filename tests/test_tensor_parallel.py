@@ -113,7 +113,7 @@ def test_the_table_says_what_is_sent(module: Any) -> None:
     }
     for name, (forward, backward) in table.items():
         wanted = Counter({forward: 1}) + Counter({backward: 2})
-        del wanted["nothing"]
+        del wanted["none"]
         got = on_ranks(forward_once_backward_twice, module, name, world_size=2).trace.ops(0)
         got["reduce_scatter"] += got.pop("all_to_all", 0)  # as gloo does it
         assert +got == wanted, name
@@ -654,16 +654,17 @@ def refused() -> list[str]:
 def test_bad_input_is_refused_before_anything_hangs() -> None:
     pieces = [
         "3 ranks do not divide 8 heads of queries and 8 of keys and values; a rank has whole "
-        "heads. Take a group of 1, 2, 4, 8 ranks",
+        "heads. Use a group of 1, 2, 4, 8 ranks",
         "3 ranks do not divide 6 heads of queries and 2", "4 heads of keys and values do not",
         "6 heads do not divide a hidden size of 25", 'not \'some\'',
         "3 ranks cannot share dim 0 of weight, which has 2",
-        "pieces (3, 4) make up 6 outputs", "leave gather_output=False", "which has 2 elements",
-        "takes 4 features; the input has shape (1, 5)", "That is its part of 6: do not gather",
+        "pieces (3, 4) must add up to 6 outputs", "use gather_output=False",
+        "which has 2 elements",
+        "needs 4 features, but the input has shape (1, 5)", "That is its part of 6: do not gather",
         "3 ranks do not divide 4 tokens (dim -2 of (1, 4, 2)). Pad the sequence to 6.",
         "3 ranks do not divide 4 tokens", "3 ranks cannot share a last dim of 2",
-        "of 7 elements, not 4", "id 7 is outside of a vocabulary of 7",
-        "need a target of shape (1, 2)", "id 9 is outside of a vocabulary of 9", "not 'all'",
+        "of 7 elements, not 4", "id 7 is outside of the vocabulary of 7",
+        "need a target of shape (1, 2)", "id 9 is outside of the vocabulary of 9", "not 'all'",
     ]  # fmt: skip
     for said in on_ranks(refused, world_size=3).values:
         for piece, text in zip(pieces, said, strict=True):

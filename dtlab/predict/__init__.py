@@ -1,4 +1,4 @@
-"""Predictions of time, memory and strategy by arithmetic; needs NumPy, never PyTorch."""
+"""Predictions of time, memory and strategy by arithmetic; needs NumPy but not PyTorch."""
 
 from dtlab.predict import asynchronous, balance, built_in, communication, memory, overlap, strategy
 from dtlab.predict import hardware as cards

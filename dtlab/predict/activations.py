@@ -1,17 +1,17 @@
-"""Activations: the bytes that one transformer layer keeps for its backward pass.
+"""Activations: the bytes that one transformer layer saves for its backward pass.
 
-    of sbh elements                         bytes each   over t ranks
-    inputs of the two norms                      4        whole, or 1/t with sequence parallelism
+    tensors of sbh elements                 bytes each   divided among t ranks
+    inputs of the two norms                      4        no; by t with sequence parallelism
     inputs of attention and of the MLP           4        the same
     two dropout masks                            2        the same; none without dropout
-    Q, K, V, and what attention gives            8        1/t
-    inside the MLP, of width 4h                 16        1/t
-    of as/h as many: attention matrices
-    softmax, its dropout's mask, its result      5        1/t; 2 without dropout; none where fused
+    Q, K, V, and attention's result              8        by t
+    inside the MLP, of width 4h                 16        by t
+    attention matrices, as/h as many elements
+    softmax, its dropout's mask, its result      5        by t; 2 without dropout; 0 if fused
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-section 4 and Table 2: sequence s, microbatch b, hidden size h, heads a, t tensor ranks. Elements
-have 16 bits, those of masks one byte; kernels on CPUs keep masks of two.
+section 4 and Table 2: sequence s, microbatch b, hidden size h, heads a, t tensor-parallel ranks.
+Elements have 16 bits, and masks one byte per element; CPU kernels save masks of two bytes.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ def activation_bytes(
     mlp_size: int | None = None,
     gated: bool = False,
 ) -> int:
-    """Bytes kept for backward by one layer of a transformer, for one microbatch, on one rank.
+    """Return the bytes that one transformer layer saves for one microbatch's backward, per rank.
 
-    none sbh(34 + 5as/h), tensor parallel sbh(10 + 24/t + 5as/(ht)), with sequence parallelism all
-    of it over t; "selective" recomputes the attention matrices, and so drops the term with a, as
-    `fused_attention` does, which never has them; "full" keeps 2sbh, the layer's input, whole on
-    every rank. Without dropout 34 and 5 are 32 and 2. Table 2 of Korthikanti et al. 2022.
+    Without recomputation: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/(ht)); with
+    sequence parallelism all of it is divided by t. "selective" recomputes the attention matrices
+    and so drops the term with a, and so does `fused_attention`, which never stores them. "full"
+    saves 2sbh, the layer's input, whole on every rank. Without dropout 34 and 5 become 32 and 2.
+    Table 2 of Korthikanti et al. 2022.
     Raises: ValueError for counts below 1, heads that do not divide the hidden size, tensor ranks
-    that do not divide the heads, or with sequence parallelism the sequence.
+    that do not divide the heads or, with sequence parallelism, the sequence.
     """
     pieces = activation_pieces(
         sequence_length, microbatch_size, hidden_size, num_heads, tensor_parallel,
@@ -77,7 +78,7 @@ def activation_pieces(
     mlp_size: int | None = None,
     gated: bool = False,
 ) -> dict[str, int]:
-    """The bytes of `activation_bytes` by what they are; pieces of no bytes are left out.
+    """Return the bytes of `activation_bytes` by purpose, without entries of 0 bytes.
 
     Raises: ValueError as `activation_bytes` does.
     """
@@ -93,10 +94,10 @@ def activation_pieces(
     if sequence_parallel:
         _check_divides("tensor_parallel", t, "sequence_length", s)
     if recompute not in ("none", "selective", "full"):
-        raise ValueError(f"recompute is 'none', 'selective' or 'full', not {recompute!r}.")
+        raise ValueError(f"recompute must be 'none', 'selective' or 'full', not {recompute!r}.")
     if recompute == "full":
         return {"input of the layer": 2 * s * b * h}
-    outside = t if sequence_parallel else 1  # of the ranks that share the norms' regions
+    outside = t if sequence_parallel else 1  # ranks that divide the norms' inputs
     has_matrices = not fused_attention and recompute == "none"
     pieces = {
         "inputs of the norms": 4 * s * b * h // outside,
@@ -112,14 +113,14 @@ def activation_pieces(
 def first_stage_activation_bytes(
     layer_bytes: float, num_layers: int, num_stages: int = 1, num_chunks: int = 1
 ) -> float:
-    """Bytes that the first of `num_stages` pipeline stages keeps under 1F1B.
+    """Return the bytes that the first of `num_stages` pipeline stages saves under 1F1B.
 
-    `layer_bytes` is one layer's, for one microbatch. The first stage has L/p layers and p
-    microbatches under way: L layers' worth, whatever p is. With `num_chunks` m > 1 parts of the
-    model on each stage (interleaved), that times 1 + (p-1)/(pm). With fewer microbatches than
-    that, or for the embedding and the head, it is not right.
+    `layer_bytes` is for one layer and one microbatch. The first stage has L/p layers and p
+    microbatches in flight: the bytes of L layers, for any p. With m = `num_chunks` > 1 parts of
+    the model on each stage (interleaved), multiply by 1 + (p-1)/(pm). The formula does not hold
+    with fewer microbatches than that, and excludes embedding and output layer.
     Korthikanti et al. 2022, section 4.2.3.
-    Raises: ValueError for counts below 1, or chunks that the layers cannot be cut into.
+    Raises: ValueError for counts below 1, or layers that cannot be divided into these chunks.
     """
     check_bytes("layer_bytes", layer_bytes)
     p, m = check_count("num_stages", num_stages), check_count("num_chunks", num_chunks)
@@ -131,4 +132,6 @@ def first_stage_activation_bytes(
 
 def _check_divides(part_name: str, part: int, whole_name: str, whole: int) -> None:
     if whole % part:
-        raise ValueError(f"{part_name} divides {whole_name}, but {part} does not divide {whole}.")
+        raise ValueError(
+            f"{part_name} must divide {whole_name}, but {part} does not divide {whole}."
+        )

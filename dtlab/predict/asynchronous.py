@@ -1,13 +1,13 @@
 """Synchronous, asynchronous and bounded-staleness training: step times and staleness.
 
-    sync       worker 0 |====|...........|====|...........|       everybody is in the same step
+    sync       worker 0 |====|...........|====|...........|       all workers are in the same step
                worker 1 |================|================|
-    bounded    worker 0 |====|====|......|====|...........|       1 step ahead at most
-    async      worker 0 |====|====|====|====|====|====|====|      without limit
+    bounded    worker 0 |====|====|......|====|...........|       at most 1 step ahead
+    async      worker 0 |====|====|====|====|====|====|====|      no limit
 
-A worker that is ahead by `lead` steps waits for the slowest: 0 for sync, infinite for async. In
-between: Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
-Server". What pulls and pushes take is not counted.
+A worker that is `lead` steps ahead waits for the slowest: lead 0 for sync, infinite for async.
+For values in between see Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
+Parallel Parameter Server". Pulls and pushes are assumed to take no time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ def step_seconds(
     turns: bool = False,
     seed: int = 0,
 ) -> Times:
-    """How long each step of each worker takes, [workers, steps]: `seconds`, and one has a `delay`.
+    """Return the seconds of each step, [workers, steps]: `seconds`, plus `delay` for one worker.
 
-    The same worker has it in every step; with `turns` it is in each step another one, drawn
-    from `seed`.
-    Raises: ValueError for counts below 1 or times below 0.
+    The same worker has the delay in every step; with `turns` a random worker has it in each step,
+    drawn from `seed`.
+    Raises: ValueError for counts below 1, `seconds` not above 0, or `delay` below 0.
     """
     if not (seconds > 0 and delay >= 0):
-        raise ValueError(f"A step takes time, and a delay 0 or more; not {seconds!r}, {delay!r}.")
+        raise ValueError(
+            f"seconds must be above 0 and delay 0 or more, not {seconds!r}, {delay!r}."
+        )
     times = np.full((check_count("workers", workers), check_count("steps", steps)), float(seconds))
     late = np.random.default_rng(seed).integers(workers, size=steps) if turns else workers - 1
     times[late, np.arange(steps)] += delay
@@ -48,31 +50,31 @@ def step_seconds(
 
 
 def finish_times(seconds: Times, lead: float) -> Times:
-    """When each worker finishes each step, [workers, steps], in seconds from the start.
+    """Return when each worker finishes each step, [workers, steps], in seconds from the start.
 
-    A worker begins step k when it has finished its own step k-1, and all have step k-1-lead.
-    Raises: ValueError for a `lead` that is no whole number from 0 on, and not infinite.
+    A worker begins step k when it has finished step k-1, and all workers have finished step
+    k-1-lead. Raises: ValueError if `lead` is neither a whole number of 0 or more, nor infinite.
     """
     return _begin_and_finish(seconds, lead)[1]
 
 
 def _begin_and_finish(seconds: Times, lead: float) -> tuple[Times, Times]:
     if not (lead >= 0 and (math.isinf(lead) or float(lead).is_integer())):
-        raise ValueError(f"lead is a number of steps from 0 on, or infinite, not {lead!r}.")
+        raise ValueError(f"lead must be a number of steps, 0 or more, or infinite, not {lead!r}.")
     begin, finish = np.zeros_like(seconds), np.zeros_like(seconds)
     for step in range(seconds.shape[1]):
-        own = finish[:, step - 1] if step else 0.0
+        previous = finish[:, step - 1] if step else 0.0
         slowest = finish[:, step - 1 - int(lead)].max() if step > lead else 0.0
-        begin[:, step] = np.maximum(own, slowest)
+        begin[:, step] = np.maximum(previous, slowest)
         finish[:, step] = begin[:, step] + seconds[:, step]
     return begin, finish
 
 
 def gradients_per_second(seconds: Times, lead: float) -> float:
-    """Gradients of all workers together per second, as long as every one is still at work.
+    """Return the gradients of all workers per second, while every worker is still running.
 
-    With one late worker of N, over many steps: N / (t + d) for sync, (N - 1) / t + 1 / (t + d) for
-    async, and in the long run what sync has for any bound.
+    With one late worker of N, over many steps: N / (t + d) for sync, and (N - 1) / t + 1 / (t + d)
+    for async. With any bound, the long-run rate is that of sync.
     """
     finish = finish_times(seconds, lead)
     end = finish[:, -1].min()
@@ -80,10 +82,10 @@ def gradients_per_second(seconds: Times, lead: float) -> float:
 
 
 def mean_delay(seconds: Times, lead: float) -> float:
-    """Updates by other workers between the start of a gradient and its own update, on average.
+    """Return the mean number of other workers' updates between a gradient's start and its update.
 
-    0 for sync, where the gradients of a step are one update. Over the time in which every worker
-    is at work.
+    It is 0 for sync, because the gradients of a step are one update. The mean is over the time in
+    which every worker is running.
     """
     begin, finish = _begin_and_finish(seconds, lead)
     if lead == 0:

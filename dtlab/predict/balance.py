@@ -1,10 +1,10 @@
 """Balances layers over pipeline stages so that the slowest stage is as fast as possible.
 
     layers   3  1  1  1  2  4        three stages
-             └─4┘  └──4──┘  4        the slowest takes 4: no other cut is as good
+             └─4┘  └──4──┘  4        the slowest takes 4: no other cut is better
     A pipeline of M microbatches takes about the sum over stages + (M - 1) x the slowest.
 
-Greedy filling is not enough; this goes through all cuts, by dynamic programming over the stages.
+Greedy filling is not optimal; dynamic programming over the stages considers all cuts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["LayerCost", "balance_stages"]
 
 @dataclass(frozen=True)
 class LayerCost:
-    """A layer's seconds for a microbatch, forward and in both halves of backward, and its bytes.
+    """Seconds of a layer per microbatch, forward and both halves of backward, and its bytes.
 
-    `held` bytes are there all the time: parameters, with what goes with them as the caller counts
-    it. `saved` bytes are kept for backward, for each microbatch in flight.
+    `held` bytes are permanent: parameters, with gradients and optimizer state if you count them.
+    `saved` bytes are saved for backward, for each microbatch in flight.
     """
 
     forward: float
@@ -33,7 +33,7 @@ class LayerCost:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
+        """Seconds of forward and backward."""
         return self.forward + self.backward_input + self.backward_weight
 
 
@@ -44,23 +44,23 @@ def balance_stages(
     memory_limit: float = math.inf,
     in_flight: Sequence[int] | None = None,
 ) -> list[range]:
-    """The layers of each stage, in order, such that the largest sum of seconds is least.
+    """Return the layers of each stage, in order, that minimize the slowest stage's seconds.
 
-    `costs` are those of the layers: seconds, or `LayerCost`. A stage holds at most `memory_limit`
-    bytes; `in_flight` says for how many microbatches each stage has activations, left out as in
-    1F1B: num_stages, then one less on each. Of equally good cuts it is the one whose last stage
-    has the fewest layers, then the one before it.
-    Raises: ValueError for fewer layers than stages, costs below 0, or where nothing fits.
+    `costs` are seconds or `LayerCost` of each layer. A stage holds at most `memory_limit` bytes;
+    `in_flight` is the number of microbatches whose activations each stage holds, by default as in
+    1F1B: num_stages for the first, then one less for each. Of equally good cuts, the one with the
+    fewest layers on the last stage is chosen, then on the stage before it.
+    Raises: ValueError for fewer layers than stages, costs below 0, or if no cut fits.
     """
-    layers = [one if isinstance(one, LayerCost) else LayerCost(one) for one in costs]
+    layers = [cost if isinstance(cost, LayerCost) else LayerCost(cost) for cost in costs]
     flights = list(in_flight or range(num_stages, 0, -1))
     if not 1 <= num_stages <= len(layers) or len(flights) != num_stages:
         raise ValueError(
             f"{len(layers)} layers on {num_stages} stages, with {len(flights)} numbers in flight: "
-            "each stage has a layer at least, and one such number."
+            "each stage needs at least one layer, and one such number."
         )
     if not all(value >= 0 for layer in layers for value in vars(layer).values()):
-        raise ValueError("Seconds and bytes of a layer are numbers from 0 on.")
+        raise ValueError("Seconds and bytes of a layer must be 0 or more.")
     best, cuts = _best_cuts(layers, flights, memory_limit)
     if best == math.inf:
         raise ValueError(f"No cut into {num_stages} stages fits {memory_limit:g} bytes on each.")
@@ -70,18 +70,18 @@ def balance_stages(
 def _best_cuts(
     layers: Sequence[LayerCost], flights: Sequence[int], memory_limit: float
 ) -> tuple[float, list[list[int]]]:
-    """Seconds of the slowest stage, and for each stage, by where it ends, where it begins."""
+    """Return the seconds of the slowest stage, and each stage's best first layer for each end."""
     seconds, held, saved = (
         [0.0, *accumulate(getattr(layer, name) for layer in layers)]
         for name in ("seconds", "held", "saved")
     )
 
     def stage_seconds(flight: int, start: int, end: int) -> float:
-        """Of these layers; infinite where they do not fit."""
+        """Return the seconds of these layers, or infinity if they exceed the memory limit."""
         size = held[end] - held[start] + flight * (saved[end] - saved[start])
         return seconds[end] - seconds[start] if size <= memory_limit else math.inf
 
-    best = [0.0] + [math.inf] * len(layers)  # by how many layers are on the stages so far
+    best = [0.0] + [math.inf] * len(layers)  # index: number of layers on the stages so far
     cuts: list[list[int]] = []
     for flight in flights:
         options = [
@@ -97,7 +97,7 @@ def _best_cuts(
 
 
 def _ranges(cuts: list[list[int]], end: int) -> list[range]:
-    """Back from the last stage: where it begins, the one before it ends."""
+    """Reconstruct the stages from last to first: each ends where the next one begins."""
     stages: list[range] = []
     for begins in reversed(cuts):
         stages.append(range(begins[end], end))

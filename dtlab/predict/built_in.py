@@ -1,16 +1,16 @@
 """The algorithm that the emulated interconnect assumes for each built-in collective.
 
-A library for real hardware chooses among several; here each collective always is
+A library for real hardware chooses among several algorithms; here each collective always uses
 
     all_reduce                   a flat ring in the order of the ranks     2(N-1) rounds of S/N
     reduce_scatter, all_gather   the same ring                              N-1 rounds of S/N
     all_to_all                   pairwise, round k to the k-th to the right N-1 rounds of S/N
     broadcast, reduce            a chain along the ring, in small pieces    (N-1) a + S/B
-    gather, scatter              straight through the root's port           a + (N-1)/N S/B
+    gather, scatter              directly through the root's port           a + (N-1)/N S/B
     barrier                      empty messages at distance 1, 2, 4, ...    log2 N rounds of a
 
-A round lasts as long as its slowest link needs: over several nodes, a flat ring goes at the speed
-of the link between them. On one node these are the closed forms of `communication.py`.
+A round takes as long as its slowest link: over several nodes, a flat ring runs at the speed of the
+link between nodes. On one node these are the closed forms of `communication.py`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Pair = tuple[int, int]  # ranks: from, to
 
 
 class Route:
-    """The messages of one collective among `ranks`, as far as time depends on them.
+    """The messages of one collective among `ranks`, reduced to what determines its time.
 
-    `pairs` are the (from, to) that exchange messages. `root` is a rank of the world.
-    Raises: ValueError for an operation that is not known.
+    `pairs` are the (from, to) pairs that exchange messages. `root` is a global rank.
+    Raises: ValueError for an unknown operation.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Route:
         elif operation in ("barrier", "monitored_barrier"):
             rounds = [_shifted(ranks, 1 << k) for k in range((n - 1).bit_length())]
         elif operation in ("broadcast", "reduce"):
-            end = 1 if operation == "broadcast" else 0  # nothing goes into the root, or out of it
+            end = 1 if operation == "broadcast" else 0  # nothing is sent to the root, or by it
             rounds = [[pair for pair in ring if pair[end] != root]]
         elif operation in ("gather", "scatter"):
-            others = [rank for rank in ranks if rank != root]
+            non_roots = [rank for rank in ranks if rank != root]
             inward = operation == "gather"
-            rounds = [[(rank, root) if inward else (root, rank) for rank in others]]
+            rounds = [[(rank, root) if inward else (root, rank) for rank in non_roots]]
         else:
-            raise ValueError(f"{operation!r} is not a collective that is known here.")
+            raise ValueError(f"{operation!r} is not a known collective.")
         rounds = [] if n == 1 else rounds
         self.pairs = {pair for pairs in rounds[:n] for pair in pairs}
         links = {pair: cluster.link(*pair) for pair in self.pairs}
@@ -59,17 +59,17 @@ class Route:
         self._rounds = Counter(frozenset(links[pair] for pair in pairs) for pairs in rounds)
 
     def seconds(self, nbytes: float) -> float:
-        """How long it takes, without the cluster's slowdown.
+        """Return the seconds of the collective, without the cluster's slowdown.
 
-        `nbytes` is the full tensor on one rank; for an all-to-all, what one rank sends.
+        `nbytes` is the size of the full tensor on one rank; for an all-to-all, of its sends.
         """
         used, piece = self._used, nbytes / self.ranks
-        if not used:  # a rank on its own
+        if not used:  # a single rank
             return 0.0
         if self.operation in ("broadcast", "reduce"):
             slowest = min(link.bandwidth for link in used)
             return sum(link.latency * hops for link, hops in used.items()) + nbytes / slowest
-        if self.operation in ("gather", "scatter"):  # the ports of both levels work side by side
+        if self.operation in ("gather", "scatter"):  # the ports of both levels work concurrently
             return max(link.seconds(peers * piece) for link, peers in used.items())
         if self.operation.endswith("barrier"):
             piece = 0.0
@@ -86,18 +86,18 @@ def collective_seconds(
     ranks: Sequence[int] | None = None,
     root: int | None = None,
 ) -> float:
-    """How long a built-in collective takes on an emulated cluster, without its slowdown.
+    """Return the seconds of a built-in collective on an emulated cluster, without its slowdown.
 
-    `operation` is a name in torch.distributed ("all_reduce", "all_gather", ...), `nbytes` the full
-    tensor on one rank (for an all-to-all what one rank sends), `ranks` the members of the group,
-    all by default, and `root` a rank among them, the first by default.
-    Raises: ValueError for an operation that is not known, or ranks that are not there.
+    `operation` is a name in torch.distributed ("all_reduce", "all_gather", ...), `nbytes` the size
+    of the full tensor on one rank (for an all-to-all, what one rank sends), `ranks` the members of
+    the group, by default all, and `root` one of them, by default the first.
+    Raises: ValueError for an unknown operation, or ranks outside the cluster.
     """
     members = range(cluster.size) if ranks is None else ranks
     return Route(operation, cluster, members, members[0] if root is None else root).seconds(nbytes)
 
 
 def _shifted(ranks: Sequence[int], distance: int) -> list[Pair]:
-    """Every rank sends to the one that is `distance` places to its right."""
+    """Return the messages of a round in which every rank sends `distance` places to its right."""
     n = len(ranks)
     return [(ranks[i], ranks[(i + distance) % n]) for i in range(n)]

@@ -1,7 +1,7 @@
-"""How long communication takes: the alpha-beta model, and the collectives in closed form.
+"""Communication times: the alpha-beta model, and closed forms of the collectives.
 
 A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way bandwidth in
-bytes/s). Everything else follows from who sends what to whom, and when:
+bytes/s). All other times follow from the messages that an algorithm sends:
 
     operation (N ranks, S bytes)     seconds
     ring all-reduce                  2(N-1) a + 2(N-1)/N S/B
@@ -11,9 +11,9 @@ bytes/s). Everything else follows from who sends what to whom, and when:
     gather, scatter                  a + (N-1)/N S/B            all through the root's port
     barrier                          log2 N a
 
-Sizes may be NumPy arrays; times then are too. The forms hold where every rank can send and
-receive at the same time and no two messages share a port: Thakur, Rabenseifner & Gropp 2005,
-"Optimization of collective communication operations in MPICH".
+Sizes may be NumPy arrays; times are arrays too then. The formulas assume that every rank can send
+and receive at the same time and that no two messages share a port: Thakur, Rabenseifner & Gropp
+2005, "Optimization of collective communication operations in MPICH".
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ __all__ = [
 
 
 def naive_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Through one rank: 2(N-1)(a + S/B)."""
+    """Return the seconds of an all-reduce through one rank: 2(N-1)(a + S/B)."""
     return 2 * (check_count("ranks", ranks) - 1) * link.seconds(nbytes)
 
 
 def ring_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """2(N-1) a + 2(N-1)/N S/B (Patarasuk & Yuan 2009)."""
+    """Return the seconds of a ring: 2(N-1) a + 2(N-1)/N S/B (Patarasuk & Yuan 2009)."""
     return 2 * _rounds_of_chunks(nbytes, ranks, link)
 
 
 def tree_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Up a binomial tree and down again: 2 log2 N (a + S/B), log2 N rounded up."""
+    """Return the seconds up and down a binomial tree: 2 log2 N (a + S/B), log2 N rounded up."""
     return 2 * tree_broadcast_seconds(nbytes, ranks, link)
 
 
 def recursive_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """log2 N (a + S/B), log2 N rounded down; 2 (a + S/B) more where N is no power of two."""
+    """Return log2 N (a + S/B), log2 N rounded down; plus 2 (a + S/B) if N is no power of two."""
     rounds = check_count("ranks", ranks).bit_length() - 1
     return (rounds + _beyond_power_of_two(ranks)) * link.seconds(nbytes)
 
 
 def halving_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """2 log2 N a + 2(N-1)/N S/B; where N is not a power of two, of the largest one below.
+    """Return 2 log2 N a + 2(N-1)/N S/B, for the largest power of two that is at most N.
 
-    Then 2 (a + S/B) more for folding the other ranks in (Thakur et al. 2005).
+    If N is not a power of two, folding the other ranks adds 2 (a + S/B) (Thakur et al. 2005).
     """
     rounds = check_count("ranks", ranks).bit_length() - 1
     halves = 2 * rounds * link.latency + (2 - 2 / (1 << rounds)) * nbytes / link.bandwidth
@@ -90,10 +90,11 @@ def halving_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -
 
 
 def hierarchical_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
-    """Rings in the nodes, and between ranks of the same seat, over a full cluster.
+    """Return the seconds of rings inside nodes and across nodes, over a full cluster.
 
-    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2, n nodes of G, links 1 in and 2
-    between them. `slowdown` is not in it.
+    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2 for n nodes of G ranks, with link 1
+    inside and link 2 between nodes. The ring across nodes joins ranks with the same local rank.
+    `slowdown` is not included.
     """
     inside, share = cluster.gpus_per_node, nbytes / cluster.gpus_per_node
     between = ring_all_reduce_seconds(share, cluster.nodes, cluster.inter)
@@ -101,11 +102,11 @@ def hierarchical_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
 
 
 def flat_ring_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
-    """One ring over a full cluster: in every round all wait for the slowest link.
+    """Return the seconds of one ring over a full cluster: the slowest link limits every round.
 
-    2(N-1) a + 2(N-1)/N S/B with the link between nodes where there are several, else the one
-    inside. `slowdown` is not in it. Without a barrier between rounds, part of the slow link's
-    latency hides behind messages before it: down to 2(N-1)/N S/B + a.
+    2(N-1) a + 2(N-1)/N S/B with the link between nodes, or on one node with the link inside.
+    `slowdown` is not included. Without a barrier between rounds, earlier messages hide part of the
+    slow link's latency; the lower limit is 2(N-1)/N S/B + a.
     """
     slowest = cluster.inter if cluster.nodes > 1 else cluster.intra
     return ring_all_reduce_seconds(nbytes, cluster.size, slowest)
@@ -115,52 +116,52 @@ def flat_ring_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
 
 
 def reduce_scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Around a ring: (N-1) a + (N-1)/N S/B, S the whole tensor."""
+    """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
 def all_gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Around a ring: (N-1) a + (N-1)/N S/B, S the whole tensor."""
+    """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
 def all_to_all_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Pairwise over a switch: (N-1) a + (N-1)/N S/B, S what one rank sends."""
+    """Return the seconds of pairwise rounds: (N-1) a + (N-1)/N S/B; S is what one rank sends."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
 def broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Along a chain in small pieces: (N-1) a + S/B; 0 for one rank."""
+    """Return the seconds along a chain in small pieces: (N-1) a + S/B; 0 for one rank."""
     hops = check_count("ranks", ranks) - 1
     return hops * link.latency + min(hops, 1) * nbytes / link.bandwidth
 
 
 def reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """As a broadcast, backwards: (N-1) a + S/B."""
+    """Return the seconds of a broadcast in reverse: (N-1) a + S/B."""
     return broadcast_seconds(nbytes, ranks, link)
 
 
 def tree_broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Down a binomial tree, in one piece: log2 N (a + S/B), log2 N rounded up."""
+    """Return the seconds down a binomial tree: log2 N (a + S/B), log2 N rounded up."""
     return (check_count("ranks", ranks) - 1).bit_length() * link.seconds(nbytes)
 
 
 def gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Straight to the root, one after the other through its port: a + (N-1)/N S/B.
+    """Return the seconds of messages through the root's port: a + (N-1)/N S/B; 0 for one rank.
 
-    S is all that the root ends up with, its own part too; 0 for one rank.
+    S is the size of the root's result, including its own part.
     """
-    others = check_count("ranks", ranks) - 1
-    return min(others, 1) * link.latency + others / ranks * nbytes / link.bandwidth
+    senders = check_count("ranks", ranks) - 1
+    return min(senders, 1) * link.latency + senders / ranks * nbytes / link.bandwidth
 
 
 def scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """As a gather, backwards: a + (N-1)/N S/B."""
+    """Return the seconds of a gather in reverse: a + (N-1)/N S/B."""
     return gather_seconds(nbytes, ranks, link)
 
 
 def barrier_seconds(ranks: int, link: Link) -> float:
-    """Empty messages to ranks at distance 1, 2, 4, ...: log2 N a, log2 N rounded up.
+    """Return log2 N a, log2 N rounded up: empty messages to ranks at distance 1, 2, 4, ...
 
     Hensgen, Finkel & Manber 1988, "Two algorithms for barrier synchronization".
     """
@@ -172,7 +173,7 @@ def _rounds_of_chunks(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
 
 
 def _beyond_power_of_two(ranks: int) -> int:
-    """Messages for folding ranks beyond the last power of two in, and handing them the result."""
+    """Return the messages for folding ranks beyond a power of two, and sending them the result."""
     return 2 if ranks & (ranks - 1) else 0
 
 
@@ -190,33 +191,33 @@ _FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.m
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """What makes an algorithm bandwidth S/t comparable with the hardware's: 2(N-1)/N and so on.
+    """Return the factor from algorithm bandwidth S/t to the hardware's bandwidth: 2(N-1)/N etc.
 
-    `operation` is a name in torch.distributed. Raises: ValueError for one that has no factor.
+    `operation` is a name in torch.distributed. Raises: ValueError for one without a factor.
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
     if operation not in _FACTORS:
         names = ", ".join(_FACTORS)
-        raise ValueError(f"{operation!r} has no bus bandwidth factor. These have: {names}.")
+        raise ValueError(f"{operation!r} has no bus bandwidth factor. These have one: {names}.")
     return _FACTORS[operation](check_count("ranks", ranks))
 
 
 def algorithm_bandwidth(nbytes: Bytes, seconds: Bytes) -> Bytes:
-    """Bytes/s as the caller sees it: S/t, S the full tensor on one rank."""
+    """Return S/t in bytes/s, the caller's bandwidth; S is the size of the tensor on one rank."""
     return nbytes / seconds
 
 
 def bus_bandwidth(operation: str, nbytes: Bytes, seconds: Bytes, ranks: int) -> Bytes:
-    """Bytes/s as one rank's link sees it: S/t times `bus_factor`."""
+    """Return the bytes/s on one rank's link: S/t times `bus_factor`."""
     return bus_factor(operation, ranks) * nbytes / seconds
 
 
 def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """The link that explains measured messages best: the t = a + S/B of least relative errors.
+    """Return the link that fits measured messages best: t = a + S/B of least relative errors.
 
-    Relative, since a least-squares fit of seconds sees only the largest sizes; and the sum of the
-    errors' absolute values rather than of their squares, so that a few disturbed measurements
-    change little (iteratively reweighted least squares). Neither a nor 1/B comes out below 0.
+    Errors are relative, because a least-squares fit of seconds is determined by the largest sizes
+    alone. The sum of absolute errors is minimized, not of their squares, so that a few disturbed
+    measurements change little (iteratively reweighted least squares). a and 1/B are at least 0.
     Raises: ValueError for fewer than two different sizes, times that are not above 0, or times
     that do not grow with the size.
     """
@@ -227,22 +228,22 @@ def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
             f"{size.size} sizes, {len(np.unique(size))} different, and {time.size} times."
         )
     if not (np.isfinite(time).all() and (time > 0).all() and (size >= 0).all()):
-        raise ValueError("fit_link needs sizes from 0 on (bytes) and times above 0 (seconds).")
+        raise ValueError("fit_link needs sizes of 0 or more (bytes) and times above 0 (seconds).")
     terms = np.column_stack((1 / time, size / time))  # (a + S/B) / t, which should be 1
     latency, per_byte = _least_absolute(terms)
     if latency < 0:
         latency, per_byte = 0.0, _least_absolute(terms[:, 1:])[0]
     if per_byte <= 0:
         raise ValueError(
-            "The times do not grow with the sizes, so no bandwidth can be told from them. "
+            "The times do not grow with the sizes, so they determine no bandwidth. "
             "Measure larger messages."
         )
     return Link(float(latency), float(1 / per_byte))
 
 
 def _least_absolute(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The x of least sum |terms x - 1|."""
-    scale = terms.max(axis=0)  # bytes and seconds differ by ten orders of magnitude
+    """Return the x that minimizes sum |terms x - 1|."""
+    scale = terms.max(axis=0)  # the columns differ by ten orders of magnitude
     weight = np.ones(len(terms))
     for _ in range(100):
         root = np.sqrt(weight)[:, None]
@@ -255,17 +256,17 @@ def _least_absolute(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def check_stage(stage: int) -> int:
-    """`stage`, of ZeRO. Raises: ValueError for one that there is not."""
+    """Return `stage`, a ZeRO stage. Raises: ValueError if it is not 0, 1, 2 or 3."""
     if not is_number(stage) or stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage is 0 (no sharding), 1, 2 or 3, not {stage!r}.")
+        raise ValueError(f"stage must be 0 (no sharding), 1, 2 or 3, not {stage!r}.")
     return int(stage)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank sends in a step.
+    """The traffic of one rank in a step.
 
-    `parameter_passes` and `gradient_passes` say how often all of them go round the ring.
+    `parameter_passes` and `gradient_passes` count how often all of them pass around the ring.
     """
 
     num_params: int
@@ -275,16 +276,16 @@ class Traffic:
 
     @property
     def passes(self) -> int:
-        """The 2, 3, k + 1 or 3k of the papers, which count (N-1)/N as 1."""
+        """All passes: the 2, 3, k + 1 or 3k of the papers, which count (N-1)/N as 1."""
         return self.parameter_passes + self.gradient_passes
 
     @property
     def elements(self) -> float:
-        """Elements that one rank sends: (N-1)/N of all of them in each pass."""
+        """Elements that one rank sends: (N-1)/N of all elements in each pass."""
         return self.passes * self.num_params * (self.world_size - 1) / self.world_size
 
     def nbytes(self, bytes_per_parameter: float, bytes_per_gradient: float) -> float:
-        """Bytes that one rank sends, where elements of the two kinds have that many bytes each.
+        """Return the bytes that one rank sends, given the bytes per element of both kinds.
 
         Raises: ValueError for bytes below 0.
         """
@@ -302,25 +303,24 @@ def zero_traffic(
     gradients_everywhere: bool = False,
     reshard_after_forward: bool = True,
 ) -> Traffic:
-    """What each rank sends in a step of k = `num_microbatches`, at ZeRO stage 0 to 3.
+    """Return what each rank sends in a step of k = `num_microbatches`, at ZeRO stage 0 to 3.
 
-    A pass is once round the ring: each rank sends (N-1)/N of all elements, half an all-reduce
+    In one pass around the ring each rank sends (N-1)/N of all elements, half of an all-reduce
     (Rajbhandari et al. 2020, "ZeRO", section 7). Passes in one step:
-
         k microbatches          parameters   gradients   all
         stage 0                      0            2         2      one all-reduce
         stage 1                      1            1         2      reduce-scatter, step, all-gather
         stage 1, DDP's gradients     1            2         3      all-reduce, step, broadcast
-        stage 2                      1            k       k + 1    every microbatch to its owners
+        stage 2                      1            k       k + 1    reduced for every microbatch
         stage 3                     2k            k        3k      gathered forward and backward
         stage 3, kept gathered       k            k        2k      gathered in forward only
 
-    Stages 0 and 1 hold whole gradients, add them up, and send once: DDP has `no_sync` for that.
+    Stages 0 and 1 accumulate whole gradients and reduce them once; DDP does this with `no_sync`.
     `gradients_everywhere` is stage 1 as DDP with PyTorch's `ZeroRedundancyOptimizer`: all ranks
-    get all averaged gradients, and each broadcasts what it has stepped. `reshard_after_forward`
-    is that of `fully_shard`: where it is False, stage 3 keeps what it has gathered until backward
-    is through, and all ranks hold whole parameters meanwhile.
-    Raises: ValueError for a stage or a count that there is not, or an option of another stage.
+    get all averaged gradients, and each broadcasts the parameters that it has stepped.
+    `reshard_after_forward` is that of `fully_shard`: if it is False, stage 3 keeps gathered
+    parameters until the end of backward, so all ranks hold whole parameters during that time.
+    Raises: ValueError for an invalid stage or count, or an option of another stage.
     """
     params, ranks = check_whole("num_params", num_params), check_count("world_size", world_size)
     k = check_count("num_microbatches", num_microbatches)

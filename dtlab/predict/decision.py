@@ -1,8 +1,8 @@
 """The decision tree for the strategy of a training job, as data.
 
-A question compares two numbers: it is answered yes where its fact is not more than its limit, and
-where one of them is not known (NaN), so that only what is known stands against a strategy.
-`strategy.choose` works the numbers out.
+A question compares two numbers. The answer is yes if its fact is at most its limit. It is also yes
+if one of them is unknown (NaN), so that only known facts rule out a strategy. `strategy.choose`
+computes the numbers.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ __all__ = ["FACTS", "ROOT", "TREE", "Leaf", "Question", "Step", "tree_words", "w
 Facts = Mapping[str, float]
 
 FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {  # what a number is, and its unit
+    {  # the name of each number, and its unit
         "budget_bytes": ("the budget of a card", "bytes"),
         "activation_bytes": ("the activations of one microbatch", "bytes"),
         "replica_bytes": ("a whole replica with its activations", "bytes"),
         "stage1_bytes": ("a rank's part at stage 1", "bytes"),
         "stage2_bytes": ("a rank's part at stage 2", "bytes"),
         "stage3_bytes": ("a rank's part at stage 3", "bytes"),
-        "tensor_bytes": ("a rank's part where a node shares the activations too", "bytes"),
+        "tensor_bytes": ("a rank's part if a node divides the activations too", "bytes"),
         "split_bytes": ("a whole replica with its part of a sample", "bytes"),
         "split_stage3_bytes": ("a rank's part of the states and of a sample", "bytes"),
         "hours": ("the time on one GPU", "hours"),
-        "deadline_hours": ("the time there is", "hours"),
-        "gpus_in_time": ("the fewest GPUs that could be in time", "GPUs"),
+        "deadline_hours": ("the time available", "hours"),
+        "gpus_in_time": ("the fewest GPUs that could meet the deadline", "GPUs"),
         "num_gpus": ("the number of GPUs", "GPUs"),
-        "break_even_tokens": ("what hides the traffic of stage 3", "tokens"),
-        "tokens_per_gpu": ("what each GPU has in a step", "tokens"),
+        "break_even_tokens": ("the tokens that hide the traffic of stage 3", "tokens"),
+        "tokens_per_gpu": ("the tokens of each GPU in a step", "tokens"),
     }
 )
 
 
 @dataclass(frozen=True)
 class Question:
-    """A fork: the id of the next node is `no` where `facts[fact] > facts[limit]`, else `yes`."""
+    """A branch: the next node is `no` if `facts[fact] > facts[limit]`, otherwise `yes`."""
 
     id: str
     text: str
@@ -52,15 +52,15 @@ class Question:
     no: str
 
     def holds(self, facts: Facts) -> bool:
-        """The answer; yes where a number is not known."""
+        """Return the answer; True if a number is unknown."""
         return not facts[self.fact] > facts[self.limit]
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A strategy, and `why`; `because` is the id of the question whose answer drove to it.
+    """A strategy and the reason `why`; `because` is the id of the question that decided for it.
 
-    `needs` is the fact that says how many bytes each GPU then holds; None where nothing fits.
+    `needs` is the fact with the bytes that each GPU then holds, or None if nothing fits.
     """
 
     id: str
@@ -74,32 +74,32 @@ _BUDGET: Final = "budget_bytes"
 _NODES: Final[tuple[Question | Leaf, ...]] = (
     Question("replica", "Does a whole replica fit on a card?", "replica_bytes", _BUDGET,
              yes="time", no="sample"),
-    # It fits, so speed is all that can be missing.
+    # It fits, so only speed can be missing.
     Question("time", "Is one GPU fast enough?", "hours", "deadline_hours",
              yes="one_gpu", no="gpus"),
     Leaf("one_gpu", "one GPU", "It fits and it is in time; a second GPU would add communication, "
          "and work for you.", because="time", needs="replica_bytes"),
     Question("gpus", "Are there enough GPUs to be in time?", "gpus_in_time", "num_gpus",
              yes="data", no="more_gpus"),
-    Leaf("data", "data parallelism", "Every GPU holds a whole replica and takes other samples. "
-         "Nothing in the model changes, and only gradients travel, once a step.",
+    Leaf("data", "data parallelism", "Every GPU holds a whole replica and processes other "
+         "samples. The model does not change, and only gradients are sent, once per step.",
          because="time", needs="replica_bytes"),
-    Leaf("more_gpus", "more GPUs", "Data parallelism is the way, but even at an efficiency of "
-         "100 % these GPUs are too few.", because="gpus", needs="replica_bytes"),
+    Leaf("more_gpus", "more GPUs", "Data parallelism is the right strategy, but even at an "
+         "efficiency of 100 % these GPUs are too few.", because="gpus", needs="replica_bytes"),
     # It does not fit: is it the model states, or a single sample?
     Question("sample", "Do the activations of one microbatch fit on a card?", "activation_bytes",
              _BUDGET, yes="stage1", no="split"),
-    # The model states are too large: share out no more of them than it takes.
-    Question("stage1", "Does it fit with the optimizer's state shared out?", "stage1_bytes",
+    # The model states are too large: shard no more of them than necessary.
+    Question("stage1", "Does it fit with the optimizer state sharded?", "stage1_bytes",
              _BUDGET, yes="zero1", no="stage2"),
-    Leaf("zero1", "ZeRO stage 1", "Data parallelism in which each rank keeps the optimizer's "
-         "state of its part: no more traffic, and 2 Psi whatever is accumulated.",
+    Leaf("zero1", "ZeRO stage 1", "Data parallelism in which each rank keeps the optimizer "
+         "state of its shard: no more traffic, 2 Psi for any number of microbatches.",
          because="replica", needs="stage1_bytes"),
-    Question("stage2", "Does it fit with the gradients shared out too?", "stage2_bytes", _BUDGET,
+    Question("stage2", "Does it fit with the gradients sharded too?", "stage2_bytes", _BUDGET,
              yes="zero2", no="stage3"),
-    Leaf("zero2", "ZeRO stage 2", "Gradients go to their owners as they come: 2 Psi, or "
+    Leaf("zero2", "ZeRO stage 2", "Gradients are reduced to their owners in backward: 2 Psi, or "
          "(k + 1) Psi with k microbatches.", because="replica", needs="stage2_bytes"),
-    Question("stage3", "Does it fit with the parameters shared out too?", "stage3_bytes", _BUDGET,
+    Question("stage3", "Does it fit with the parameters sharded too?", "stage3_bytes", _BUDGET,
              yes="tokens", no="tensor"),
     Question("tokens", "Does a step compute enough to hide the traffic of stage 3?",
              "break_even_tokens", "tokens_per_gpu", yes="zero3", no="three_d"),
@@ -107,20 +107,20 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
          "in backward: 3 Psi for each microbatch, and nothing in the model changes.",
          because="replica", needs="stage3_bytes"),
     Leaf("three_d", "data x tensor x pipeline parallelism", "It would fit at stage 3, but each "
-         "GPU has too few tokens to compute on while parameters travel. Tensor parallelism in "
+         "GPU has too few tokens to compute on during a gather. Tensor parallelism in "
          "the node and a pipeline over nodes send activations instead.",
          because="tokens", needs="tensor_bytes"),
     Question("tensor", "Does it fit if the GPUs of a node share the activations too?",
              "tensor_bytes", _BUDGET, yes="tensor_parallel", no="context"),
-    Leaf("tensor_parallel", "tensor parallelism", "With its sequence parallelism it shares out "
-         "what a layer keeps, not only states. It talks in every layer, so it stays in the node; "
-         "over the nodes, stage 3 or a pipeline.", because="stage3", needs="tensor_bytes"),
+    Leaf("tensor_parallel", "tensor parallelism", "With sequence parallelism it divides "
+         "activations too, not only states. It communicates in every layer, so it stays in the "
+         "node; across nodes use stage 3 or a pipeline.", because="stage3", needs="tensor_bytes"),
     Question("context", "Does it fit if all GPUs share both?", "split_stage3_bytes", _BUDGET,
              yes="context_parallel", no="too_few"),
     Leaf("context_parallel", "context or domain parallelism with ZeRO stage 3", "Each sample is "
          "split over the nodes as well as in them, and the states over all.",
          because="tensor", needs="split_stage3_bytes"),
-    Leaf("too_few", "more GPUs", "Even with everything shared out, each GPU's part is too large.",
+    Leaf("too_few", "more GPUs", "Even with everything sharded, each GPU's part is too large.",
          because="context", needs=None),
     # A single sample is too large: split it, by its tokens or by its space.
     Question("split", "Does a whole replica fit if all GPUs share a sample?", "split_bytes",
@@ -131,9 +131,9 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
     Question("split_all", "Does it fit if all GPUs share the states too?", "split_stage3_bytes",
              _BUDGET, yes="split_and_shard", no="too_few_for_sample"),
     Leaf("split_and_shard", "context or domain parallelism with ZeRO stage 3", "One sample is "
-         "split, by its tokens or by its space, and the states are shared out as well.",
+         "split, by its tokens or by its space, and the states are sharded as well.",
          because="sample", needs="split_stage3_bytes"),
-    Leaf("too_few_for_sample", "more GPUs", "Even with everything shared out, each GPU's part is "
+    Leaf("too_few_for_sample", "more GPUs", "Even with everything sharded, each GPU's part is "
          "too large.", because="split_all", needs=None),
 )  # fmt: skip
 ROOT: Final = "replica"
@@ -142,7 +142,7 @@ TREE: Final[Mapping[str, Question | Leaf]] = MappingProxyType({node.id: node for
 
 @dataclass(frozen=True)
 class Step:
-    """A question that was asked on the way, the two numbers it compared, and the answer."""
+    """A question on the path, the two numbers that it compares, and the answer."""
 
     question: Question
     value: float
@@ -157,12 +157,12 @@ class Step:
 
     @property
     def known(self) -> bool:
-        """Whether both numbers are."""
+        """Whether both numbers are known."""
         return not math.isnan(self.value + self.limit)
 
     @property
     def numbers(self) -> tuple[str, str]:
-        """Value and limit with their unit; bytes in GB, or where that shows no difference, all."""
+        """Value and limit with their unit; bytes in GB, or in bytes if GB shows no difference."""
         unit = FACTS[self.question.fact][1]
         if unit != "bytes":
             return _words(self.value, unit), _words(self.limit, unit)
@@ -177,7 +177,7 @@ def _words(value: float, unit: str) -> str:
 
 
 def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
-    """The way from the root to a leaf, as the facts have it."""
+    """Return the path from the root to a leaf, and the leaf, for these facts."""
     path: list[Step] = []
     node = TREE[ROOT]
     while isinstance(node, Question):
@@ -188,7 +188,7 @@ def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
 
 
 def tree_words(path: Sequence[Step] = ()) -> str:
-    """The tree as text; the numbers of a `path` stand beside its questions, and `<--` at its end.
+    """Return the tree as text, with the numbers of a `path` and an arrow `<--` at its leaf.
 
     Does a whole replica fit on a card?   642 GB > 80 GB
     ├─ yes: Is one GPU fast enough?
@@ -200,7 +200,7 @@ def tree_words(path: Sequence[Step] = ()) -> str:
 def _lines(
     node_id: str, head: str, indent: str, steps: Mapping[str, Step], on_path: bool
 ) -> Iterator[str]:
-    """A node and what is under it; `head` stands before it, `indent` before all that follow."""
+    """Yield the lines of a node and its subtree; `head` precedes the first, `indent` the rest."""
     node, step = TREE[node_id], steps.get(node_id)
     if isinstance(node, Leaf):
         yield f"{head}{node.strategy}{'   <--' if on_path else ''}"

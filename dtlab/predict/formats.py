@@ -1,8 +1,8 @@
 """Floating-point formats: range, spacing and rounding.
 
-A number is sign x 1.mm x 2^e, at a spacing of 2^(e - mantissa bits). Below the lowest exponent it
-is 0.mm x 2^e: numbers go on down to 0 at the spacing that they have there. All that 3 bits of
-exponent and 2 of mantissa make, without those below 0:
+A number is sign x 1.mm x 2^e, with a spacing of 2^(e - mantissa bits). Below the lowest exponent
+it is 0.mm x 2^e: these numbers continue down to 0 with the same spacing. All non-negative numbers
+with 3 exponent bits and 2 mantissa bits:
 
     0     .0625  .125  .1875     subnormal
     .25   .3125  .375  .4375     e = -2
@@ -12,7 +12,7 @@ exponent and 2 of mantissa make, without those below 0:
     4     5      6     7         e = 2
     8     10     12    14        e = 3
 
-Laid out by IEEE 754's rule, in which the highest exponent is kept for inf and NaN.
+The layout follows IEEE 754, which reserves the highest exponent for inf and NaN.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["BF16", "BINARY_FORMATS", "FP16", "FP32", "BinaryFormat"]
 
 @dataclass(frozen=True)
 class BinaryFormat:
-    """A format of one bit for the sign, and so many for exponent and mantissa.
+    """A format of one sign bit, exponent bits and mantissa bits.
 
-    The leading 1 is not stored, and not counted.
+    The leading 1 is neither stored nor counted.
     """
 
     exponent_bits: int
@@ -57,24 +57,24 @@ class BinaryFormat:
         return 2.0 ** (self.lowest - self.mantissa_bits)
 
     def spacing(self, value: float) -> float:
-        """How far numbers are apart from one another around `value`."""
+        """Return the distance between neighbouring numbers around `value`."""
         at_least = max(abs(value), 2.0**self.lowest)
-        exponent = math.frexp(at_least)[1] - 1  # it is 1.mmm x 2^exponent
+        exponent = math.frexp(at_least)[1] - 1  # at_least is 1.mmm x 2^exponent
         return 2.0 ** (exponent - self.mantissa_bits)
 
     def rounded(self, value: float) -> float:
-        """The nearest number, of two the one whose last bit is 0; infinity beyond the largest."""
+        """Return the nearest number, ties to even; infinity beyond the largest number."""
         step = self.spacing(value)
-        nearest = round(value / step) * step  # Python rounds halves to even, too
+        nearest = round(value / step) * step  # Python also rounds ties to even
         fits = abs(nearest) < 2.0 ** (self.highest + 1)
         return nearest if fits else math.copysign(math.inf, value)
 
     def holds(self, value: float) -> bool:
-        """Whether `value` is a number of the format."""
+        """Return whether `value` is a number of the format."""
         return self.rounded(value) == value
 
     def between(self, low: float, high: float, most: int = 1000) -> list[float]:
-        """Its numbers from `low` to `high`, in order; no more of them than `most`."""
+        """Return the format's numbers from `low` to `high`, in order, at most `most` of them."""
         numbers: list[float] = []
         number = self._at_least(max(low, -self.largest))
         while number <= min(high, self.largest) and len(numbers) < most:
@@ -83,12 +83,12 @@ class BinaryFormat:
         return numbers
 
     def _at_least(self, value: float) -> float:
-        """The smallest number that is no less than `value`."""
+        """Return the smallest number that is at least `value`."""
         step = self.spacing(value)
         return math.ceil(value / step) * step
 
     def _step_up(self, number: float) -> float:
-        """How far it is to the next number above one below 0: a power of two ends its stretch."""
+        """Return the distance from a negative number to the next; it halves at a power of two."""
         step = self.spacing(number)
         power = abs(number) > 2.0**self.lowest and math.frexp(number)[0] == -0.5
         return step / 2 if power else step

@@ -1,4 +1,4 @@
-"""Hardware: GPUs, links, and clusters of them, with sources."""
+"""Hardware: GPUs, links, and clusters of GPUs, with sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Link:
-    """A way between two ranks: `latency` in seconds, `bandwidth` in bytes/s, one-way.
+    """A link between two ranks: `latency` in seconds, `bandwidth` in bytes/s, one-way.
 
     Raises: ValueError for a latency below 0 or a bandwidth that is not above 0.
     """
@@ -31,12 +31,14 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (is_number(self.latency) and 0 <= self.latency < math.inf):
-            raise ValueError(f"A link's latency is seconds from 0 on, not {self.latency!r}.")
+            raise ValueError(f"A link's latency must be 0 seconds or more, not {self.latency!r}.")
         if not (is_number(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(f"A link's bandwidth is bytes/s above 0, not {self.bandwidth!r}.")
+            raise ValueError(
+                f"A link's bandwidth must be bytes/s above 0, not {self.bandwidth!r}."
+            )
 
     def seconds(self, nbytes: Bytes) -> Bytes:
-        """How long a message of `nbytes` takes: a + S/B."""
+        """Return the seconds of a message of `nbytes`: a + S/B."""
         return self.latency + nbytes / self.bandwidth
 
     def __str__(self) -> str:
@@ -46,8 +48,8 @@ class Link:
 NVLINK = Link(2e-6, 300e9)  # of an A100
 INFINIBAND = Link(5e-6, 25e9)  # HDR, one 200 Gb/s adapter per GPU
 
-# Bandwidths are the standards' and the vendors', one-way per GPU. Latencies are round figures of a
-# whole message, from program to program: for teaching, and not measured.
+# Bandwidths are those of the standards and vendors, one-way per GPU. Latencies are round figures
+# for a whole message, from program to program: for teaching, not measured.
 LINKS: Final[Mapping[str, Link]] = MappingProxyType(
     {
         "NVLink 3": NVLINK,  # A100: 12 links of 25 GB/s
@@ -64,11 +66,11 @@ LINKS: Final[Mapping[str, Link]] = MappingProxyType(
 
 @dataclass(frozen=True, repr=False)
 class Cluster:
-    """Nodes of GPUs: a link `intra` between any two of a node, a link `inter` between nodes.
+    """Nodes of GPUs: a link `intra` between any two GPUs of a node, a link `inter` between nodes.
 
-    Every GPU has a port of its own to either: its share of the switch in the node, and an
-    adapter. Ranks fill one node after the other. `slowdown` is for emulation only: everything
-    takes that many times as long, so that microseconds become visible.
+    Every GPU has a separate port to each: its share of the node's switch, and a network adapter.
+    Ranks fill one node after the other. `slowdown` is for emulation only: it multiplies all times,
+    so that microseconds become visible.
 
     Raises: ValueError for counts below 1 or a slowdown that is not above 0.
     """
@@ -85,53 +87,54 @@ class Cluster:
         for name in ("intra", "inter"):
             if not isinstance(getattr(self, name), Link):
                 raise ValueError(
-                    f"{name} is a Link(latency, bandwidth), not {getattr(self, name)!r}."
+                    f"{name} must be a Link(latency, bandwidth), not {getattr(self, name)!r}."
                 )
         if not (is_number(self.slowdown) and 0 < self.slowdown < math.inf):
-            raise ValueError(f"slowdown is a number above 0, not {self.slowdown!r}.")
+            raise ValueError(f"slowdown must be a number above 0, not {self.slowdown!r}.")
 
     @property
     def size(self) -> int:
-        """How many ranks there are room for."""
+        """The number of ranks."""
         return self.nodes * self.gpus_per_node
 
     def node_of(self, rank: int) -> int:
-        """The node that a rank is on, from 0. Raises: ValueError where there is no such rank."""
+        """Return the node of a rank, from 0. Raises: ValueError if there is no such rank."""
         if not 0 <= rank < self.size:
             raise ValueError(f"There is no rank {rank}: {self!r} has ranks 0 to {self.size - 1}.")
         return rank // self.gpus_per_node
 
     def link(self, src: int, dst: int) -> Link:
-        """What a message from rank `src` to another rank `dst` goes through."""
+        """Return the link that a message from rank `src` to another rank `dst` uses."""
         return self.intra if self.node_of(src) == self.node_of(dst) else self.inter
 
     def __repr__(self) -> str:
-        one = f"{self.nodes} nodes of " if self.nodes > 1 else ""
-        many = f", {self.inter} between" if self.nodes > 1 else ""
+        nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
+        between = f", {self.inter} between" if self.nodes > 1 else ""
         slow = f", slowed down {self.slowdown:g} times" if self.slowdown != 1 else ""
         plural = "s" if self.gpus_per_node > 1 else ""
-        return f"Cluster({one}{self.gpus_per_node} GPU{plural}, {self.intra} inside{many}{slow})"
+        return (
+            f"Cluster({nodes}{self.gpus_per_node} GPU{plural}, {self.intra} inside{between}{slow})"
+        )
 
 
-# Cards: what a GPU has, in bytes and one-way bandwidths ------------------------------------------
+# Cards: memory and bandwidths of GPUs, in bytes and one-way bytes/s ------------------------------
 #
-#     an "80 GB" card     80e9 bytes as vendors count; an A100's driver reports 81920 MiB, 85.9e9
+#     an "80 GB" card     80e9 bytes by the vendor; an A100's driver reports 81920 MiB, 85.9e9
 #     "600 GB/s NVLink"   both directions together: 300e9 one-way
 #     "1979 TFLOP/s"      with sparsity: 989e12 dense
 #
-# What the driver reports is not all for tensors: the CUDA context, libraries' buffers and gaps
-# between blocks take their part. So exercises name a budget in bytes.
+# Tensors cannot use all memory that the driver reports: the CUDA context, buffers of libraries and
+# gaps between blocks take a part. So exercises state a budget in bytes.
 
 _MIB: Final = 2**20
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU: bytes of memory, and per second what moves and what is computed; None: not known.
+    """A GPU: memory in bytes, bandwidths and FLOP/s; None means unknown.
 
-    `memory` is what the driver reports, where `source` does not say otherwise. `nvlink` and `nic`
-    are bytes/s one-way, `nic` with the network adapter that usually goes with each GPU.
-    `bf16_flops` are dense.
+    `memory` is the driver's figure, unless `source` says otherwise. `nvlink` and `nic` are one-way
+    bytes/s; `nic` is the network adapter that usually comes with each GPU. `bf16_flops` are dense.
     """
 
     name: str
@@ -177,18 +180,18 @@ CARDS: Final[Mapping[str, Card]] = MappingProxyType({card.name: card for card in
 
 
 def card_from(properties: Any) -> Card:
-    """The learner's own card, from what `torch.cuda.get_device_properties(0)` returns.
+    """Return your GPU, given the result of `torch.cuda.get_device_properties(0)`.
 
-    `memory` is `total_memory`, which is a little less than the driver reports. Of a card that is
-    in `CARDS`, by its name and about its memory, the rest is known too; a part of one (MIG), or a
-    PCIe board, is another card. Of those, the bandwidth of the memory follows from its clock and
-    its width: two transfers in each cycle.
-    Raises: ValueError for something without a name and a total memory.
+    `memory` is `total_memory`, a little less than the driver reports. For a GPU in `CARDS`, found
+    by its name and roughly by its memory, the other figures are known too. A part of a GPU (MIG)
+    or a PCIe board counts as another GPU. For those the memory bandwidth is computed from clock
+    and bus width: two transfers per cycle.
+    Raises: ValueError for an object without a name and a total memory.
     """
     name, memory = (getattr(properties, each, None) for each in ("name", "total_memory"))
     if not isinstance(name, str) or not isinstance(memory, int) or memory < 1:
         raise ValueError(
-            "card_from takes what torch.cuda.get_device_properties(0) returns, with a name and a "
+            "card_from takes the result of torch.cuda.get_device_properties(0), with a name and a "
             f"total_memory in bytes, not {properties!r}."
         )
     known = _known(name, memory)
@@ -204,7 +207,7 @@ def card_from(properties: Any) -> Card:
 
 
 def _known(name: str, memory: int) -> Card | None:
-    """The card of `CARDS` whose model is in the name, with about that memory."""
+    """Return the card of `CARDS` whose model is in the name and whose memory is about the same."""
     if re.search(r"PCIe|NVL|MIG", name, re.IGNORECASE):
         return None
     for card in CARDS.values():

@@ -7,8 +7,8 @@
     stage 3   parameters too           0.5         0.5           3             4
 
 Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models".
-Not in it: activations, the block that stage 3 gathers, buffers, the CUDA context. What a number of
-parameters times a number of bytes means depends on the policy, so a policy has a name.
+Not included: activations, the block that stage 3 gathers, buffers, the CUDA context. The bytes per
+parameter depend on the precision policy, so each policy has a name.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PrecisionPolicy:
-    """Bytes that training holds for each parameter, by what they are for.
+    """Bytes that training holds for each parameter, by purpose.
 
-    `master` is a copy of 16-bit weights in fp32 that the optimizer steps on, so it counts as
-    optimizer state; `moments` are Adam's two. `accumulation` is a buffer that adds up 16-bit
-    gradients in fp32. It counts as gradients: like these it takes in what every microbatch gives
-    for every parameter, and a rank may keep a shard of it only once each microbatch's gradients
-    are reduced to their owners, which is stage 2.
+    `master` is an fp32 copy of 16-bit weights that the optimizer steps, so it counts as optimizer
+    state; `moments` are Adam's two moments. `accumulation` is a buffer that accumulates 16-bit
+    gradients in fp32. It counts as gradients: every microbatch adds to all of it, so a rank may
+    keep only a shard once each microbatch's gradients are reduced to their owners, which is
+    stage 2.
 
-    Raises: ValueError for bytes below 0, or weights of no bytes.
+    Raises: ValueError for bytes below 0, or weights of 0 bytes.
     """
 
     name: str
@@ -76,16 +76,16 @@ class PrecisionPolicy:
         for field in fields(self)[1:-1]:
             check_bytes(f"{field.name} of policy {self.name!r}", getattr(self, field.name))
         if self.weights == 0:
-            raise ValueError(f"weights of policy {self.name!r} have bytes above 0, not 0.")
+            raise ValueError(f"weights of policy {self.name!r} must have more than 0 bytes.")
 
     @property
     def parts(self) -> tuple[float, float, float]:
-        """Bytes per parameter as the stages shard them: parameters, gradients, optimizer."""
+        """Bytes per parameter in the parts that ZeRO shards: parameters, gradients, optimizer."""
         return self.weights, self.gradients + self.accumulation, self.master + self.moments
 
     @property
     def total(self) -> float:
-        """Bytes per parameter, all together."""
+        """All bytes per parameter."""
         return sum(self.parts)
 
 
@@ -112,7 +112,7 @@ POLICIES: Final[Mapping[str, PrecisionPolicy]] = MappingProxyType(
 
 
 def precision_policy(policy: str | PrecisionPolicy) -> PrecisionPolicy:
-    """The policy of that name; a policy is returned as it is.
+    """Return the policy of that name; a policy is returned unchanged.
 
     Raises: ValueError for a name that is not in `POLICIES`.
     """
@@ -120,7 +120,7 @@ def precision_policy(policy: str | PrecisionPolicy) -> PrecisionPolicy:
         return policy
     if not isinstance(policy, str) or policy not in POLICIES:
         names = ", ".join(POLICIES)
-        raise ValueError(f"policy is one of {names}, or a PrecisionPolicy, not {policy!r}.")
+        raise ValueError(f"policy must be one of {names}, or a PrecisionPolicy, not {policy!r}.")
     return POLICIES[policy]
 
 
@@ -140,12 +140,12 @@ class ModelStates:
 def model_states(
     num_params: float, stage: int, world_size: int, policy: str | PrecisionPolicy
 ) -> ModelStates:
-    """Bytes of model states on each of `world_size` ranks, at stage 0 (no sharding) to 3 of ZeRO.
+    """Return the bytes of model states per rank, at ZeRO stage 0 (no sharding) to 3.
 
-    A shard is an exact N-th part: a real one is padded, by less than one element per parameter
+    A shard is an exact N-th part. A real shard is padded, by less than one element per parameter
     group or block and rank. `num_params` is a whole number, and may be written as 7e9.
     Rajbhandari et al. 2020, section 5, and Figure 1.
-    Raises: ValueError for a stage, a count or a policy that there is not.
+    Raises: ValueError for an invalid stage, count or policy.
     """
     params = check_whole("num_params", num_params)
     parts, ranks = precision_policy(policy).parts, check_count("world_size", world_size)
@@ -158,7 +158,7 @@ def model_states(
 
 
 def floor_bytes(num_params: float, stage: int, policy: str | PrecisionPolicy) -> float:
-    """Bytes of model states that stay on each rank, however many ranks there are.
+    """Return the bytes of model states that each rank keeps for any number of ranks.
 
     Raises: ValueError as `model_states` does.
     """
@@ -174,29 +174,29 @@ def smallest_world_size(
     *,
     activation_bytes: float = 0,
 ) -> int | None:
-    """The fewest ranks on which model states and `activation_bytes` fit in each one's budget.
+    """Return the fewest ranks on which model states and `activation_bytes` fit in the budget.
 
-    A budget that is exactly full fits. None where no number of ranks is enough: then what is not
-    sharded, `floor_bytes`, and the activations leave nothing for the shards.
+    A budget that is exactly full fits. Returns None if no number of ranks is enough: the states
+    that are not sharded, `floor_bytes`, and the activations leave no space for shards.
     Raises: ValueError as `model_states` does, and for a budget or activations below 0.
     """
     params = check_whole("num_params", num_params)
     budget = Fraction(check_bytes("budget_bytes", budget_bytes))
     whole, sharded = (Fraction(each) * params for each in _whole_and_sharded(stage, policy))
-    room = budget - Fraction(check_bytes("activation_bytes", activation_bytes)) - whole
+    free = budget - Fraction(check_bytes("activation_bytes", activation_bytes)) - whole
     if sharded == 0:
-        return 1 if room >= 0 else None
-    return math.ceil(sharded / room) if room > 0 else None
+        return 1 if free >= 0 else None
+    return math.ceil(sharded / free) if free > 0 else None
 
 
 def _sharded_parts(stage: int) -> tuple[bool, bool, bool]:
-    """Whether parameters, gradients and optimizer state are sharded."""
+    """Return whether parameters, gradients and optimizer state are sharded."""
     stage = check_stage(stage)
     return stage >= 3, stage >= 2, stage >= 1
 
 
 def _whole_and_sharded(stage: int, policy: str | PrecisionPolicy) -> tuple[float, float]:
-    """Bytes per parameter that every rank has, and that the ranks share out."""
+    """Return the bytes per parameter that every rank has, and those that the ranks divide."""
     parts, sharded = precision_policy(policy).parts, _sharded_parts(stage)
     among = sum(part for part, shared in zip(parts, sharded, strict=True) if shared)
     return sum(parts) - among, among

@@ -5,9 +5,9 @@
     bucket 1                      ready :|-- all-reduce --|
                                                       :...: exposed
 
-A bucket is closed once it has so many bytes. It is ready with the last of its gradients, and
-starts as soon as the one before it is there: S. Li et al. 2020, "PyTorch Distributed: Experiences
-on Accelerating Data Parallel Training", section 3.2.
+A bucket is closed once it has enough bytes. It is ready with the last of its gradients; its
+all-reduce starts then, or when the previous one ends: S. Li et al. 2020, "PyTorch Distributed:
+Experiences on Accelerating Data Parallel Training", section 3.2.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["BucketTime", "Gradient", "bucket_times", "exposed_seconds"]
 
 
 class Gradient(NamedTuple):
-    """The seconds that backward takes for a layer, and the bytes of the gradients it leaves."""
+    """The seconds of backward for a layer, and the bytes of the layer's gradients."""
 
     seconds: float
     nbytes: float
 
 
 class BucketTime(NamedTuple):
-    """A bucket: its bytes, and in seconds from where backward begins, its times.
+    """Bytes of a bucket, and its times in seconds from the start of backward.
 
-    It is `ready` with its last gradient; its all-reduce goes on from `start` to `end`.
+    It is `ready` with its last gradient; its all-reduce runs from `start` to `end`.
     """
 
     nbytes: float
@@ -48,18 +48,18 @@ def bucket_times(
     *,
     first_bucket_bytes: float | None = None,
 ) -> list[BucketTime]:
-    """When the buckets of one backward pass travel round a ring of `ranks`, one after the other.
+    """Return the times of the buckets of one backward pass, on a ring of `ranks`.
 
-    `gradients` are in the order in which backward makes them: the last layer's first. A bucket is
-    closed once it has `bucket_bytes`, or `first_bucket_bytes` if it is the first. Backward itself
-    is not slowed down by what travels.
-    Raises: ValueError for a bucket without size, or gradients that take less than no time.
+    `gradients` are in the order in which backward computes them: the last layer's first. A bucket
+    is closed once it has `bucket_bytes`, or `first_bucket_bytes` if it is the first. Communication
+    is assumed not to slow backward down.
+    Raises: ValueError for a bucket size that is not above 0, or gradients with values below 0.
     """
     limit = bucket_bytes if first_bucket_bytes is None else first_bucket_bytes
     if not (bucket_bytes > 0 and limit > 0):
-        raise ValueError(f"A bucket has bytes above 0, not {min(bucket_bytes, limit)!r}.")
-    if any(each.seconds < 0 or each.nbytes < 0 for each in gradients):
-        raise ValueError("Seconds and bytes of gradients are numbers from 0 on.")
+        raise ValueError(f"A bucket needs more than 0 bytes, not {min(bucket_bytes, limit)!r}.")
+    if any(gradient.seconds < 0 or gradient.nbytes < 0 for gradient in gradients):
+        raise ValueError("Seconds and bytes of gradients must be 0 or more.")
     buckets: list[BucketTime] = []
     now = free = nbytes = 0.0
     for number, gradient in enumerate(gradients):
@@ -80,8 +80,8 @@ def exposed_seconds(
     *,
     first_bucket_bytes: float | None = None,
 ) -> float:
-    """Seconds from the end of backward until the last bucket is there. See `bucket_times`."""
+    """Return the seconds from the end of backward to the end of the last bucket."""
     buckets = bucket_times(
         gradients, bucket_bytes, ranks, link, first_bucket_bytes=first_bucket_bytes
     )
-    return buckets[-1].end - sum(each.seconds for each in gradients) if buckets else 0.0
+    return buckets[-1].end - sum(grad.seconds for grad in gradients) if buckets else 0.0

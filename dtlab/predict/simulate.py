@@ -2,14 +2,14 @@
 
               total = the longest rank, from its first start to its last end
     rank 0    |F F F . . . B F B . B . B|        busy: F, B, I and W; . idle
-    rank 1      |F F . B F B F B . B|            ideal = busy, the mean of all ranks
+    rank 1      |F F . B F B F B . B|            ideal = mean busy time of all ranks
 
     bubble of="total"   (total - ideal) / total        idle share; Zero Bubble's rate
     bubble of="ideal"   (total - ideal) / ideal        Megatron-LM's (p - 1) / m
 
-An action starts when its rank is free and what it needs is there: at once on the same rank, after
-`communication` seconds from another one. A message takes nobody's time, and they all travel at
-once (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3).
+An action starts when its rank is free and its dependency is complete: at once on the same rank,
+`communication` seconds later from another rank. Messages occupy no rank, and all can be in flight
+at once (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NAMES = [*SPANS, "send", "recv"]
 def simple_simulate(
     schedule: Iterable[Row], seconds: Mapping[str, float], communication: float = 0.0
 ) -> list[list[tuple[float, float]]]:
-    """Start and end of every action of each rank: the simulator in its simplest form.
+    """Return start and end of every action of each rank: the simulator in its simplest form.
 
-    `seconds` says how long an action of each kind takes ("F", "B", "I", "W"). Each rank does its
-    actions in order. An action starts when the rank is free and what it needs has arrived. Where
-    no rank can go on, ValueError.
+    `seconds` gives the time of an action of each kind ("F", "B", "I", "W"). Each rank runs its
+    actions in order. An action starts when the rank is free and its dependency has arrived. If no
+    rank can proceed, ValueError is raised.
     """
     rows = as_schedule(schedule)
     home = {action: rank for rank, row in enumerate(rows) for action in row}
@@ -57,7 +57,7 @@ def simple_simulate(
             while len(times[rank]) < len(row):
                 action = row[len(times[rank])]
                 need = needs(action, last)
-                if need is not None and need not in home:  # needs a B, which I and W replace
+                if need is not None and need not in home:  # I and W replace the B
                     need = Action(need.stage, "I", need.microbatch)
                 if need is not None and need not in end:
                     break
@@ -67,7 +67,7 @@ def simple_simulate(
                 end[action] = start + seconds[action.kind]
                 times[rank].append((start, end[action]))
         if len(end) == before:
-            raise ValueError("no rank can go on: the ranks wait for each other.")
+            raise ValueError("no rank can proceed: the ranks wait for each other.")
     return times
 
 
@@ -76,10 +76,10 @@ def simple_simulate(
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a microbatch on a stage, each a number, or one for each stage.
+    """Seconds of a microbatch on a stage; each is one number, or one per stage.
 
-    `communication` is for a message that leaves the stage, forwards or backwards. A backward in
-    one piece, B, takes `backward_input` and `backward_weight`.
+    `communication` is for a message that leaves the stage, forwards or backwards. A whole
+    backward, B, takes `backward_input` plus `backward_weight`.
     """
 
     forward: PerStage
@@ -88,9 +88,9 @@ class Costs:
     communication: PerStage = 0.0
 
     def of_stages(self, num_stages: int) -> Floats:
-        """A row for each of F, B, I, W and communication, a column for each stage.
+        """Return an array: rows F, B, I, W and communication, columns stages.
 
-        Raises: ValueError for another number of stages, and for seconds below 0.
+        Raises: ValueError for another number of stages, or seconds below 0.
         """
         rows = [self._row(name, num_stages) for name in vars(self)]
         forward, first, second, communication = rows
@@ -100,21 +100,21 @@ class Costs:
         given = np.asarray(getattr(self, name), dtype=np.float64)
         if given.ndim > 1 or (given.ndim == 1 and len(given) != num_stages):
             raise ValueError(
-                f"Costs: {name} is a number, or one for each of {num_stages} stages, not "
+                f"Costs: {name} must be a number, or one for each of {num_stages} stages, not "
                 f"{getattr(self, name)!r}."
             )
         if not (np.isfinite(given) & (given >= 0)).all():
-            raise ValueError(f"Costs: {name} is seconds from 0 on, not {getattr(self, name)!r}.")
+            raise ValueError(f"Costs: {name} must be 0 or more, not {getattr(self, name)!r}.")
         return np.broadcast_to(given, (num_stages,))
 
 
 def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
-    """The trace that a schedule would leave: spans as `run_schedule` records them, and messages.
+    """Return a schedule's trace: spans as `run_schedule` records them, and messages.
 
-    Messages are in it where they take time: a rank waits in "recv" from the moment its message is
-    sent, wherever it does not compute.
-    Raises: ScheduleError, with every fault, for a schedule that cannot run; ValueError for costs
-    that do not fit it.
+    Only messages that take time are included: a rank waits in "recv" from the moment its message
+    is sent, whenever it does not compute.
+    Raises: ScheduleError, with every fault, for an invalid schedule; ValueError for costs that do
+    not match it.
     """
     rows = as_schedule(schedule)
     actions = tabulate(rows)
@@ -126,32 +126,32 @@ def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
 
 
 def _columns(actions: Actions, times: Times) -> Columns:
-    """Spans, then sends, then receives; sorted by their start."""
-    travels = np.flatnonzero(times.delay > 0)
-    sources = actions.need[travels]
+    """Return spans, then sends, then receives, sorted by their start."""
+    delayed = np.flatnonzero(times.delay > 0)
+    sources = actions.need[delayed]
     sent = times.end[sources]
-    count, messages = len(actions.rank), len(travels)
+    count, messages = len(actions.rank), len(delayed)
     start = np.concatenate((times.start, sent, sent))
-    end = np.concatenate((times.end, *[sent + times.delay[travels]] * 2))
+    end = np.concatenate((times.end, *[sent + times.delay[delayed]] * 2))
     order = np.argsort(start, kind="stable")
-    here, there = actions.rank[sources], actions.rank[travels]
-    peers = np.concatenate((np.zeros(count, np.int64), 1 + there, 1 + here))
+    senders, receivers = actions.rank[sources], actions.rank[delayed]
+    peers = np.concatenate((np.zeros(count, np.int64), 1 + receivers, 1 + senders))
     role = np.repeat([COMPUTE, SEND, RECV], [count, messages, messages])
     name = np.concatenate((actions.kind, *(np.full(messages, number) for number in (4, 5))))
     none = np.zeros(len(start), np.int64)
     waits = np.flatnonzero(role[order] == RECV)
-    about = np.concatenate((np.arange(count), sources, sources))[order]
+    subject = np.concatenate((np.arange(count), sources, sources))[order]
     return Columns(
-        np.concatenate((actions.rank, here, there))[order], role[order], name[order],
+        np.concatenate((actions.rank, senders, receivers))[order], role[order], name[order],
         peers[order], none, none, none, none, start[order], end[order],
-        _Extras(actions.stage[about], actions.microbatch[about], role[order]),
+        _Extras(actions.stage[subject], actions.microbatch[subject], role[order]),
         waits, start[order][waits], end[order][waits], np.full(len(waits), NO_THREAD),
         _NAMES, [(), *((rank,) for rank in range(int(actions.rank.max()) + 1))], [("", ())],
     )  # fmt: skip
 
 
 class _Extras(Sequence[Mapping[str, Any]]):
-    """What each event is about, made when somebody looks at it."""
+    """Stage and microbatch of each event, built when they are accessed."""
 
     def __init__(self, stage: Ints, microbatch: Ints, role: Ints) -> None:
         self._stage, self._microbatch, self._role = stage, microbatch, role
@@ -171,15 +171,15 @@ class _Extras(Sequence[Mapping[str, Any]]):
 
 
 def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
-    """The share of a pipeline's time that is no work: of the total, or of the ideal time.
+    """Return the idle share of a pipeline's time, relative to the total or to the ideal time.
 
-    Taken from what `simulate` predicts or `run_schedule` records. The total is the time of the
-    longest rank, from its first start to its last end, and the ideal what a rank computes, as the
-    mean of all ranks: (total - ideal) / total, or (total - ideal) / ideal.
-    Raises: ValueError for a trace without forward and backward, or another denominator.
+    The trace may come from `simulate` or from `run_schedule`. The total is the time of the longest
+    rank, from its first start to its last end. The ideal is a rank's compute time, averaged over
+    all ranks. The bubble is (total - ideal) / total, or (total - ideal) / ideal.
+    Raises: ValueError for a trace without forward and backward, or another `of`.
     """
     if of not in ("total", "ideal"):
-        raise ValueError(f'bubble: of is "total" or "ideal", not {of!r}.')
+        raise ValueError(f'bubble: of must be "total" or "ideal", not {of!r}.')
     columns = trace.columns
     numbers = [number for number, name in enumerate(columns.names) if name in SPANS]
     rows = np.flatnonzero((columns.role == COMPUTE) & np.isin(columns.name, numbers))
@@ -194,9 +194,9 @@ def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
 
 
 def peak_in_flight(schedule: Iterable[Row]) -> list[int]:
-    """For each rank the most microbatches that it holds at once, over all its stages.
+    """Return the largest number of microbatches that each rank holds at once, over its stages.
 
-    Their activations are held from F until B, or until W where the two halves are apart.
+    Activations are held from F until B, or until W if backward is split.
     """
     return [_most_held(row) for row in as_schedule(schedule)]
 
@@ -209,17 +209,17 @@ def _most_held(row: Sequence[Action]) -> int:
     return most
 
 
-# A schedule as columns of numbers, and its times: all ranks advance together, an action a round --
+# A schedule as columns of numbers, and its times: in each round all ranks advance by one action --
 #
-# round   0   1   2   3 ...        in each round, every rank whose next action has all it needs
-# rank 0  0F0 0F1 0F2 .            does it, in its own seconds; ranks are one NumPy vector
+# round   0   1   2   3 ...        in each round, every rank whose next action has its dependency
+# rank 0  0F0 0F1 0F2 .            runs it, in its own time; ranks are one NumPy vector
 # rank 1  .   1F0 1F1 1B0
 
 _F, _B, _I, _W = range(4)
 
 
 class Times(NamedTuple):
-    """Of each action, in seconds; `delay` is what a message took that it had to wait for."""
+    """Times of each action in seconds; `delay` is the time of the message that it waited for."""
 
     start: Floats
     end: Floats
@@ -228,7 +228,7 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True)
 class Actions:
-    """One entry per action, rank by rank. `need` is the place of what it needs, -1 for nothing."""
+    """One entry per action, rank by rank. `need` is the index of the dependency, or -1."""
 
     rank: Ints
     stage: Ints
@@ -239,8 +239,8 @@ class Actions:
     num_stages: int
 
     def run(self, costs: Floats) -> Times | None:
-        """The times with these costs (F, B, I, W, communication by stage); None if it sticks."""
-        row_ends = np.arange(len(self.rank)) + self.rank  # each row gets one entry more: its end
+        """Return the times with these costs [F, B, I, W, communication] x stage; None if stuck."""
+        row_ends = np.arange(len(self.rank)) + self.rank  # each row has one extra entry at its end
         padded = len(self.rank) + len(self.lengths)
         never, nothing = padded, padded + 1
         end = np.full(padded + 2, np.inf)
@@ -266,14 +266,14 @@ class Actions:
         return Times(begun, end[row_ends], delay)
 
     def _before(self, end: Floats) -> Floats:
-        """When the action before it on the same rank ended; 0 for the first."""
+        """Return when the previous action on the same rank ended; 0 for the first action."""
         before = np.roll(end, 1)
         before[(np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]] = 0.0
         return before
 
 
 def tabulate(rows: Sequence[Sequence[Action]]) -> Actions | None:
-    """Columns of a schedule; None where an action is missing, doubled or unknown."""
+    """Return the columns of a schedule, or None if an action is missing, doubled or unknown."""
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     if not lengths.sum():
         return None
@@ -298,7 +298,7 @@ def tabulate(rows: Sequence[Sequence[Action]]) -> Actions | None:
     ahead = (kind == _F) & (stage > 0)
     need = np.where(ahead, place[_F][cell - num_microbatches], need)
     if (place[_F][cell[back]] > np.flatnonzero(back)).any():
-        return None  # a backward before its own forward
+        return None  # a backward precedes its forward
     return Actions(rank, stage, kind, microbatch, need, lengths, num_stages)
 
 
@@ -307,7 +307,7 @@ def _column(rows: Sequence[Sequence[Action]], number: int) -> Ints:
 
 
 def _complete(place: Ints, count: int) -> bool:
-    """Every stage has each microbatch once: F, and either B or both of I and W."""
+    """Return whether each stage has each microbatch once: F, and either B or both I and W."""
     there = place >= 0
     halves = (there[_I] == there[_W]).all() and (there[_B] != there[_I]).all()
     return bool(there[_F].all() and halves and there.sum() == count)

@@ -2,8 +2,8 @@
 
 print(choose(40e9, 80e9, activation_bytes=2e9, num_gpus=16))
 
-The tree itself is data, in `decision.py`. Nothing is recommended that does not fit in a card's
-budget; and where a whole replica fits, nothing is sharded.
+The tree itself is data, in `decision.py`. It never recommends a strategy that does not fit in a
+card's budget; if a whole replica fits, it shards nothing.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, is
 
 __all__ = ["PATIENCE_HOURS", "Cheaper", "Choice", "cheaper_measures", "choose", "tree_words"]
 
-PATIENCE_HOURS: Final = 24.0  # how long is not too long, where nobody says
+PATIENCE_HOURS: Final = 24.0  # the time limit if no deadline is given
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy; the way to it through the tree; and what to try first.
+    """A strategy, the path to it through the tree, and what to try first.
 
-    `facts` are the numbers that the tree looks at. `bytes_per_gpu` is what each GPU then holds,
-    None where nothing fits. `gpus_to_fit` is the fewest that stage 3 of ZeRO would fit on, None
-    where there are none. `efficiency` is what the deadline asks of the GPUs there are: the part
-    of each one's time that has to be put to use; None without a deadline.
+    `facts` are the numbers that the tree compares. `bytes_per_gpu` is what each GPU then holds, or
+    None if nothing fits. `gpus_to_fit` is the fewest GPUs on which ZeRO stage 3 would fit, or None
+    if no number fits. `efficiency` is the parallel efficiency that the deadline requires of the
+    available GPUs, or None without a deadline.
     """
 
     leaf: Leaf
@@ -49,14 +49,14 @@ class Choice:
 
     @property
     def strategy(self) -> str:
-        """What to do."""
+        """The recommended strategy."""
         return self.leaf.strategy
 
     @property
     def because(self) -> Step:
-        """The one fact that drove it, with its number: the last one if that is not known."""
-        asked = [step.question.id for step in self.path].index(self.leaf.because)
-        return [step for step in self.path[: asked + 1] if step.known][-1]
+        """The fact that decided, with its number; if it is unknown, the last known fact."""
+        decided = [step.question.id for step in self.path].index(self.leaf.because)
+        return [step for step in self.path[: decided + 1] if step.known][-1]
 
     @property
     def bytes_per_gpu(self) -> float | None:
@@ -65,12 +65,12 @@ class Choice:
 
     @property
     def tree(self) -> str:
-        """The decision tree as text, with this way through it."""
+        """The decision tree as text, with the path through it."""
         return tree_words(self.path)
 
     def __str__(self) -> str:
         held = "" if self.bytes_per_gpu is None else f" ({in_gb(self.bytes_per_gpu)} on each GPU)"
-        first = [f"  {each}" for each in self.cheaper]
+        first = [f"  {measure}" for measure in self.cheaper]
         return "\n".join(
             [
                 f"{self.strategy}{held}",
@@ -97,15 +97,15 @@ def choose(
     tokens_per_gpu: float | None = None,
     card: Card | None = None,
 ) -> Choice:
-    """The strategy for a training job, the one fact that drove it, and what to try first.
+    """Return the strategy for a training job, the fact that decided, and what to try first.
 
-    `budget_bytes` is what a card has for tensors. `activation_bytes` is kept on one GPU for the
-    smallest microbatch that is useful, of `microbatch_size` samples. `hours` is what the job takes
-    on one GPU. Where a replica fits, that is held against `deadline_hours`, or a day; it counts as
-    fast enough if it is not known. `num_blocks` alike blocks may be recomputed; one of them has
-    `block_params`, which stage 3 gathers whole, with the next one's, and makes gradients of.
-    `tokens_per_gpu` in each step and the `card` say whether compute hides the traffic of stage 3.
-    Raises: ValueError for numbers that cannot be.
+    `budget_bytes` is the memory for tensors on one card. `activation_bytes` is saved on one GPU
+    for the smallest useful microbatch, of `microbatch_size` samples. `hours` is the time of the
+    job on one GPU. If a replica fits, `hours` is compared with `deadline_hours`, or a day; unknown
+    hours count as fast enough. `num_blocks` equal blocks may be recomputed. A block has
+    `block_params`; stage 3 gathers two blocks at a time, and computes whole gradients of one.
+    `tokens_per_gpu` in each step and the `card` determine whether compute hides the traffic of
+    stage 3. Raises: ValueError for invalid numbers.
     """
     scheme, params = precision_policy(policy), check_whole("num_params", num_params)
     for name, value in (("budget_bytes", budget_bytes), ("activation_bytes", activation_bytes)):
@@ -121,9 +121,9 @@ def choose(
         params, budget_bytes, activation_bytes, scheme,
         check_count("microbatch_size", microbatch_size), check_count("num_blocks", num_blocks),
     )  # fmt: skip
-    if leaf.needs == "replica_bytes":  # memory is not what is missing; of these, bf16 is faster
+    if leaf.needs == "replica_bytes":  # memory suffices; bf16 is also faster
         late = leaf.id != "one_gpu"
-        cheaper = tuple(each for each in cheaper if late and each.name == "bf16")
+        cheaper = tuple(measure for measure in cheaper if late and measure.name == "bf16")
     needed = None if hours is None or deadline_hours is None else hours / deadline_hours
     return Choice(
         leaf, path, MappingProxyType(facts), cheaper,
@@ -135,7 +135,7 @@ def choose(
 def _byte_facts(
     params: int, activations: float, policy: PrecisionPolicy, ranks: int, node: int, block: int
 ) -> dict[str, float]:
-    """Bytes on each GPU, for every way to share out states and activations."""
+    """Return the bytes on each GPU, for every way to divide states and activations."""
     states = [model_states(params, stage, ranks, policy).total for stage in range(4)]
     gathered = block * (2 * policy.weights + policy.gradients)
     inside = ranks if ranks <= node else math.gcd(ranks, node)
@@ -153,7 +153,7 @@ def _byte_facts(
 def _time_facts(hours: float | None, deadline_hours: float | None) -> dict[str, float]:
     for name, value in (("hours", hours), ("deadline_hours", deadline_hours)):
         if value is not None and not (is_number(value) and 0 < value < math.inf):
-            raise ValueError(f"{name} is a time above 0, or None where there is none, "
+            raise ValueError(f"{name} must be a time above 0, or None if there is none, "
                              f"not {value!r}.")  # fmt: skip
     limit = deadline_hours or PATIENCE_HOURS
     in_time = 2 if deadline_hours is None or hours is None else math.ceil(hours / limit)
@@ -163,13 +163,16 @@ def _time_facts(hours: float | None, deadline_hours: float | None) -> dict[str, 
 def _token_facts(
     tokens_per_gpu: float | None, card: Card | None, policy: PrecisionPolicy, ranks: int, node: int
 ) -> dict[str, float]:
-    """Tokens whose compute takes as long as stage 3's traffic on the slowest link it uses.
+    """Return the tokens whose compute takes as long as stage 3's traffic on its slowest link.
 
-    6 Psi operations per token, against two passes of parameters and one of gradients: it does not
-    depend on Psi. At the card's peak; where half of it is reached, half as many are enough.
+    A token takes 6 Psi operations. The traffic is two passes of parameters and one of gradients.
+    So the result does not depend on Psi. It assumes the card's peak; at half of it, half as many
+    tokens are enough.
     """
     if tokens_per_gpu is not None and not (is_number(tokens_per_gpu) and tokens_per_gpu > 0):
-        raise ValueError(f"tokens_per_gpu is a number above 0, or None, not {tokens_per_gpu!r}.")
+        raise ValueError(
+            f"tokens_per_gpu must be a number above 0 or None, not {tokens_per_gpu!r}."
+        )
     link = None if card is None else card.nvlink if ranks <= node else card.nic
     if tokens_per_gpu is None or card is None or card.bf16_flops is None or link is None:
         return {"break_even_tokens": math.nan, "tokens_per_gpu": tokens_per_gpu or math.nan}
@@ -178,15 +181,15 @@ def _token_facts(
     return {"break_even_tokens": break_even, "tokens_per_gpu": tokens_per_gpu}
 
 
-# What to try before more GPUs: measures, each with the most bytes that it brings on one card -----
+# What to try before more GPUs: measures, each with the most bytes that it saves on one card ------
 
-_LORA_PERCENT = 1  # parameters that it trains, of all
+_LORA_PERCENT = 1  # share of all parameters that LoRA trains
 _PERCENT_FOR_TENSORS = 90  # of a card; context, buffers and gaps between blocks take the rest
 
 
 @dataclass(frozen=True)
 class Cheaper:
-    """A measure; `brings` is in bytes and an upper bound. `enough`: with it alone, it may fit."""
+    """A measure; `brings` is an upper bound in bytes. `enough`: whether it alone may suffice."""
 
     name: str
     how: str
@@ -207,7 +210,7 @@ def cheaper_measures(
     microbatch_size: int,
     num_blocks: int,
 ) -> tuple[Cheaper, ...]:
-    """The measures that bring something, in the order in which to try them."""
+    """Return the measures that save memory, in the order in which to try them."""
     replica = policy.total * num_params + activation_bytes
     offers = [
         *_smaller_activations(activation_bytes, microbatch_size, num_blocks),
@@ -226,16 +229,16 @@ def _smaller_activations(
 ) -> Iterator[tuple[str, str, float]]:
     yield (
         "gradient accumulation",
-        "Microbatches of one sample, as many as make up the batch.",
+        "Microbatches of one sample, until they make up the batch.",
         activation_bytes * (1 - 1 / microbatch_size),
     )
-    # Chen et al. 2016: of L blocks every sqrt(L)-th is kept, and sqrt(L) are recomputed at a time.
-    left = min(1, 2 / math.sqrt(num_blocks))
+    # Chen et al. 2016: save every sqrt(L)-th of L blocks, recompute sqrt(L) at a time.
+    remaining = min(1, 2 / math.sqrt(num_blocks))
     yield (
         "activation checkpointing",
-        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is kept, for one more "
+        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is saved, for one more "
         "forward pass.",
-        activation_bytes * (1 - left),
+        activation_bytes * (1 - remaining),
     )
 
 
@@ -245,26 +248,26 @@ def _smaller_states(
     states = max(0, policy.total - POLICIES["mixed"].total) * num_params
     yield (
         "bf16",
-        "Mixed precision halves activations at most, and leaves 16 bytes of state per parameter.",
+        "Mixed precision at most halves activations, and leaves 16 bytes of state per parameter.",
         states + (activation_bytes / 2 if policy.weights > 2 else 0),
     )
     yield (  # Hu et al. 2021
         "LoRA",
-        "If a trained model is to be tuned: weights stay as they are, and "
+        "To fine-tune a trained model: weights are frozen, and "
         f"{_LORA_PERCENT} % as many are trained.",
         (policy.total * (1 - _LORA_PERCENT / 100) - policy.weights) * num_params,
     )
     yield (  # Ren et al. 2021, ZeRO-Offload
         "offload",
-        "The optimizer's state lies in the host's memory, and the step is taken there.",
+        "The optimizer state is in host memory, and the host computes the step.",
         (policy.master + policy.moments) * num_params,
     )
 
 
 def _bigger_card(replica: float, budget_bytes: float) -> tuple[str, str, float]:
-    """The smallest known card that holds a replica, or the largest there is."""
-    room = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
-    cards = sorted(room, key=lambda card: card.memory)
-    card = next((card for card in cards if room[card] >= replica), cards[-1])
-    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % are counted as free for tensors."
-    return "a bigger card", how, room[card] - budget_bytes
+    """Return the smallest known card that holds a replica, or else the largest known card."""
+    usable = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
+    cards = sorted(usable, key=lambda card: card.memory)
+    card = next((card for card in cards if usable[card] >= replica), cards[-1])
+    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
+    return "a bigger card", how, usable[card] - budget_bytes

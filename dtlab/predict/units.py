@@ -1,7 +1,7 @@
 """Units of measurement: validation of arguments, and numbers as text.
 
-in_gb(85899345920)     85.9 GB      10^9 bytes, as papers and vendors count
-in_gib(85899345920)    80 GiB       2^30 bytes, as the driver and PyTorch count
+in_gb(85899345920)     85.9 GB      10^9 bytes, the unit of papers and vendors
+in_gib(85899345920)    80 GiB       2^30 bytes, the unit of the driver and PyTorch
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _NO_PREFIX = _PREFIXES.index("")
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number; what is not a number (NaN), and a truth value, are none."""
+    """Return whether a value is a number; NaN and bool are not."""
     known = (int, float, np.integer, np.floating)
     return isinstance(value, known) and not isinstance(value, bool) and bool(value == value)
 
 
 def check_count(name: str, value: int) -> int:
-    """`value`, a whole number from 1 on. Raises: ValueError for anything else."""
+    """Return `value` if it is a whole number of 1 or more. Raises: ValueError otherwise."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is a whole number from 1 on, not {value!r}.")
+        raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}.")
     return int(value)
 
 
 def check_whole(name: str, value: float) -> int:
-    """As `check_count`, and it may be written as 7e9. Raises: ValueError for anything else."""
+    """As `check_count`, but `value` may be written as 7e9. Raises: ValueError otherwise."""
     if not is_number(value) or value < 1 or not float(value).is_integer():
-        raise ValueError(f"{name} is a whole number from 1 on, such as 7e9, not {value!r}.")
+        raise ValueError(f"{name} must be a whole number above 0, such as 7e9, not {value!r}.")
     return int(value)
 
 
 def check_bytes(name: str, value: float) -> float:
-    """`value`, bytes from 0 on. Raises: ValueError for anything else."""
+    """Return `value` if it is a number of bytes of 0 or more. Raises: ValueError otherwise."""
     if not (is_number(value) and 0 <= value < math.inf):
-        raise ValueError(f"{name} is a number of bytes from 0 on, such as 80e9, not {value!r}.")
+        raise ValueError(f"{name} must be 0 bytes or more, such as 80e9, not {value!r}.")
     return value.item() if isinstance(value, np.generic) else value
 
 
 def in_units(value: float, unit: str, *, prefix: str | None = None, binary: bool = False) -> str:
-    """A quantity with the prefix that suits it, or with `prefix`: 2.5e10, "B/s" is 25 GB/s.
+    """Format a quantity with a suitable prefix, or with `prefix`: 2.5e10, "B/s" is 25 GB/s.
 
-    Binary prefixes are powers of 1024, and are written Ki, Mi, Gi, Ti.
+    Binary prefixes are powers of 1024, written as Ki, Mi, Gi, Ti.
     """
     base = 1024 if binary else 1000
     if prefix is not None:
@@ -64,17 +64,17 @@ def in_units(value: float, unit: str, *, prefix: str | None = None, binary: bool
 
 
 def in_gb(nbytes: float) -> str:
-    """Bytes in decimal units: `112e9` as `112 GB`, 10^9 bytes each."""
+    """Format bytes in decimal units of 10^9 bytes: `112e9` as `112 GB`."""
     return in_units(nbytes, "B", prefix="G")
 
 
 def in_gib(nbytes: float) -> str:
-    """Bytes in binary units: `112e9` as `104.3 GiB`, 2^30 bytes each."""
+    """Format bytes in binary units of 2^30 bytes: `112e9` as `104.3 GiB`."""
     return in_units(nbytes, "B", prefix="G", binary=True)
 
 
 def four_digits(value: float) -> str:
-    """Four digits, or all of those before the point, and never a power of ten."""
+    """Format with four digits, or all digits before the point, never with an exponent."""
     if abs(value) >= 1000 and math.isfinite(value):
         return f"{value:,.0f}"
     if 0 < abs(value) < 1e-3:

@@ -8,13 +8,11 @@
     rank 2         2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
 A schedule is a plain list of `Action` for each rank; `2F0` is stage 2, forward, microbatch 0. It
-says nothing of time: as a grid it is drawn as if every action took one slot.
+contains no times: the grid above is drawn as if every action took one slot.
 
-actions.py      Action, Schedule, and what an action needs
+actions.py      Action, Schedule, dependencies; runs a schedule slot by slot, draws it as text
 generators.py   naive, GPipe, 1F1B, interleaved, zero-bubble H1 and H2
-clock.py        the slot of each action, and where ranks wait for each other in vain
-grid.py         a schedule as text
-validation.py   every fault of a schedule, marked in its grid
+validation.py   finds every fault of a schedule, and marks it in the grid
 """
 
 from dtlab.schedules.actions import Action as Action

@@ -1,16 +1,16 @@
-"""Actions of a pipeline, schedules made of them, and a schedule slot by slot, as text.
+"""Actions of a pipeline, schedules made of them, and the slot-by-slot grid of a schedule.
 
 An action is what a rank does with one microbatch on one stage:
 
-    F   forward               needs the output of the stage before
-    B   backward, all of it   needs the input gradient of the stage behind
-    I   input gradient        the same
-    W   weight gradient       needs the stage's own I
+    F   forward               needs the output of the previous stage
+    B   whole backward        needs the input gradient of the next stage
+    I   input gradient        needs the same
+    W   weight gradient       needs the I of the same stage
 
-B is I and W in one piece. The letters are PyTorch's; in the Zero Bubble paper our I is called B.
+B is I and W together. The letters are PyTorch's; the Zero Bubble paper calls our I "B".
 
-`clock` runs a schedule as if every action took one slot and messages took none. `grid` draws it as
-text: a line for each rank, a column for each slot.
+`clock` runs a schedule as if every action took one slot and messages took no time. `grid` draws it
+as text: a line for each rank, a column for each slot.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, written: str) -> Action:
-        """From the way it is written, as "2F0". Raises: ValueError where that is not the way."""
-        found = _WRITTEN.fullmatch(written.strip())
-        if not found:
+        """Parse text such as "2F0". Raises: ValueError for any other text."""
+        match = _WRITTEN.fullmatch(written.strip())
+        if not match:
             raise ValueError(
-                f"{written!r} is no action. Write stage, letter and microbatch, as 2F0; the "
-                "letters are F, B, I and W."
+                f"{written!r} is no action. Write stage, letter and microbatch, as in 2F0; "
+                "the letters are F, B, I and W."
             )
-        return cls(int(found[1]), found[2], int(found[3]))
+        return cls(int(match[1]), match[2], int(match[3]))
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"
@@ -58,7 +58,7 @@ Row = Sequence[Action | tuple[int, str, int] | str]
 
 
 class Schedule(list[list[Action]]):
-    """A list of actions per rank, each in the order in which the rank does them."""
+    """A list of actions for each rank, in the order in which the rank runs them."""
 
     def __str__(self) -> str:
         return grid(self)
@@ -74,15 +74,15 @@ def as_schedule(rows: Iterable[Row]) -> Schedule:
     if isinstance(rows, Schedule):
         return rows
     return Schedule(
-        [_as_action(each) for each in _as_list(row, f"rank {rank} has {row!r}")]
+        [_as_action(action) for action in _as_list(row, f"rank {rank} has {row!r}")]
         for rank, row in enumerate(_as_list(rows, f"{rows!r} is no schedule"))
     )
 
 
-def _as_list(value: Any, what: str) -> list[Any]:
+def _as_list(value: Any, problem: str) -> list[Any]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ValueError(
-            f"{what}. A schedule has one list of actions for each rank, as "
+            f"{problem}. A schedule has one list of actions for each rank, such as "
             '[["0F0", "0B0"], ["1F0", "1B0"]].'
         )
     return list(value)
@@ -100,9 +100,10 @@ def _as_action(written: Any) -> Action:
 
 
 def needs(action: Action, last_stage: int) -> Action | None:
-    """What has to be done first, I written as B, since either gives the gradient; None: nothing.
+    """Return the action that must run first, with B in place of I, or None.
 
-    That a stage's own forward comes before its backward goes without saying, except on the last.
+    B and I both compute the input gradient, so the name B covers both. Only on the last stage is a
+    stage's forward the dependency of its backward; on other stages it follows from the order.
     """
     stage, kind, microbatch = action
     if kind == "F":
@@ -115,14 +116,14 @@ def needs(action: Action, last_stage: int) -> Action | None:
 
 
 def stage_ranks(schedule: Sequence[Sequence[Action]]) -> list[int]:
-    """The rank of each stage: that of its first action. Raises: ValueError for a stage of none."""
+    """Return the rank of each stage's first action. Raises: ValueError for a missing stage."""
     homes: dict[int, int] = {}
     for rank, row in enumerate(schedule):
         for action in row:
             homes.setdefault(action[0], rank)
-    lost = sorted(set(range(max(homes, default=-1) + 1)) - set(homes))
-    if lost:
-        raise ValueError(f"No rank has stage {lost[0]}.")
+    missing = sorted(set(range(max(homes, default=-1) + 1)) - set(homes))
+    if missing:
+        raise ValueError(f"No rank has stage {missing[0]}.")
     return [homes[stage] for stage in range(len(homes))]
 
 
@@ -130,7 +131,7 @@ def stage_ranks(schedule: Sequence[Sequence[Action]]) -> list[int]:
 
 
 class Stuck(NamedTuple):
-    """Ranks that wait in a circle: each, in its `index`-th action, for the next one's `need`."""
+    """A cycle of ranks: each waits, in its `index`-th action, for the next rank's `need`."""
 
     ranks: tuple[int, ...]
     indices: tuple[int, ...]
@@ -138,7 +139,7 @@ class Stuck(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """The slot of each rank's each action, from 0 on, and the circles found on the way."""
+    """The slot of each action of each rank, from 0 on, and the cycles that were found."""
 
     slots: list[list[int]]
     stuck: list[Stuck]
@@ -147,11 +148,11 @@ class Clock(NamedTuple):
 def clock(
     schedule: Sequence[Sequence[Action]], granted: Collection[tuple[int, int]] = ()
 ) -> Clock:
-    """Run a schedule as if every action took one slot, and messages none.
+    """Run a schedule as if every action took one slot, and messages took no time.
 
-    Each rank does its actions in order, each as soon as what it needs was done in an earlier slot.
-    Where ranks wait for each other in vain, one of them goes on, and that is noted. Actions at
-    `granted`, as (rank, index), wait for nothing. Nobody waits for what no rank does at all.
+    Each rank runs its actions in order, each as soon as its dependency ran in an earlier slot. If
+    ranks wait for each other in a cycle, the cycle is recorded and its ranks proceed. Actions at
+    `granted`, as (rank, index), do not wait. No action waits for one that no rank has.
     """
     return _Run(schedule, granted).finish()
 
@@ -178,7 +179,7 @@ class _Run:
         return Clock(self.slots, self.stuck)
 
     def _advance(self, rank: int, todo: deque[int]) -> None:
-        """As far as the rank can get; ranks that it sets free are to do."""
+        """Run the rank until it must wait; append the ranks that it unblocks to `todo`."""
         row, slots = self.rows[rank], self.slots[rank]
         while len(slots) < len(row):
             action, slot = row[len(slots)], slots[-1] + 1 if slots else 0
@@ -198,36 +199,36 @@ class _Run:
         return need if need in self.home else None
 
     def _let_go(self, todo: deque[int]) -> bool:
-        """Nobody can move: note each circle of ranks, and let its ranks go on."""
+        """Resolve a deadlock: record each cycle of ranks, and let its ranks proceed."""
         heads = {rank: need for need, ranks in self.waiting.items() for rank in ranks}
-        seen: set[int] = set()
+        visited: set[int] = set()
         for start in sorted(heads):
             path: list[int] = []
             rank = start
-            while rank not in seen:
-                seen.add(rank)
+            while rank not in visited:
+                visited.add(rank)
                 path.append(rank)
                 rank = self.home[heads[rank]]
-            if rank not in path:  # it leads into a circle that is known
+            if rank not in path:  # the path leads into a known cycle
                 continue
             ranks = path[path.index(rank) :]
-            indices = tuple(len(self.slots[one]) for one in ranks)
-            self.stuck.append(Stuck(tuple(ranks), indices, tuple(heads[one] for one in ranks)))
+            indices = tuple(len(self.slots[waiter]) for waiter in ranks)
+            self.stuck.append(Stuck(tuple(ranks), indices, tuple(heads[w] for w in ranks)))
             self.granted.update(zip(ranks, indices, strict=True))
-            for one in ranks:
-                self.waiting[heads[one]].remove(one)
+            for waiter in ranks:
+                self.waiting[heads[waiter]].remove(waiter)
             todo.extend(ranks)
         return bool(todo)
 
 
 def _as_needed(action: Action) -> Action:
-    """As `needs` writes it: whoever waits for an input gradient takes that of I or of B."""
+    """Name an action as `needs` does: I becomes B, because either computes the input gradient."""
     return Action(action.stage, "B", action.microbatch) if action.kind == "I" else action
 
 
 # As text ----------------------------------------------------------------------------------------
 
-MOST = 60  # columns: what a page is wide
+MOST = 60  # columns that fit on a page
 
 
 def grid(
@@ -237,10 +238,10 @@ def grid(
     most: int = MOST,
     times: Clock | None = None,
 ) -> str:
-    """The schedule drawn as if each action took one slot.
+    """Draw the schedule as if each action took one slot.
 
-    Actions `marked`, as (rank, index), stand in brackets. A grid of more than `most` columns is
-    cut; what is shown then begins shortly before the first that is marked.
+    `marked` actions, as (rank, index), are in brackets. A grid of more than `most` columns is cut;
+    the part shown then begins shortly before the first marked action.
     """
     rows = as_schedule(schedule)
     slots = (times or clock(rows)).slots
@@ -265,7 +266,7 @@ def grid(
 
 
 def _window(columns: int, most: int, marked: list[int]) -> tuple[int, int]:
-    """The columns that are shown, from the first to before the last."""
+    """Return the first column shown, and the end of the columns shown."""
     start = min(marked, default=0) - most // 4
     first = max(0, min(start, columns - most))
     return first, min(columns, first + most)

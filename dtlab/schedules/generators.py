@@ -1,10 +1,10 @@
-"""Generators of schedules. Rank r of p has stage r, or with chunks stages r, r + p, ...
+"""Generators of schedules. Rank r of p has stage r or, with chunks, stages r, r + p, ...
 
-                 idle slots of each rank     activations held at once
-    naive        all but its own             1
-    GPipe        p - 1 forward and backward  all microbatches
-    1F1B         the same                    at most p
-    interleaved  that, divided by chunks     a little more than 1F1B
+                 idle slots of each rank     microbatches held at once
+    naive        all except its own          1
+    GPipe        p - 1 forward and backward  all
+    1F1B         as GPipe                    at most p
+    interleaved  1F1B's, divided by chunks   a little more than 1F1B
     ZB-H1        about a third of 1F1B       p
     ZB-H2        none in the middle          2p - 1
 
@@ -28,23 +28,27 @@ P = ParamSpec("P")
 
 
 def _uncollected(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
-    """Half of the time of a million actions would go to the collector, and they make no cycles."""
+    """Switch the garbage collector off while a schedule is built.
+
+    A schedule of a million actions has no reference cycles, and the collector would take half of
+    the time.
+    """
 
     @functools.wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> Schedule:
-        was_on = gc.isenabled()
+        was_enabled = gc.isenabled()
         gc.disable()
         try:
             return make(*args, **kwargs)
         finally:
-            if was_on:
+            if was_enabled:
                 gc.enable()
 
     return made
 
 
 def naive(num_stages: int, num_microbatches: int) -> Schedule:
-    """One microbatch after the other goes all the way forward, and all the way back.
+    """Return a schedule that takes one microbatch at a time through all stages and back.
 
             0   1   2   3   4   5   6   7
     rank 0 0F0         0B0 0F1         0B1
@@ -58,7 +62,7 @@ def naive(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
-    """All microbatches forward, then all backward.
+    """Return a schedule with all forwards first, then all backwards.
 
             0   1   2   3   4   5   6   7
     rank 0 0F0 0F1 0F2         0B0 0B1 0B2
@@ -66,13 +70,13 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     """
     _check(num_stages, num_microbatches)
     return Schedule(
-        [one for kind in "FB" for one in _actions(rank, kind, range(num_microbatches))]
+        [action for kind in "FB" for action in _actions(rank, kind, range(num_microbatches))]
         for rank in range(num_stages)
     )
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """Forward until the first gradient is due, then one forward, one backward in turns.
+    """Return 1F1B: forwards until the first gradient arrives, then F and B alternately.
 
             0   1   2   3   4   5   6   7
     rank 0 0F0 0F1     0B0 0F2 0B1     0B2
@@ -83,15 +87,15 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
 
 @_uncollected
 def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> Schedule:
-    """1F1B with `num_chunks` stages on each rank; `num_stages` is the number of ranks.
+    """Return 1F1B with `num_chunks` stages on each rank; `num_stages` is the number of ranks.
 
             0   1   2   3   4   5   6   7   8   9
     rank 0 0F0 0F1 2F0 2F1     2B0     2B1 0B0 0B1
     rank 1     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
 
-    The model has num_stages * num_chunks stages. Microbatches go in rounds of about `num_stages`,
-    and each round goes through all chunks of a rank before the next one begins. Megatron-LM asks
-    for rounds of exactly that size; here the last rounds may be smaller.
+    The model has num_stages * num_chunks stages. Microbatches run in rounds of about `num_stages`,
+    and each round runs through all chunks of a rank before the next round begins. Megatron-LM
+    requires rounds of exactly that size; here the last rounds may be smaller.
     """
     _check(num_stages, num_microbatches, num_chunks)
     num_rounds = max(1, num_microbatches // num_stages)
@@ -101,16 +105,16 @@ def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> Sche
     schedule = Schedule()
     for rank in range(num_stages):
         stages = range(rank, num_stages * num_chunks, num_stages)
-        forward = [one for some in rounds for s in stages for one in _actions(s, "F", some)]
-        backward = [one for some in rounds for s in stages[::-1] for one in _actions(s, "B", some)]
-        behind = num_stages - 1 - rank
-        warm_up = behind if num_chunks == 1 else 2 * behind + (num_chunks - 1) * sizes[0]
+        forward = [a for group in rounds for s in stages for a in _actions(s, "F", group)]
+        backward = [a for group in rounds for s in stages[::-1] for a in _actions(s, "B", group)]
+        later_ranks = num_stages - 1 - rank
+        warm_up = later_ranks if num_chunks == 1 else 2 * later_ranks + (num_chunks - 1) * sizes[0]
         schedule.append(_in_turns(forward, backward, warm_up))
     return schedule
 
 
 def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
-    """1F1B whose weight gradients come later, where a rank would wait: no more memory than 1F1B.
+    """Return 1F1B with weight gradients moved to where a rank would wait; memory as 1F1B.
 
             0   1   2   3   4   5   6   7   8   9  10  11  12
     rank 0 0F0 0F1     0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3
@@ -120,7 +124,7 @@ def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_stages: int, num_microbatches: int) -> Schedule:
-    """More forwards at first, and weight gradients later still: hardly a bubble, twice the memory.
+    """Return a schedule with almost no bubble: more forwards first, W later, twice the memory.
 
             0   1   2   3   4   5   6   7   8   9  10  11  12
     rank 0 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
@@ -135,7 +139,7 @@ def zb_h2(num_stages: int, num_microbatches: int) -> Schedule:
 def _zero_bubble(
     num_stages: int, num_microbatches: int, of_rank: Callable[[int], tuple[int, int]]
 ) -> Schedule:
-    """`of_rank` gives the forwards before the first I, and by how many I's a W comes later."""
+    """Build a schedule; `of_rank` returns the forwards before the first I, and the lag of W."""
     _check(num_stages, num_microbatches)
     schedule = Schedule()
     for rank in range(num_stages):
@@ -147,19 +151,19 @@ def _zero_bubble(
             row.append(action)
             if action.kind == "I" and action.microbatch >= lag:
                 row.append(Action(rank, "W", action.microbatch - lag))
-        left = range(max(0, num_microbatches - lag), num_microbatches)
-        schedule.append(row + [Action(rank, "W", k) for k in left])
+        remaining = range(max(0, num_microbatches - lag), num_microbatches)
+        schedule.append(row + [Action(rank, "W", k) for k in remaining])
     return schedule
 
 
 def _actions(stage: int, kind: str, microbatches: range) -> list[Action]:
-    """A stage's actions of one kind. Made by `tuple` itself: in half of the constructor's time."""
+    """Return a stage's actions of one kind; `tuple.__new__` takes half the constructor's time."""
     fields = zip(repeat(stage), repeat(kind), microbatches, strict=False)
     return list(map(tuple.__new__, repeat(Action), fields))
 
 
 def _in_turns(forward: list[Action], backward: list[Action], warm_up: int) -> list[Action]:
-    """So many forwards, then one forward and one backward in turns, then the backwards left."""
+    """Return `warm_up` forwards, then F and B alternately, then the remaining backwards."""
     steady = zip(forward[warm_up:], backward, strict=False)
     turns = max(0, len(forward) - warm_up)
     return [*forward[:warm_up], *chain.from_iterable(steady), *backward[turns:]]
@@ -168,4 +172,4 @@ def _in_turns(forward: list[Action], backward: list[Action], warm_up: int) -> li
 def _check(*numbers: int) -> None:
     for name, number in zip(("stage", "microbatch", "chunk"), numbers, strict=False):
         if number < 1:
-            raise ValueError(f"A schedule has at least one {name}, not {number!r}.")
+            raise ValueError(f"A schedule needs at least one {name}, not {number!r}.")

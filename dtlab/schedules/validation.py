@@ -11,15 +11,15 @@ from dtlab.schedules.actions import KINDS, Action, Row, Schedule, Stuck, as_sche
 __all__ = ["Fault", "ScheduleError", "find_faults", "validate"]
 
 Place = tuple[int, int]  # rank, index in its list
-_SHOWN = 12  # faults that an error lists
+_SHOWN = 12  # maximum number of faults that an error lists
 
 
 class Fault(NamedTuple):
-    """One fault: what it is, in words, and where: (rank, index) of the actions that it concerns.
+    """One fault: its kind, a message, and (rank, index) of the actions concerned.
 
-    "unknown" is no action of this pipeline, "placement" a stage on several ranks, "missing" and
-    "doubled" speak for themselves, "order" is an action before one of the same rank that it
-    needs, and "wait" ranks that wait for each other for ever.
+    Kinds: "unknown": not an action of this pipeline. "placement": a stage on several ranks.
+    "missing": no rank runs an action. "doubled": an action runs twice. "order": an action precedes
+    one of the same rank that it needs. "wait": ranks wait for each other in a cycle.
     """
 
     kind: Literal["unknown", "placement", "missing", "doubled", "order", "wait"]
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot run; `faults` has all reasons, and the text the marked grid."""
+    """A schedule that cannot run; `faults` lists all reasons, the message marks them."""
 
     def __init__(self, schedule: Schedule, faults: list[Fault]) -> None:
         self.schedule, self.faults = schedule, faults
@@ -37,17 +37,17 @@ class ScheduleError(ValueError):
         lines = [*(f"{fault.kind}: {fault.message}" for fault in faults[:_SHOWN]), *more]
         drawn = f"\n\n{grid(schedule, marked=marked)}\n" if any(schedule) else ""
         plural = "s" * (len(faults) != 1)
-        found = "\n".join(f"  {line}" for line in lines)
-        super().__init__(f"this schedule has {len(faults)} fault{plural}.{drawn}\n{found}")
+        listed = "\n".join(f"  {line}" for line in lines)
+        super().__init__(f"this schedule has {len(faults)} fault{plural}.{drawn}\n{listed}")
 
 
 def validate(
     schedule: Iterable[Row], num_stages: int | None = None, num_microbatches: int | None = None
 ) -> None:
-    """Raise `ScheduleError` unless every rank can do all of its actions, in this order.
+    """Raise `ScheduleError` unless every rank can run all of its actions in this order.
 
-    Left out, the numbers of stages and microbatches are those that the actions mention. Actions
-    may be written as text, "2F0". What passes can be run, simulated and drawn.
+    By default the numbers of stages and microbatches are inferred from the actions. Actions may be
+    written as text, "2F0". A valid schedule can be run, simulated and drawn.
     """
     try:
         rows = as_schedule(schedule)
@@ -61,7 +61,7 @@ def validate(
 def find_faults(
     schedule: Iterable[Row], num_stages: int | None = None, num_microbatches: int | None = None
 ) -> list[Fault]:
-    """All faults of a schedule; see `validate`. What follows from a fault is not told again."""
+    """Return all faults of a schedule, without their consequences; see `validate`."""
     rows = as_schedule(schedule)
     known: dict[Action, list[Place]] = defaultdict(list)
     faults: list[Fault] = []
@@ -70,8 +70,8 @@ def find_faults(
             if _is_known(action, num_stages, num_microbatches):
                 known[action].append((rank, index))
             else:
-                what = f"{action} on rank {rank} is no action of this pipeline."
-                faults.append(Fault("unknown", what, ((rank, index),)))
+                message = f"{action} on rank {rank} is no action of this pipeline."
+                faults.append(Fault("unknown", message, ((rank, index),)))
     if not known:
         return [*faults, Fault("missing", "no rank does anything.")]
     stages = num_stages or max(action.stage for action in known) + 1
@@ -82,8 +82,8 @@ def find_faults(
     faults += [fault for fault, _ in early]
     granted = {place for _, place in early}
     granted |= {place for fault in faults if fault.kind == "unknown" for place in fault.places}
-    circles = clock(rows, granted).stuck
-    return faults + [_waiting(rows, one) for one in circles]
+    cycles = clock(rows, granted).stuck
+    return faults + [_waiting(rows, cycle) for cycle in cycles]
 
 
 def _is_known(action: Action, num_stages: int | None, num_microbatches: int | None) -> bool:
@@ -97,7 +97,7 @@ def _is_known(action: Action, num_stages: int | None, num_microbatches: int | No
 
 
 def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
-    """A stage has its parameters on one rank."""
+    """Find stages on several ranks: the parameters of a stage are on one rank."""
     ranks: dict[int, dict[int, list[Place]]] = defaultdict(lambda: defaultdict(list))
     for action, places in known.items():
         for place in places:
@@ -106,12 +106,12 @@ def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
         if len(of_rank) > 1:
             home = max(of_rank, key=lambda rank: len(of_rank[rank]))
             strays = [place for rank in of_rank if rank != home for place in of_rank[rank]]
-            where = ", ".join(str(rank) for rank in sorted(of_rank))
-            yield Fault("placement", f"stage {stage} is on ranks {where}.", tuple(strays))
+            listed = ", ".join(str(rank) for rank in sorted(of_rank))
+            yield Fault("placement", f"stage {stage} is on ranks {listed}.", tuple(strays))
 
 
 def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) -> Iterator[Fault]:
-    """Each microbatch goes once forward, and once backward: as B, or as I and W."""
+    """Find missing and repeated actions: each stage needs F once, and B or I and W once."""
     for action, places in known.items():
         if len(places) > 1:
             times = f"{len(places)} times"
@@ -124,18 +124,18 @@ def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) 
             halves = [half for half in (first, second) if half in known]
             if both in known:
                 for half in halves:
-                    what = f"{half} is a part of {both}, which is done too."
-                    yield Fault("doubled", what, tuple(known[half]))
+                    message = f"{half} is a part of {both}, which is done too."
+                    yield Fault("doubled", message, tuple(known[half]))
             elif not halves:
-                what = f"no rank does {both}, nor {first} and {second}."
-                yield Fault("missing", what)
+                message = f"no rank does {both}, nor {first} and {second}."
+                yield Fault("missing", message)
             elif len(halves) == 1:
-                lost = second if halves[0] == first else first
-                yield Fault("missing", f"no rank does {lost}, but {halves[0]}.")
+                missing = second if halves[0] == first else first
+                yield Fault("missing", f"no rank does {missing}, but {halves[0]}.")
 
 
 def _too_early(known: dict[Action, list[Place]]) -> Iterator[tuple[Fault, Place]]:
-    """A stage's backward before its forward, or W before I, in the list of one rank."""
+    """Find actions that precede, on the same rank, the F or the I that they need."""
     for action, places in known.items():
         if action.kind == "F":
             continue
@@ -143,18 +143,18 @@ def _too_early(known: dict[Action, list[Place]]) -> Iterator[tuple[Fault, Place]
         for rank, index in places:
             earlier = [place for place in known.get(need, ()) if place[0] == rank]
             if earlier and earlier[0][1] > index:
-                what = f"rank {rank} does {action} before {need}, which it needs."
-                yield Fault("order", what, ((rank, index),)), (rank, index)
+                message = f"rank {rank} does {action} before {need}, which it needs."
+                yield Fault("order", message, ((rank, index),)), (rank, index)
 
 
 def _waiting(rows: Schedule, circle: Stuck) -> Fault:
-    """Ranks that wait in a circle; of one rank: something that it does itself, but later."""
+    """Describe a cycle of waiting ranks; a cycle of one rank is a wrong order of its actions."""
     actions = [rows[rank][index] for rank, index in zip(*circle[:2], strict=True)]
     places = tuple(zip(circle.ranks, circle.indices, strict=True))
     if len(actions) == 1:
         rank, need = circle.ranks[0], _done_as(rows[circle.ranks[0]], circle.needs[0])
-        what = f"rank {rank} does {actions[0]} before {need}, which it needs."
-        return Fault("order", what, places)
+        message = f"rank {rank} does {actions[0]} before {need}, which it needs."
+        return Fault("order", message, places)
     ahead = [*circle.ranks[1:], circle.ranks[0]]
     waits = [
         f"rank {rank} waits in {action} for {_done_as(rows[other], need)}, which rank {other} "
@@ -167,5 +167,5 @@ def _waiting(rows: Schedule, circle: Stuck) -> Fault:
 
 
 def _done_as(row: list[Action], need: Action) -> Action:
-    """What was needed as an input gradient, as the rank does it: I or B."""
+    """Return the action that provides an input gradient on this rank: B, or I if it has no B."""
     return need if need in row else need._replace(kind="I")

@@ -1,10 +1,10 @@
-"""`Trace`: what happened on every rank and when, measured or simulated.
+"""`Trace`: the events of all ranks with their times, measured or simulated.
 
     launch      -> recorder  -> Records, one per rank -> Trace.from_records
     prediction  -> simulator -> Event, one by one     -> Trace.from_events
 
-A `Trace` is columns of numbers inside (`columns.py`); `events` shows them as `Event` objects.
-How operations of different ranks belong together is in `analysis.py`.
+A `Trace` stores columns of numbers (`columns.py`); `events` presents them as `Event` objects.
+`analysis.py` matches the operations of different ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Event", "Records", "SpanSink", "Trace", "set_span_sink", "span"]
 
 
 class Events(Sequence[Event]):
-    """The events of a trace in order of their start; each is built when somebody looks at it."""
+    """The events of a trace, ordered by start; an `Event` is built each time it is accessed."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
@@ -50,7 +50,7 @@ class Events(Sequence[Event]):
     @overload
     def __getitem__(self, index: slice) -> list[Event]: ...
     def __getitem__(self, index: int | slice) -> Event | list[Event]:
-        rows = range(len(self))[index]  # takes care of negative indices, raises IndexError
+        rows = range(len(self))[index]  # handles negative indices and raises IndexError
         if isinstance(rows, range):
             return [self._columns.event(row) for row in rows]
         return self._columns.event(rows)
@@ -65,13 +65,13 @@ class Events(Sequence[Event]):
 class Trace:
     """Events of all ranks on one clock, in seconds from the first event.
 
-    `Trace(events)` takes `Event` objects in any order; `world_size` defaults to what they mention;
-    `wire` gives the bytes that left each rank. Without events it is an empty trace. `emulated`
-    says in words whose links it shows, and is empty where they are those of the machine.
-    `hidden_bytes` are those that ranks sent to each other past all that `bytes_wire` counts; None
-    where that is not known: only a grader's ranks have a network to themselves.
-    `wire_pairs[source, target]` is what of `bytes_wire` went from one rank to another; None where
-    that is not known. A rank that only receives has sent a few bytes back.
+    `Trace(events)` takes `Event` objects in any order; without events it is an empty trace.
+    `world_size` defaults to the largest rank mentioned plus one. `wire` gives the bytes that left
+    each rank. `emulated` describes emulated links, and is empty if the links are the machine's.
+    `hidden_bytes` is the number of bytes that ranks exchanged outside the counters of
+    `bytes_wire`; it is None if unknown: only the ranks of a grader have a separate network.
+    `wire_pairs[source, target]` is the part of `bytes_wire` that one rank sent to another; it is
+    None if unknown. A rank that only receives still sends a few bytes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Trace:
 
     @classmethod
     def from_events(cls, events: Iterable[Event], *, world_size: int | None = None) -> Trace:
-        """The trace of predicted events, in any order; their times are in seconds."""
+        """Make a trace of predicted events, in any order; their times are in seconds."""
         return cls(events, world_size=world_size)
 
     @classmethod
@@ -95,10 +95,10 @@ class Trace:
         wire: Sequence[int | None] | None = None,
         emulated: str = "",
     ) -> Trace:
-        """The trace of what ranks recorded on one machine. Ranks that failed may be missing.
+        """Make a trace of what ranks recorded on one machine. Failed ranks may be missing.
 
-        `wire[rank]` is how many bytes left that rank by the system's counters, None where that is
-        not known.
+        `wire[rank]` is the number of bytes that left the rank according to the system's counters,
+        or None if it is unknown.
         """
         trace = cls.__new__(cls)
         sizes = [record.world_size for record in records] + [len(wire or ())]
@@ -109,7 +109,7 @@ class Trace:
 
     @classmethod
     def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
-        """The trace of many predicted events at once."""
+        """Make a trace of many predicted events at once."""
         trace = cls.__new__(cls)
         trace._set(columns, world_size, None, dropped=0)
         return trace
@@ -122,9 +122,9 @@ class Trace:
         dropped: int,
     ) -> None:
         members = (ranks for _, ranks in columns.groups)
-        seen = [columns.rank.max(initial=-1)]
-        seen += [max(ranks, default=-1) for ranks in (*columns.peer_sets, *members)]
-        self.world_size = int(max(*seen, len(wire or ()) - 1)) + 1
+        largest = [columns.rank.max(initial=-1)]
+        largest += [max(ranks, default=-1) for ranks in (*columns.peer_sets, *members)]
+        self.world_size = int(max(*largest, len(wire or ()) - 1)) + 1
         self.world_size = max(self.world_size, world_size or 0)
         self.dropped = dropped
         self.emulated = ""
@@ -135,12 +135,12 @@ class Trace:
 
     @property
     def events(self) -> Sequence[Event]:
-        """All events, in order of their start."""
+        """All events, ordered by start."""
         return Events(self._columns)
 
     @property
     def columns(self) -> Columns:
-        """The events as columns of numbers, for arithmetic on many; see `columns.py`."""
+        """The events as columns of numbers, for fast arithmetic; see `columns.py`."""
         return self._columns
 
     @property
@@ -153,10 +153,10 @@ class Trace:
     @overload
     def bytes_sent(self, rank: int) -> int: ...
     def bytes_sent(self, rank: int | None = None) -> int | list[int]:
-        """Payload bytes that a rank handed to point-to-point sends; without rank a list of all.
+        """Return the payload bytes of a rank's point-to-point sends; without rank, a list.
 
-        Only `send` and `isend` count. After built-in collectives alone, such as an all-reduce, it
-        is 0: a backend does not say what it sends for them. `bytes_wire` counts their traffic too.
+        Only `send` and `isend` count. A built-in collective, such as an all-reduce, counts 0,
+        because a backend does not report its messages. `bytes_wire` includes their traffic.
         """
         if rank is None:
             return [self.bytes_sent(each) for each in range(self.world_size)]
@@ -167,9 +167,9 @@ class Trace:
     @overload
     def bytes_wire(self, rank: int) -> int | None: ...
     def bytes_wire(self, rank: int | None = None) -> int | list[int | None] | None:
-        """Bytes that left a rank as the operating system counted them; without rank a list.
+        """Return the bytes that left a rank by the operating system's count; without rank, a list.
 
-        Built-in collectives and a backend's own headers are in it. None where it cannot be had:
+        They include built-in collectives and the backend's headers. None if they are unavailable:
         not on Linux, not over TCP (NCCL), or in a prediction.
         """
         if rank is None:
@@ -177,31 +177,31 @@ class Trace:
         return self._wire[self._check(rank)]
 
     def peers(self, rank: int) -> set[int]:
-        """The ranks with which a rank exchanged point-to-point messages, either way.
+        """Return the ranks with which a rank exchanged point-to-point messages, either way.
 
-        Built-in collectives do not count, since they do not tell who talks to whom; whether there
-        were any is in `ops`.
+        Built-in collectives do not count, because their messages are not recorded; `ops` tells
+        whether there were any.
         """
         rows = np.concatenate((self._rows(rank, SEND), self._rows(rank, RECV)))
         sets = self._columns.peer_sets
         return {peer for number in set(self._columns.peers[rows]) for peer in sets[number]}
 
     def sends(self, rank: int) -> int:
-        """How many point-to-point messages a rank sent."""
+        """Return the number of point-to-point messages that a rank sent."""
         return len(self._rows(rank, SEND))
 
     def rounds(self, rank: int) -> int:
-        """Rounds of point-to-point messages: one out and one in at the same time make one round.
+        """Return a rank's rounds of messages; one send and one receive together are one round.
 
-        That is the larger of the numbers of sends and of receives: 2(N-1) for a ring all-reduce.
+        That is the larger of the numbers of sends and receives: 2(N-1) for a ring all-reduce.
         """
         return max(len(self._rows(rank, SEND)), len(self._rows(rank, RECV)))
 
     def ops(self, rank: int | None = None) -> Counter[str]:
-        """How often each communication was called, by its name in `torch.distributed`.
+        """Count the calls of each communication function, by its name in `torch.distributed`.
 
-        Variants count under one name: "all_gather" is also `all_gather_into_tensor`, "send" is
-        also `isend`. Without rank: the sum over all ranks.
+        Variants share a name: "all_gather" includes `all_gather_into_tensor`, "send" includes
+        `isend`. Without rank: the sum over all ranks.
         """
         columns = self._columns
         rows = columns.role != COMPUTE
@@ -211,34 +211,35 @@ class Trace:
         return Counter({name: n for name, n in zip(columns.names, counts, strict=True) if n})
 
     def busy(self, rank: int) -> float:
-        """Seconds that a rank computed: inside a `span`, and not blocked in communication there.
+        """Return the seconds that a rank computed: inside a `span`, not blocked in communication.
 
-        Spans that overlap, nested or in several threads, count once.
+        Overlapping spans, nested or in several threads, count once.
         """
         return self._use(rank).busy
 
     def exposed_comm(self, rank: int) -> float:
-        """Seconds that a rank was blocked in communication that was really under way.
+        """Return the seconds that a rank was blocked in communication that was in progress.
 
-        That is while nothing computes in it, and after every rank that takes part had arrived:
-        for a message its sender and receiver, for a collective all members of the group. What
-        cannot be matched with the other ranks (one failed) counts in full. Waits that happen
-        inside C++, as in DDP's backward, are not seen.
+        These are times in which the rank does not compute and all participants have arrived: for
+        a message its sender and receiver, for a collective all members of the group. An operation
+        that matches none on the other ranks (because one failed) counts in full. Waits inside
+        C++, as in DDP's backward, are not recorded.
         """
         return self._use(rank).exposed_comm
 
     def idle(self, rank: int) -> float:
-        """Seconds that are neither `busy` nor `exposed_comm`.
+        """Return the seconds that are neither `busy` nor `exposed_comm`.
 
-        The rank waited for another one that had not arrived yet, or ran what no `span` marks.
-        The three add up to `duration`.
+        The rank waited for a rank that had not arrived yet, or ran code outside any `span`.
+        The three times add up to `duration`.
         """
         return self._use(rank).idle
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
-        A process per rank, rows for compute and communication, an arrow per message.
+        The file has a process per rank, rows for compute and communication, and an arrow per
+        message.
         """
         entries = list(chrome_events(self._columns, self._meetings))
         Path(path).write_text(
@@ -275,5 +276,5 @@ class Trace:
         return rank
 
     def __getstate__(self) -> dict[str, Any]:
-        drop = ("_meetings", "_uses")  # cheap to find again
+        drop = ("_meetings", "_uses")  # cheap to compute again
         return {key: value for key, value in self.__dict__.items() if key not in drop}

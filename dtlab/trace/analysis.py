@@ -1,13 +1,13 @@
-"""Analysis of a trace: peers, rounds, busy and idle time, exposed communication.
+"""Analysis of a trace: matching messages, busy and idle time, exposed communication.
 
-A receive whose sender comes late (rank 0 blocks from B to D, rank 1 sends from C to D):
+A receive whose sender is late (rank 0 is blocked from B to D, rank 1 sends from C to D):
 
              A            B           C            D            E
     rank 0   |=== span ===|--- blocked in recv ----|=== span ===|
     rank 1   |========= span =========|--- send ---|=== span ===|
 
-    rank 0        busy       idle: no    exposed:       busy
-                            sender yet   under way
+    rank 0        busy       idle: no    exposed: in    busy
+                            sender yet   progress
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Meetings", "TimeUse", "meetings", "time_use"]
 
 
 class Meetings(NamedTuple):
-    """How operations of different ranks belong together.
+    """How operations of different ranks match.
 
-    `partner[row]` is the row of the other end of a message, -1 where there is none. `ready[row]`
-    is the time in seconds from which the operation did not wait for a rank to arrive any more.
+    `partner[row]` is the row of the other end of a message, or -1. `ready[row]` is the time in
+    seconds from which the operation did not wait for another rank to arrive.
     """
 
     partner: Ints
@@ -33,7 +33,7 @@ class Meetings(NamedTuple):
 
 
 class TimeUse(NamedTuple):
-    """Seconds of one rank; they add up to the duration of the trace."""
+    """Times of one rank in seconds; they add up to the duration of the trace."""
 
     busy: float
     exposed_comm: float
@@ -41,10 +41,10 @@ class TimeUse(NamedTuple):
 
 
 def meetings(columns: Columns) -> Meetings:
-    """Match the k-th send with the k-th receive, and the k-th collective of a group's members.
+    """Match the k-th send with the k-th receive, and the k-th collectives of a group's members.
 
-    What finds no match, for a rank that failed or operations that do not fit each other, counts
-    as ready from its start.
+    An operation without a match, because a rank failed or operations differ, counts as ready from
+    its start.
     """
     partner = np.full(len(columns.rank), -1, dtype=np.int64)
     ready = columns.start.copy()
@@ -67,7 +67,7 @@ def _match_messages(columns: Columns, partner: Ints, ready: Floats) -> None:
     partner[here], partner[there] = there, here
     together = np.maximum(columns.start[here], columns.start[there])
     for side in (here, there):
-        # One that ended before the other came (a small message is buffered) did not wait for it.
+        # An operation that ended before the other began (a buffered small message) did not wait.
         ready[side] = np.where(together <= columns.end[side], together, columns.start[side])
 
 
@@ -96,7 +96,7 @@ def _numbered(*keys: Ints) -> Ints:
 
 
 def _occurrence(numbers: Ints) -> Ints:
-    """How many times each number has come before, entry by entry."""
+    """Return for each entry how many equal entries precede it."""
     order = np.argsort(numbers, kind="stable")
     runs = numbers[order]
     position = np.arange(len(runs))
@@ -108,35 +108,35 @@ def _occurrence(numbers: Ints) -> Ints:
 
 
 def time_use(columns: Columns, ready: Floats, rank: int, duration: float) -> TimeUse:
-    """Divide a rank's time as `Trace.busy`, `Trace.exposed_comm` and `Trace.idle` define it."""
+    """Divide a rank's time as defined by `Trace.busy`, `Trace.exposed_comm` and `Trace.idle`."""
     spans = np.flatnonzero((columns.rank == rank) & (columns.role == COMPUTE))
     waits = np.flatnonzero(columns.rank[columns.blocked_row] == rank)
     computing = np.empty((0, 2))
     for thread in np.unique(columns.thread[spans]):
-        mine = spans[columns.thread[spans] == thread]
+        own_spans = spans[columns.thread[spans] == thread]
         inside = waits[columns.blocked_thread[waits] == thread]
-        marked = np.column_stack((columns.start[mine], columns.end[mine]))
-        stuck = np.column_stack((columns.blocked_start[inside], columns.blocked_end[inside]))
+        marked = np.column_stack((columns.start[own_spans], columns.end[own_spans]))
+        waiting = np.column_stack((columns.blocked_start[inside], columns.blocked_end[inside]))
         if thread != NO_THREAD:
-            marked = _minus(marked, stuck)
+            marked = _minus(marked, waiting)
         computing = np.concatenate((computing, marked))
     begin = np.maximum(columns.blocked_start[waits], ready[columns.blocked_row[waits]])
-    under_way = np.column_stack((begin, columns.blocked_end[waits]))
+    in_progress = np.column_stack((begin, columns.blocked_end[waits]))
     busy = _seconds(_minus(computing, np.empty((0, 2))))
-    exposed = _seconds(_minus(under_way[begin < under_way[:, 1]], computing))
+    exposed = _seconds(_minus(in_progress[begin < in_progress[:, 1]], computing))
     return TimeUse(busy, exposed, max(0.0, duration - busy - exposed))
 
 
 def _minus(covered: Floats, holes: Floats) -> Floats:
-    """Disjoint intervals of the points in `covered` and not in `holes`; both of shape (n, 2)."""
+    """Return disjoint intervals in `covered` but not in `holes`; arrays of shape (n, 2)."""
     edges = np.concatenate((covered, holes)).T.reshape(-1)
     step = np.repeat([1, -1], len(edges) // 2)
     is_hole = np.tile(np.repeat([False, True], [len(covered), len(holes)]), 2)
     order = np.argsort(edges, kind="stable")
     inside = np.cumsum(np.where(is_hole, 0, step)[order]) > 0
     out = np.cumsum(np.where(is_hole, step, 0)[order]) <= 0
-    kept = np.flatnonzero((inside & out)[:-1])
-    return np.column_stack((edges[order][kept], edges[order][kept + 1]))
+    starts = np.flatnonzero((inside & out)[:-1])
+    return np.column_stack((edges[order][starts], edges[order][starts + 1]))
 
 
 def _seconds(intervals: Floats) -> float:

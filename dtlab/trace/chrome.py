@@ -1,7 +1,7 @@
 """Export of a trace as Chrome's trace-event JSON, which https://ui.perfetto.dev opens.
 
-One process per rank. In it a row for each thread that computes, then rows for communication: as
-many as there were operations under way at a time. An arrow leads from each send to its receive.
+There is one process per rank. It has a row for each thread that computes, and as many rows for
+communication as operations overlapped. An arrow leads from each send to its receive.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from dtlab.trace.columns import COMPUTE, SEND, Columns, Event
 
 __all__ = ["chrome_events"]
 
-_COMM_ROW = 1000  # so that communication comes below every thread
+_COMM_ROW = 1000  # so that communication is below all threads
 
 
-def chrome_events(columns: Columns, found: Meetings) -> Iterator[dict[str, Any]]:
-    """The entries of `traceEvents`; times in microseconds."""
+def chrome_events(columns: Columns, matches: Meetings) -> Iterator[dict[str, Any]]:
+    """Yield the entries of `traceEvents`; times are in microseconds."""
     rows = _rows(columns)
     yield from _names(columns, rows)
     for row, line in enumerate(rows):
         yield _slice(columns.event(row), line)
-        partner = int(found.partner[row])
+        partner = int(matches.partner[row])
         if columns.role[row] == SEND and partner >= 0:
             yield from _arrow(columns, rows, row, partner)
 
 
 def _rows(columns: Columns) -> list[int]:
-    """Which row of its rank each event is drawn in: overlapping communication side by side."""
-    free: dict[int, list[int]] = {}  # per rank: rows in use before, the topmost first
+    """Return the row in which each event is drawn; overlapping communication gets several rows."""
+    free: dict[int, list[int]] = {}  # per rank: a heap of unused rows
     running: dict[int, list[tuple[float, int]]] = {}
     rows: list[int] = []
     for row in range(len(columns.rank)):
@@ -39,11 +39,11 @@ def _rows(columns: Columns) -> list[int]:
             rows.append(int(columns.thread[row]))
             continue
         rank, start, end = int(columns.rank[row]), columns.start[row], columns.end[row]
-        mine, idle = running.setdefault(rank, []), free.setdefault(rank, [])
-        while mine and mine[0][0] <= start:
-            heapq.heappush(idle, heapq.heappop(mine)[1])
-        line = heapq.heappop(idle) if idle else _COMM_ROW + len(mine)
-        heapq.heappush(mine, (float(end), line))
+        active, idle = running.setdefault(rank, []), free.setdefault(rank, [])
+        while active and active[0][0] <= start:
+            heapq.heappush(idle, heapq.heappop(active)[1])
+        line = heapq.heappop(idle) if idle else _COMM_ROW + len(active)
+        heapq.heappush(active, (float(end), line))
         rows.append(line)
     return rows
 
@@ -78,8 +78,8 @@ def _slice(event: Event, line: int) -> dict[str, Any]:
 
 def _arrow(columns: Columns, rows: list[int], send: int, recv: int) -> Iterator[dict[str, Any]]:
     sent, start, end = map(float, (columns.start[send], columns.start[recv], columns.end[recv]))
-    # Just before the end, since an arrow binds to the slice that it falls into, but after it was
-    # sent: viewers drop an arrow that goes back in time.
+    # The arrow ends just before the end of the receive, because it binds to the slice at its time,
+    # but after the send: viewers drop an arrow that goes backwards in time.
     received = max(end - 0.02 * (end - start), (max(sent, start) + end) / 2)
     common = {"name": "message", "cat": "message", "id": send}
     for phase, row, at in (("s", send, sent), ("f", recv, received)):

@@ -25,28 +25,28 @@ __all__ = [
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Group = tuple[str, tuple[int, ...]]  # its name, the global ranks in it
+Group = tuple[str, tuple[int, ...]]  # name and global ranks of a process group
 Key = TypeVar("Key", bound=Hashable)
 
 COMPUTE, COLLECTIVE, SEND, RECV = range(4)  # the values of the column `role`
-NO_THREAD = -1  # blocked somewhere, but not known to be inside anybody's span
+NO_THREAD = -1  # the thread that was blocked is unknown
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that a rank did, or is predicted to do.
+    """One operation or span of a rank, measured or predicted.
 
     `start` and `end` are seconds from the first event of the trace. For communication, `name` is
-    that of the public function of `torch.distributed` without variants ("send", "recv",
-    "all_reduce", "all_gather", ...), `peers` the global ranks at the other end (for a collective
-    all other members of the group), and `bytes` the size of the message; for a collective the
-    size of the whole tensor that it works on, so of all shards together.
+    the public function of `torch.distributed` without variants ("send", "recv", "all_reduce",
+    "all_gather", ...), `peers` are the global ranks at the other end (for a collective, all other
+    members of the group), and `bytes` is the size of the message; for a collective it is the size
+    of the whole tensor, all shards together.
 
-    `extra` of a communication: "group" (the global ranks in it), "group_name", "tag", "dtype",
-    "numel", "file" and "line" (the line of yours that asked for it, where known), "thread" (where
-    it is not the main one) and "blocked": the (start, end) pairs during which a thread waited for
-    it, in seconds. Without "blocked", as in a prediction, the rank waits from start to end
-    wherever it does not compute. `extra` of compute is what was given to `span`.
+    `extra` of a communication has "group" (its global ranks), "group_name", "tag", "dtype",
+    "numel", "file" and "line" (your line that called it, if known), "thread" (if not the main
+    thread) and "blocked": the (start, end) pairs, in seconds, during which a thread waited for
+    it. Without "blocked", as in a prediction, the rank waits from start to end whenever it does
+    not compute. `extra` of compute has the arguments of `span`.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class Event:
 
 
 class Table(Generic[Key]):
-    """Gives each distinct value a number, in order of appearance."""
+    """Numbers distinct values in order of appearance."""
 
     def __init__(self, *values: Key) -> None:
         self.numbers: dict[Key, int] = {value: number for number, value in enumerate(values)}
@@ -69,17 +69,17 @@ class Table(Generic[Key]):
         return self.numbers.setdefault(value, len(self.numbers))
 
     def values(self) -> list[Key]:
-        """The values, each at the place that its number says."""
+        """Return the values in the order of their numbers."""
         return list(self.numbers)
 
 
 @dataclass
 class Columns:
-    """One entry per event in each of the first eleven, sorted by start; seconds, bytes.
+    """One entry per event in each of the first eleven columns, sorted by start; seconds, bytes.
 
-    `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread` only
-    tells threads of one rank apart. Times during which a thread was blocked: `blocked_row` is the
-    event that it waited for, ascending.
+    `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread`
+    distinguishes threads of one rank. The `blocked_` columns list the times during which a thread
+    was blocked; `blocked_row` is the event that it waited for, ascending.
     """
 
     rank: Ints
@@ -110,7 +110,7 @@ class Columns:
         blocked: tuple[Ints, Floats, Floats, Ints],
         tables: tuple[Table[str], Table[tuple[int, ...]], Table[Group]],
     ) -> Columns:
-        """From the columns `rank` to `thread` as an array, `start` and `end` as another."""
+        """Build columns from an array of `rank` to `thread` and one of `start` and `end`."""
         rank, role, name, peers, group, tag, size, thread = np.ascontiguousarray(ints.T)
         start, end = np.ascontiguousarray(times.T)
         names, peer_sets, groups = tables
@@ -120,7 +120,7 @@ class Columns:
         )  # fmt: skip
 
     def event(self, row: int) -> Event:
-        """The event of one row, built anew."""
+        """Build the event of one row."""
         return Event(
             rank=int(self.rank[row]),
             kind="compute" if self.role[row] == COMPUTE else "comm",
@@ -134,12 +134,12 @@ class Columns:
 
 
 def role_of(name: str) -> int:
-    """The role of a communication, by its name."""
+    """Return the role of a communication with this name."""
     return {"send": SEND, "recv": RECV}.get(name, COLLECTIVE)
 
 
 def columns_from_events(events: Iterable[Event]) -> Columns:
-    """Columns of events in any order, whose times may start anywhere."""
+    """Build columns of events in any order; the earliest start becomes 0."""
     ordered = sorted(events, key=lambda event: event.start)
     names: Table[str] = Table()
     peer_sets: Table[tuple[int, ...]] = Table()
@@ -171,7 +171,7 @@ def columns_from_events(events: Iterable[Event]) -> Columns:
 
 
 def _group_of(event: Event) -> Group:
-    """Name and members of an event's group. Messages between two ranks need not name one."""
+    """Return name and members of an event's group; a message between two ranks may have none."""
     ranks = event.extra.get("group")
     if ranks is None:
         together = {event.rank, *event.peers} if role_of(event.name) == COLLECTIVE else set()

@@ -1,4 +1,4 @@
-"""Records of one rank's recorder, and how a trace is made from those of all ranks."""
+"""Records of one rank's recorder, and their conversion to the columns of a trace."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dtlab.trace.columns import (
 __all__ = ["BLOCKED_FIELDS", "COMM_FIELDS", "SPAN_FIELDS", "Records", "columns_from_records"]
 
 # One row per operation. name, group, dtype and file are indices into the tables of `Records`;
-# peer is a global rank, -1 where there is none; times are nanoseconds of CLOCK_MONOTONIC, which
-# all processes of a machine share; thread 0 is the main one; line 0 is "not known".
+# peer is a global rank or -1; times are nanoseconds of CLOCK_MONOTONIC, which all processes of a
+# machine share; thread 0 is the main thread; line 0 means unknown.
 COMM_FIELDS = (
     "name", "group", "peer", "tag", "bytes", "dtype", "start", "end", "thread", "file", "line",
 )  # fmt: skip
@@ -39,9 +39,9 @@ def _rows(width: int) -> Ints:
 class Records:
     """The raw columns of one rank.
 
-    `groups` are pairs of a process group's name and the global ranks in it; `dtypes` are pairs of
-    a name and the bytes of one element; `span_extras` has one dictionary for each row of `spans`;
-    `dropped` counts operations and spans beyond the recorder's limit, which are not in here.
+    `groups` are pairs of a process group's name and its global ranks; `dtypes` are pairs of a name
+    and the bytes of one element; `span_extras` has one dictionary for each row of `spans`;
+    `dropped` counts operations and spans beyond the recorder's limit, which were not recorded.
     """
 
     rank: int
@@ -58,14 +58,14 @@ class Records:
 
     @classmethod
     def of(cls, fields: Sequence[Any], rank: int, world_size: int) -> Records:
-        """From the fields in order, as a rank sent them.
+        """Make records from the fields in order, as a rank sent them, after checking them.
 
-        Raises ValueError or TypeError where they are not those of this rank, or point to what is
-        not there.
+        Raises ValueError or TypeError if they belong to another rank, or contain an index that is
+        out of range.
         """
         record = cls(*fields)
         if (record.rank, record.world_size) != (rank, world_size):
-            raise ValueError(f"records of rank {record.rank}, sent by rank {rank}")
+            raise ValueError(f"rank {rank} sent records of rank {record.rank}")
         comm = dict(zip(COMM_FIELDS, _table(record.comm, COMM_FIELDS).T, strict=True))
         blocked, spans = _table(record.blocked, BLOCKED_FIELDS), _table(record.spans, SPAN_FIELDS)
         for column, first, end in (
@@ -78,22 +78,22 @@ class Records:
             (spans[:, 0], 0, len(record.names)),
         ):
             if len(column) and not (first <= column.min() and column.max() < end):
-                raise ValueError("records that point to what is not there")
+                raise ValueError("records contain an index that is out of range")
         if len(record.span_extras) != len(spans) or any(size < 1 for _, size in record.dtypes):
-            raise ValueError("records that do not fit together")
+            raise ValueError("records have columns of different lengths, or an empty dtype")
         return record
 
 
 def _table(rows: Ints, fields: tuple[str, ...]) -> Ints:
     if not isinstance(rows, np.ndarray) or rows.dtype != np.int64 or rows.ndim != 2:
-        raise TypeError("records are tables of int64")
+        raise TypeError("records must be 2-dimensional arrays of int64")
     if rows.shape[1] != len(fields):
-        raise ValueError(f"a table of {rows.shape[1]} columns, not of {len(fields)}")
+        raise ValueError(f"records have {rows.shape[1]} columns instead of {len(fields)}")
     return rows
 
 
 def columns_from_records(records: Sequence[Records]) -> Columns:
-    """Columns of what the ranks recorded; times become seconds from the first event."""
+    """Build columns from the ranks' records; times become seconds from the first event."""
     names: Table[str] = Table()
     peer_sets: Table[tuple[int, ...]] = Table(())
     groups: Table[Group] = Table(("", ()))
@@ -126,19 +126,21 @@ def _int_columns(
     peer_sets: Table[tuple[int, ...]],
     groups: Table[Group],
 ) -> tuple[Ints, Ints]:
-    """One rank's events as rows of the columns `rank` to `thread`, start and end; its waits."""
+    """Return one rank's events as rows of `rank` to `thread`, start and end; and its waits."""
     comm = dict(zip(COMM_FIELDS, record.comm.T, strict=True))
     count = len(record.comm)
     roles = np.array([role_of(name) for name in record.names] or [0])[comm["name"]]
     name_numbers = np.array([names(name) for name in record.names] or [0])
     group_numbers = np.array([groups(group) for group in record.groups] or [0])
-    others = [
+    other_members = [
         peer_sets(tuple(rank for rank in ranks if rank != record.rank))
         for _, ranks in record.groups
     ]
-    alone = np.array([peer_sets(()), *(peer_sets((r,)) for r in range(record.world_size))])
+    single_peers = np.array([peer_sets(()), *(peer_sets((r,)) for r in range(record.world_size))])
     peers = np.where(
-        roles == COLLECTIVE, np.array(others or [0])[comm["group"]], alone[comm["peer"] + 1]
+        roles == COLLECTIVE,
+        np.array(other_members or [0])[comm["group"]],
+        single_peers[comm["peer"] + 1],
     )
     comm_rows = np.column_stack((
         np.full(count, record.rank), roles, name_numbers[comm["name"]], peers,
@@ -155,7 +157,7 @@ def _int_columns(
 
 
 class RecordExtras(Sequence[Mapping[str, Any]]):
-    """`Event.extra` of recorded events, built when somebody looks."""
+    """`Event.extra` of recorded events, built when it is accessed."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`dtlab.span`: marks a stretch of compute for the recorder of this process."""
+"""`dtlab.span`: marks a period of compute for the recorder of this process."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ __all__ = ["SpanSink", "set_span_sink", "span", "span_sink"]
 
 
 class SpanSink(Protocol):
-    """Who takes the spans of this process: the recorder."""
+    """The interface of the recorder, which receives the spans of this process."""
 
     def begin_span(self) -> None:
-        """A span is about to begin, in this thread."""
+        """Note that a span begins in this thread."""
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
-        """Take one finished span; `start` and `end` in nanoseconds of `time.perf_counter_ns`."""
+        """Record a finished span; `start` and `end` in nanoseconds of `time.perf_counter_ns`."""
 
 
-_sink: SpanSink | None = None  # the recorder's registration: the one module state there is
+_sink: SpanSink | None = None  # the registered recorder, the only module-level state
 
 
 def set_span_sink(sink: SpanSink | None) -> None:
-    """Send all spans of this process to `sink` from now on; None throws them away."""
+    """Send all spans of this process to `sink` from now on; None discards them."""
     global _sink
     _sink = sink
 
 
 def span_sink() -> SpanSink | None:
-    """Who takes the spans of this process; None where nobody does."""
+    """Return the recorder of this process's spans, or None."""
     return _sink
 
 
 class span:
-    """Mark what runs inside the `with` block as compute, under a name.
+    """Marks the code inside the `with` block as compute, under a name.
 
         with dtlab.span("forward", microbatch=3):
             ...
 
-    Outside a traced rank it does nothing. Spans may nest, and may be used in any thread. `extra`
-    arrives in the event's `extra`; values that are not plain numbers or text arrive as text.
+    Outside a traced rank it does nothing. Spans may be nested, and used in any thread. `extra`
+    becomes the event's `extra`; values other than plain numbers or text are converted to text.
     """
 
     __slots__ = ("_extra", "_name", "_sink", "_start")

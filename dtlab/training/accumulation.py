@@ -1,9 +1,9 @@
-"""Gradient accumulation: many small batches, one step, the gradient of one large batch.
+"""Gradient accumulation: several microbatches give the gradient of one large batch for one step.
 
 effective batch = microbatch x microbatches x data-parallel degree
 
 rank 0:  forward, backward   forward, backward   forward, backward ┐ gradients
-rank 1:  forward, backward   forward, backward   forward, backward ┘ travel once, then step
+rank 1:  forward, backward   forward, backward   forward, backward ┘ reduced once, then step
          └──────────── in no_sync() ──────────┘
 
 for micro_batches in per_step(loader, 3):
@@ -32,16 +32,16 @@ Batch = TypeVar("Batch")
 
 
 def per_step(batches: Iterable[Batch], micro_batches: int) -> Iterator[list[Batch]]:
-    """The batches of each optimizer step, `micro_batches` at a time; the last step may have fewer.
+    """Yield the batches of each optimizer step, `micro_batches` at a time; the last may be fewer.
 
     Raises: ValueError for a number below 1.
     """
     if micro_batches < 1:
-        raise ValueError(f"A step has at least one microbatch, not {micro_batches}.")
+        raise ValueError(f"A step needs at least one microbatch, not {micro_batches}.")
 
     def steps() -> Iterator[list[Batch]]:
-        left = iter(batches)
-        while step := list(itertools.islice(left, micro_batches)):
+        remaining = iter(batches)
+        while step := list(itertools.islice(remaining, micro_batches)):
             yield step
 
     return steps()
@@ -52,11 +52,11 @@ def naive_accumulate(
     micro_batches: Sequence[Batch],
     loss_mean: Callable[[nn.Module, Batch], Tensor],
 ) -> None:
-    """Add up the gradients of the mean losses, each divided by the number of microbatches.
+    """Accumulate the gradients of the mean losses, each divided by the number of microbatches.
 
-    That is the mean of means: right only where all microbatches have the same number of samples
-    (or tokens), on all ranks. Where `model` is data-parallel, the gradients travel in every
-    backward pass.
+    This gives the mean of means, which is right only if all microbatches have the same number of
+    samples (or tokens), on all ranks. If `model` is data-parallel, every backward pass
+    communicates.
     """
     for batch in micro_batches:
         loss = loss_mean(model, batch) / len(micro_batches)
@@ -64,11 +64,11 @@ def naive_accumulate(
 
 
 def num_samples(batch: Any) -> int:
-    """Samples in a batch: the first dim of the tensor, or of the first tensor in a sequence."""
+    """Return the samples in a batch: the first dim of its tensor, or of its first tensor."""
     first = batch if isinstance(batch, Tensor) or not isinstance(batch, Sequence) else batch[0]
     if not isinstance(first, Tensor) or first.ndim == 0:
         raise TypeError(
-            f"A batch is a tensor of samples, or a sequence that starts with one, not "
+            f"A batch must be a tensor of samples, or a sequence that begins with one, not "
             f"{type(batch).__name__}. For other batches pass count=, a function of the batch."
         )
     return len(first)
@@ -83,26 +83,26 @@ def accumulate(
     backward: Callable[[Tensor], None] = torch.autograd.backward,
     group: ProcessGroup | None = None,
 ) -> Mean:
-    """Leave in the parameters' `grad` the gradient of the mean loss over all samples of all ranks.
+    """Accumulate in `.grad` the gradient of the mean loss over all samples of all ranks.
 
-    `loss_sum(model, batch)` runs the model and returns the loss added up over the samples (or
-    tokens) of a microbatch: reduction="sum". `count(batch)` says how many those are. Batches may
-    be uneven, and so may ranks, in samples as in microbatches; a rank that has run out passes
-    one of no samples. What is in `grad` already stays, and the new is added.
+    `loss_sum(model, batch)` runs the model and returns the sum of the losses of a microbatch's
+    samples (or tokens): reduction="sum". `count(batch)` returns their number. Batches may differ
+    in size, and ranks in samples and in microbatches; a rank without data passes one empty
+    batch. The result is added to gradients that are already in `.grad`.
 
-    Data parallelism divides the sum of the ranks' gradients by their number N, whatever each rank
-    holds. So a loss is scaled by N / (samples on all ranks), and the N cancels. To know the
-    samples, the ranks all-reduce two whole numbers. Where `model` has `no_sync()`, as PyTorch's
-    DistributedDataParallel has, the gradients travel once: in the last backward pass. A model
-    without it is left to the caller, who averages the gradients over the ranks.
+    Data parallelism divides the sum of the ranks' gradients by the number of ranks N, whatever
+    their samples. So each loss is scaled by N / (samples on all ranks), and N cancels. To find the
+    total of samples, the ranks all-reduce two integers. If `model` has `no_sync()`, as PyTorch's
+    DistributedDataParallel has, gradients are reduced once, in the last backward pass. If it has
+    not, the caller must average the gradients over the ranks.
 
-    `group` holds the ranks that average; left out, it is that of the model, or else all ranks.
-    `backward` is for a gradient scaler: `lambda loss: scaler.scale(loss).backward()`. This is not
-    for PyTorch's `Join`: a rank that has finished there would not count with the others.
+    `group` has the ranks that average; by default the model's group, or else all ranks.
+    `backward` is for a gradient scaler: `lambda loss: scaler.scale(loss).backward()`. Do not use
+    this with PyTorch's `Join`: a rank that has finished does not take part in the count.
 
-    Returns the mean loss of this rank's samples; `.over_ranks()` is that of all.
-    Raises: ValueError on every rank where one has no microbatch, or where nobody has a sample;
-    ValueError where `loss_sum` returns more than one number.
+    Returns the mean loss of this rank's samples; `.over_ranks()` returns the mean of all ranks.
+    Raises: ValueError on every rank if one has no microbatch, or if no rank has a sample;
+    ValueError if `loss_sum` returns more than one number.
     """
     counts = [int(count(batch)) for batch in micro_batches]
     samples, num_ranks = _samples_everywhere(counts, group or _group_of(model))
@@ -110,7 +110,7 @@ def accumulate(
     for i, batch in enumerate(micro_batches):
         is_last = i == len(micro_batches) - 1
         with contextlib.nullcontext() if is_last else _without_sync(model):
-            # The forward pass too: it is there that DDP makes up its mind whether to synchronise.
+            # Includes the forward pass, in which DDP decides whether to synchronize.
             loss = loss_sum(model, batch)
             if loss.numel() != 1:
                 raise ValueError(
@@ -123,18 +123,18 @@ def accumulate(
 
 
 def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[int, int]:
-    """How many samples all ranks have together, and how many ranks there are."""
+    """Return the number of samples on all ranks, and the number of ranks."""
     numbers, num_ranks = torch.tensor([sum(counts), int(not counts)]), 1
     if dist.is_initialized():
-        # A rank without a microbatch would leave the others waiting for its gradients, for ever.
-        # So all of them hear of it, and all of them raise.
+        # The other ranks would wait forever for the gradients of a rank without a microbatch. So
+        # all ranks learn of it here, and all raise.
         numbers, num_ranks = numbers.to(device_of(group)), dist.get_world_size(group)
         dist.all_reduce(numbers, group=group)
     samples, without = numbers.tolist()
     if without:
         raise ValueError(
             f"{without} of {num_ranks} ranks have no microbatch, and would not take part in "
-            "averaging the gradients. Pass one of no samples there: batch[:0]."
+            "averaging the gradients. Pass an empty one there: batch[:0]."
         )
     if samples < 1:
         raise ValueError("No rank has a sample, so there is no mean loss and no gradient of it.")
@@ -142,9 +142,9 @@ def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[
 
 
 def _group_of(model: nn.Module) -> ProcessGroup | None:
-    """The ranks that a wrapped model averages over: DDP's `process_group`, dtlab's `group`."""
-    found = getattr(model, "process_group", None) or getattr(model, "group", None)
-    return found if isinstance(found, ProcessGroup) else None
+    """Return the group of a wrapped model: DDP's `process_group`, or dtlab's `group`."""
+    group = getattr(model, "process_group", None) or getattr(model, "group", None)
+    return group if isinstance(group, ProcessGroup) else None
 
 
 def _without_sync(model: nn.Module) -> contextlib.AbstractContextManager[Any]:

@@ -1,21 +1,21 @@
-"""Activation checkpointing: keep the inputs of some layers and recompute the rest in backward.
+"""Activation checkpointing: save the inputs of some layers and recompute the rest in backward.
 
-    five layers          x ─► a ─► b ─► c ─► d ─► e
-    kept, plain          x    a    b    c    d
-    one per 2 layers     x         b         d         a and c come back in backward
+    five layers            x ─► a ─► b ─► c ─► d ─► e
+    saved, plain           x    a    b    c    d
+    saved, one per 2       x         b         d         a and c are recomputed in backward
 
-The last group, d ─► e, is not checkpointed: backward would run it again at once. All others run
-twice, so a step takes up to a third more operations: one more forward, beside one forward and a
-backward that is worth two.
+The last group, d ─► e, is not checkpointed: backward would recompute it at once. All other groups
+run twice, so a step takes up to a third more operations: one more forward, in addition to one
+forward and a backward that costs two.
 
-With n layers alike and a checkpoint per k, n/k inputs are kept, and one group of k is whole at a
-time. Where a layer keeps little more than its input, memory is least at k near sqrt(n) (Chen et
-al. 2016, "Training deep nets with sublinear memory cost", section 4). Where it keeps a bytes, and
-b go in, n/k b + k a is least at sqrt(n b / a): a layer of a transformer keeps so much that it gets
-a checkpoint of its own.
+With n equal layers and a checkpoint per k layers, n/k inputs are saved, and one group of k layers
+is whole at a time. If a layer saves little more than its input, memory is least at k near sqrt(n)
+(Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4). If it saves a bytes
+and its input has b bytes, n/k b + k a is least at k = sqrt(n b / a): a transformer layer saves so
+much that each layer gets its own checkpoint.
 
-`naive_checkpoint` is the idea, `checkpoint` the tool, `checkpoint_every` puts it to use;
-`saved_bytes` and `peak_bytes` measure what it is good for.
+`naive_checkpoint` shows the idea. `checkpoint` is the complete tool; `checkpoint_every` applies it
+to a model. `saved_bytes` and `peak_bytes` measure the effect.
 """
 
 from __future__ import annotations
@@ -54,30 +54,29 @@ R = TypeVar("R")
 
 
 class RunTwice(torch.autograd.Function):
-    """One node of the graph for a whole function: it saves the inputs, and nothing else."""
+    """One autograd node for a whole function: it saves only the inputs."""
 
     @staticmethod
     def forward(ctx: Any, fn: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         ctx.fn = fn
         ctx.save_for_backward(*inputs)
-        return fn(*inputs)  # in here autograd does not record: what `fn` computes is let go
+        return fn(*inputs)  # autograd does not record here, so intermediate results are freed
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        inputs = [each.detach().requires_grad_(each.requires_grad) for each in ctx.saved_tensors]
+        inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
         with torch.enable_grad():
             output = ctx.fn(*inputs)
         torch.autograd.backward(output, gradient)
-        return None, *(each.grad for each in inputs)
+        return None, *(x.grad for x in inputs)
 
 
 def naive_checkpoint(fn: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """`fn(*inputs)`, of which only the inputs are kept: a backward pass within the backward pass.
+    """Compute `fn(*inputs)` and save only the inputs; backward runs a nested backward pass.
 
-    It falls short in four ways, which `checkpoint` mends. Dropout draws other numbers in the
-    second run. Where no input needs a gradient, `fn`'s parameters get none. They get theirs
-    in `.grad` alone, so `torch.autograd.grad` does not see them. And it takes tensors only, and
-    gives one.
+    It has four defects, which `checkpoint` fixes. Dropout draws different numbers in the second
+    run. If no input needs a gradient, `fn`'s parameters get none. Parameters get gradients only in
+    `.grad`, so `torch.autograd.grad` does not see them. It takes only tensors, and returns one.
     """
     output: Tensor = RunTwice.apply(fn, *inputs)  # type: ignore[no-untyped-call]
     return output
@@ -87,22 +86,22 @@ def naive_checkpoint(fn: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def checkpoint(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """`fn(*args, **kwargs)`, whose inner tensors are computed a second time in backward.
+    """Compute `fn(*args, **kwargs)`; backward recomputes its intermediate tensors.
 
-    The graph is that of `fn` itself, with blanks where tensors would be saved. When backward comes
-    to a blank, `fn` is run again, as far as to fill all blanks. So whatever autograd can do it can
-    do here: any arguments and outputs, one checkpoint in another, `torch.autograd.grad`, second
-    derivatives. The second run has the first one's random numbers and autocast, and leaves those
-    of the program alone: numbers of PyTorch's own generators (on the CPU, the current GPU and the
-    GPUs of the arguments), and of each `torch.Generator` among the arguments.
+    The graph is that of `fn` itself, with a placeholder for each tensor that would be saved. When
+    backward needs a placeholder, `fn` runs again, until all placeholders are filled. So everything
+    that autograd supports works: any arguments and outputs, nested checkpoints,
+    `torch.autograd.grad`, second derivatives. The second run has the random numbers and autocast
+    of the first, and does not change the program's: this covers PyTorch's own generators (of the
+    CPU, the current GPU and the GPUs of the arguments), and each `torch.Generator` argument.
 
-    Kept are the arguments, and about 5 KB of random state. What `fn` does beside its result, it
-    does twice: BatchNorm takes a batch into its running statistics two times.
+    The arguments are saved, and about 5 KB of random state. Side effects of `fn` happen twice:
+    BatchNorm adds a batch to its running statistics two times.
 
-    Raises, in backward: RuntimeError where an argument, or a parameter that backward needs, was
-    changed in place since; and where the second run does not save the same shapes as the first.
-    Backward a second time needs `retain_graph=True`, as anywhere, and fills blanks once more, but
-    those that the first did not come to: they are filled already.
+    Raises, in backward: RuntimeError if an argument, or a parameter that backward needs, was
+    changed in place; and if the second run does not save the same shapes as the first. A second
+    backward pass needs `retain_graph=True`, as usual. It recomputes again, except for placeholders
+    that the first pass did not use, which are still filled.
     """
     if not torch.is_grad_enabled():
         return fn(*args, **kwargs)
@@ -112,7 +111,7 @@ def checkpoint(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 class _Blank:
-    """Stands in the graph for a tensor, and has it only between the second run and its use."""
+    """A placeholder in the graph; it has its tensor only between the second run and its use."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.kind = _kind(tensor)
@@ -121,21 +120,21 @@ class _Blank:
 
 
 class _Region:
-    """What lies between the inputs and the outputs of a checkpoint."""
+    """The operations between the inputs and the outputs of a checkpoint."""
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._call = Call(fn, args, kwargs)
-        # Weak: a blank lives as long as the part of the graph that has it.
+        # Weak references: a blank lives as long as its part of the graph.
         self._blanks: list[weakref.ref[_Blank]] = []
 
     def leave_blank(self, tensor: Tensor) -> _Blank:
-        """Autograd wants to save a tensor, in the first run."""
+        """Called by autograd in the first run to save a tensor."""
         blank = _Blank(tensor)
         self._blanks.append(weakref.ref(blank))
         return blank
 
     def fill_in(self, blank: _Blank) -> Tensor:
-        """Autograd wants it back, in backward."""
+        """Called by autograd in backward to get a saved tensor."""
         if blank.tensor is None:
             self._run_again()
         tensor, blank.tensor = blank.tensor, None
@@ -143,36 +142,36 @@ class _Region:
         return tensor
 
     def _run_again(self) -> None:
-        """Run the function until all blanks are filled; what comes after that is not needed."""
+        """Run the function until all blanks are filled, then stop it."""
         filled = 0
 
         def fill(tensor: Tensor) -> Tensor:
             nonlocal filled
-            blank, alone = self._blanks[filled](), tensor.detach()  # without the second graph
+            blank, detached = self._blanks[filled](), tensor.detach()  # without the second graph
             if blank is not None:
                 _check_same(blank, tensor)
-                blank.tensor = alone
+                blank.tensor = detached
             filled += 1
             if filled == len(self._blanks):
                 raise _AllFilled
-            return alone
+            return detached
 
         with suppress(_AllFilled):
             self._call.again(saved_tensors_hooks(fill, lambda tensor: tensor))
         if filled < len(self._blanks):
             raise RuntimeError(
-                f"{_SECOND_RUN} saved {filled} tensors, and {len(self._blanks)} the first time. "
+                f"{_SECOND_RUN} saved {filled} tensors, but {len(self._blanks)} the first time. "
                 f"{_SAME_TWICE}"
             )
 
 
 class _AllFilled(BaseException):
-    """Ends the second run. No Exception, so that no `except Exception` in it stops this."""
+    """Ends the second run. Not an Exception, so that `except Exception` does not catch it."""
 
 
 _SECOND_RUN = "checkpoint ran the function a second time, in backward: this time it"
 _SAME_TWICE = (
-    "A function under a checkpoint has to do the same both times. Look for what changes in "
+    "A function under a checkpoint must do the same both times. Look for what changes in "
     "between: train() or eval(), a counter, a random choice made outside of PyTorch."
 )
 
@@ -184,8 +183,8 @@ def _check_same(blank: _Blank, tensor: Tensor) -> None:
     if _version(tensor) != blank.version:
         raise RuntimeError(
             f"A parameter of shape {list(_base(tensor).shape)} was changed in place between "
-            "forward and backward of a checkpoint, which would compute with the new values. Step "
-            "the optimizer after backward."
+            "forward and backward of a checkpoint, which would use the new values. Step the "
+            "optimizer after backward."
         )
 
 
@@ -198,7 +197,7 @@ def _base(tensor: Tensor) -> Tensor:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """How often a parameter was changed in place; None for what a run makes anew."""
+    """Return how often a parameter was changed in place; None for a tensor that each run makes."""
     base = _base(tensor)
     return base._version if isinstance(base, nn.Parameter) else None
 
@@ -207,12 +206,12 @@ def _version(tensor: Tensor) -> int | None:
 
 
 class Checkpointed(nn.Sequential):
-    """Layers in groups, each group but the last under a checkpoint. See `checkpoint_every`."""
+    """Layers in groups; each group except the last is checkpointed. See `checkpoint_every`."""
 
-    per_checkpoint: int | None = None  # a slice of the layers has none
+    per_checkpoint: int | None = None  # None in a slice of the layers
 
     def forward(self, input: Any) -> Any:
-        """As nn.Sequential's."""
+        """Run the layers as nn.Sequential does."""
         layers = list(self)
         k = self.per_checkpoint or len(layers)
         last = (len(layers) - 1) // k * k
@@ -228,24 +227,24 @@ def _run(layers: Sequence[nn.Module], input: Any) -> Any:
 
 
 def checkpoint_every(layers: nn.Sequential, k: int) -> Checkpointed:
-    """The same layers, with a checkpoint per `k` of them: same outputs, gradients and state_dict.
+    """Return the layers with a checkpoint per `k`: same outputs, gradients and state_dict.
 
     The parameters are those of `layers`, not copies. The last group may be shorter, and is not
-    checkpointed: backward begins with it, so that its tensors would be back before any other is
-    let go. At the peak that saves nothing, and costs a run. So with k from the number of layers on
-    there is no checkpoint.
+    checkpointed: backward begins with it and would recompute its tensors before it frees any
+    other. That would save nothing at the peak, and cost a run. So if k is at least the number of
+    layers, there is no checkpoint.
 
-    Raises: ValueError for k below 1; TypeError where `layers` is no `nn.Sequential`.
+    Raises: ValueError for k below 1; TypeError if `layers` is not an `nn.Sequential`.
     """
     if not isinstance(layers, nn.Sequential):
         raise TypeError(
             f"checkpoint_every takes an nn.Sequential, not {type(layers).__name__}. In a module "
-            "with a forward of its own, call checkpoint there."
+            "with its own forward, call checkpoint there."
         )
     if k < 1:
-        raise ValueError(f"A checkpoint spans at least one layer, not {k}.")
+        raise ValueError(f"A checkpoint needs at least one layer, not {k}.")
     checkpointed = Checkpointed()
-    # Not through the constructor: names stay as they are, also of a layer that is there twice.
+    # Not through the constructor: names stay as they are, also of a layer that occurs twice.
     checkpointed._modules.update(layers._modules)
     checkpointed.training, checkpointed.per_checkpoint = layers.training, k
     return checkpointed
@@ -255,7 +254,7 @@ def checkpoint_every(layers: nn.Sequential, k: int) -> Checkpointed:
 
 
 class Call:
-    """What it takes to make a call again: made just before the call itself."""
+    """The state needed to repeat a call; create it just before the call."""
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
         values, self._structure = tree_flatten((args, kwargs))
@@ -264,9 +263,9 @@ class Call:
         self._surroundings = Surroundings(values)
 
     def again(self, within: AbstractContextManager[Any]) -> Any:
-        """Make it, in autograd's sight, inside `within`.
+        """Repeat the call, recorded by autograd, inside `within`.
 
-        Raises: RuntimeError where a tensor among the arguments was changed in place.
+        Raises: RuntimeError if a tensor among the arguments was changed in place.
         """
         args, kwargs = tree_unflatten(self._values.get(), self._structure)
         with self._surroundings.again(), torch.enable_grad(), within:
@@ -277,7 +276,7 @@ class Call:
 
 
 class _Save(torch.autograd.Function):
-    """A node beside the graph that saves tensors as any node does. Nobody runs it backward."""
+    """An extra node beside the graph that saves tensors like any node. It never runs backward."""
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, *tensors: Tensor) -> Tensor:
@@ -286,31 +285,31 @@ class _Save(torch.autograd.Function):
 
 
 class _Values:
-    """Arguments of a call, the tensors among them saved by autograd.
+    """Arguments of a call; autograd saves the tensors among them.
 
-    That has two reasons. Autograd notices where they are changed in place. And within another
-    checkpoint they are among the tensors for which that one leaves a blank: so the arguments of
-    an inner checkpoint are not kept, but computed by the outer one when they are needed.
+    This has two reasons. Autograd detects in-place changes. And inside an outer checkpoint the
+    tensors become blanks of the outer one: so the arguments of an inner checkpoint are not kept
+    in memory, but recomputed by the outer checkpoint when they are needed.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        tensors = [each for each in values if isinstance(each, Tensor)]
-        self._others = [None if isinstance(each, Tensor) else each for each in values]
-        self._places = [i for i, each in enumerate(values) if isinstance(each, Tensor)]
-        trained = torch.empty(0, requires_grad=True)  # without one there is no node
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        self._others = [None if isinstance(value, Tensor) else value for value in values]
+        self._places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        trained = torch.empty(0, requires_grad=True)  # autograd makes no node without it
         self._node = _Save.apply(trained, *tensors).grad_fn  # type: ignore[no-untyped-call]
 
     def get(self) -> list[Any]:
-        """The arguments again, apart from the graph of the first call."""
+        """Return the arguments again, detached from the graph of the first call."""
         try:
             tensors = self._node.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             raise RuntimeError(
-                "A tensor that was given to checkpoint has been changed in place, by the function "
-                "or after it, so the function cannot be run again on the same values. Change a "
-                "copy: y = x.clone()."
+                "A tensor that was passed to checkpoint was changed in place, by the function or "
+                "after it, so the function cannot be run again on the same values. Change a copy: "
+                "y = x.clone()."
             ) from error
         values = list(self._others)
         for place, tensor in zip(self._places, tensors, strict=True):
@@ -318,29 +317,29 @@ class _Values:
         return values
 
 
-# Surroundings -------------------------------------------------------------------------
+# Random numbers and autocast ----------------------------------------------------------
 
 
 class Surroundings:
-    """What a result depends on beside the arguments: random numbers, and autocast."""
+    """Random state and autocast, which influence a result in addition to the arguments."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         generators = [torch.default_generator]
-        generators += [each for each in values if isinstance(each, torch.Generator)]
+        generators += [value for value in values if isinstance(value, torch.Generator)]
         devices = ["cpu"]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            tensors = [each for each in values if isinstance(each, Tensor)]
-            gpus = {each.device.index for each in tensors if each.is_cuda}
+            tensors = [value for value in values if isinstance(value, Tensor)]
+            gpus = {tensor.device.index for tensor in tensors if tensor.is_cuda}
             gpus.add(torch.cuda.current_device())
             generators += [torch.cuda.default_generators[index] for index in sorted(gpus)]
             devices.append("cuda")
-        self._random = [(each, each.get_state()) for each in generators]
+        self._random = [(generator, generator.get_state()) for generator in generators]
         self._autocast = [_autocast(device) for device in devices]
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """As they were at the first call; then random numbers go on where the program is."""
-        before = [(each, each.get_state()) for each, _ in self._random]
+        """Restore the state of the first call; afterwards restore the program's random state."""
+        before = [(generator, generator.get_state()) for generator, _ in self._random]
         _set(self._random)
         try:
             with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Data without downloads: handwritten digits, and the source text of Python's standard library."""
+"""Data sets without downloads: handwritten digits, and the source of Python's standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Split", "batches", "decode", "digits", "standard_library"]
 
 
 class Split(NamedTuple):
-    """What to train on, and what to test on; no sample of one is made from the other."""
+    """Training and test data, with no overlap between them."""
 
     train: TensorDataset
     test: TensorDataset
@@ -30,21 +30,21 @@ class Split(NamedTuple):
 
 
 def digits(shifts: bool = True, test_fraction: float = 0.2, seed: int = 0) -> Split:
-    """The 1797 handwritten digits that scikit-learn carries, and their one-pixel shifts.
+    """Load the 1797 handwritten digits of scikit-learn, with their one-pixel shifts.
 
     Each sample is an image, float32 of shape [1, 8, 8] from 0 to 1, and a label, int64. With
-    `shifts` each training image is there nine times: as it is, and moved by one pixel in the
-    eight directions, with zeros behind it. That makes 12942 images to train on; the 359 test
-    images stay as they were written. `seed` says which ones those are, the same for everybody.
+    `shifts` each training image occurs nine times: unchanged, and moved by one pixel in eight
+    directions, padded with zeros. That makes 12942 training images; the 359 test images are
+    unchanged. `seed` determines which images are for testing, the same on every machine.
 
-    Raises: ValueError where `test_fraction` leaves nothing to train on or nothing to test on.
+    Raises: ValueError if `test_fraction` leaves no training or no test samples.
     """
     table = torch.from_numpy(_table_of_digits())
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
     num_test = _num_test(len(images), test_fraction)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     test, train = order[:num_test], order[num_test:]
-    # Only now the shifts: a shifted copy of a test image would make the test too easy.
+    # Shift after the split: a shifted copy of a test image would make the test too easy.
     moved = _shifted(images[train]) if shifts else [images[train]]
     return Split(
         TensorDataset(torch.cat(moved), labels[train].repeat(len(moved))),
@@ -53,14 +53,14 @@ def digits(shifts: bool = True, test_fraction: float = 0.2, seed: int = 0) -> Sp
 
 
 def _table_of_digits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-    """One row per image: 64 pixels from 0 to 16, and the label.
+    """Return one row per image: 64 pixels from 0 to 16, and the label.
 
-    Importing scikit-learn takes a second, on every rank; reading its file takes milliseconds.
+    Importing scikit-learn takes a second on every rank; reading its file takes milliseconds.
     """
-    found = importlib.util.find_spec("sklearn")
-    places = found.submodule_search_locations if found else None
+    spec = importlib.util.find_spec("sklearn")
+    places = spec.submodule_search_locations if spec else None
     file = Path(places[0], "datasets", "data", "digits.csv.gz") if places else Path()
-    if not file.is_file():  # a release that keeps it elsewhere
+    if not file.is_file():  # a release with the file elsewhere
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
@@ -70,7 +70,7 @@ def _table_of_digits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 
 
 def _shifted(images: Tensor) -> list[Tensor]:
-    """The images [n, 1, 8, 8] as they are, and moved by one pixel in the eight directions."""
+    """Return the images [n, 1, 8, 8] unchanged, and moved by one pixel in eight directions."""
     padded = F.pad(images, (1, 1, 1, 1))
     moves = sorted(((y, x) for y in range(3) for x in range(3)), key=lambda move: move != (1, 1))
     return [padded[:, :, y : y + 8, x : x + 8] for y, x in moves]
@@ -82,14 +82,14 @@ def _shifted(images: Tensor) -> list[Tensor]:
 def standard_library(
     context: int = 64, max_bytes: int = 1_000_000, test_fraction: float = 0.1
 ) -> Split:
-    """The source text of Python's standard library, cut into windows for a language model.
+    """Load the source of Python's standard library, cut into windows for a language model.
 
     A token is a byte, so the vocabulary has 256 entries. Each sample is `context` tokens, and the
     tokens that follow each of them: two int64 tensors of shape [context]. Windows do not overlap.
-    The modules come in the order of their names until there are `max_bytes`; the last windows are
-    for testing. The text differs between versions of Python, and does not between machines.
+    The modules are sorted by name and cut after `max_bytes`; the last windows are for testing. The
+    text differs between versions of Python, but not between machines.
 
-    Raises: ValueError for a context below 1, or too little text to train and test with.
+    Raises: ValueError for a context below 1, or too little text for training and testing.
     """
     if context < 1:
         raise ValueError(f"A window has at least one token: context is not {context}.")
@@ -111,13 +111,13 @@ def _source_text(max_bytes: int) -> bytes:
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         if len(text) >= max_bytes:
             break
-        if file.stem in sys.stdlib_module_names:  # not what an installation puts beside them
+        if file.stem in sys.stdlib_module_names:  # excludes other files of an installation
             text += file.read_bytes()
     return bytes(text[: max(0, max_bytes)])
 
 
 def decode(tokens: Tensor) -> str:
-    """Tokens of `standard_library`, of any shape, as text."""
+    """Decode tokens of `standard_library`, of any shape, to text."""
     return bytes(tokens.flatten().tolist()).decode("utf-8", errors="replace")
 
 
@@ -131,11 +131,11 @@ def batches(
     sampler: Iterable[int] | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Batches of `data`; the last may be smaller, and none is left out.
+    """Yield batches of `data`; the last may be smaller, and no sample is dropped.
 
-    Which samples in which order: what `sampler` says (a DistributedSampler, say), else shuffled
-    by `generator`, else in their order. It cuts whole tensors, so it is some ten times faster
-    than a DataLoader that fetches sample by sample.
+    The order is that of `sampler` (such as a DistributedSampler), or shuffled by `generator`, or
+    the order of the data. Whole tensors are indexed, which is about ten times faster than a
+    DataLoader that fetches sample by sample.
 
     Raises: ValueError for a batch size below 1, or both a sampler and a generator.
     """

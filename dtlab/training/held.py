@@ -14,42 +14,42 @@ __all__ = ["held_bytes", "storage_of"]
 
 
 def held_bytes(*objects: Any) -> int:
-    """Bytes of the distinct storages behind modules, optimizers, tensors, and containers of them.
+    """Return the bytes of the distinct storages in modules, optimizers, tensors, and containers.
 
-    A view counts with all of the storage behind it, and tied weights count once. A module has its
-    parameters, their gradients and its buffers; an optimizer has its state, not the parameters.
-    Objects of other classes are looked into; what holds no tensor counts nothing.
+    A view counts with its whole storage, and tied weights count once. A module counts with its
+    parameters, their gradients and its buffers; an optimizer with its state, without parameters.
+    Objects of other classes are searched for tensors.
     """
     return sum(dict(map(storage_of, _tensors(objects, {}))).values())
 
 
 def storage_of(tensor: Tensor) -> tuple[Storage, int]:
-    """The storage behind a tensor: what tells it from others that are there, and its bytes."""
+    """Return a key of a tensor's storage, unique while the storage exists, and its bytes."""
     storage = tensor.untyped_storage()
-    # On the meta device, where sizes can be tried without memory, nothing has an address.
+    # On the meta device, which allows to try sizes without memory, storages have no address.
     return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
 
 
-def _tensors(thing: Any, seen: dict[int, Any]) -> Iterator[Tensor]:
-    """All tensors in a thing, gradients of parameters among them; in no cycle twice.
+def _tensors(value: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
+    """Yield all tensors in a value, and gradients of parameters; handles cycles.
 
-    `seen` has things by their id, and so keeps them: an id is given again once its thing is gone.
+    `visited` maps ids to objects. It keeps the objects alive, because Python reuses ids.
     """
-    if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type)):
+    if id(value) in visited or isinstance(value, (str, bytes, int, float, type)):
         return
-    seen[id(thing)] = thing
-    if isinstance(thing, Tensor):
-        yield thing
-        if thing.is_leaf and thing.grad is not None:
-            yield thing.grad
-    elif isinstance(thing, nn.Module):
-        yield from _tensors([*thing.parameters(), *thing.buffers()], seen)
-    elif isinstance(thing, torch.optim.Optimizer):
-        yield from _tensors(list(thing.state.values()), seen)
-    elif isinstance(thing, Mapping):
-        yield from _tensors(list(thing.values()), seen)
-    elif isinstance(thing, Iterable):
-        for one in thing:
-            yield from _tensors(one, seen)
+    visited[id(value)] = value
+    if isinstance(value, Tensor):
+        yield value
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif isinstance(value, nn.Module):
+        yield from _tensors([*value.parameters(), *value.buffers()], visited)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _tensors(list(value.state.values()), visited)
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()), visited)
+    elif isinstance(value, Iterable):
+        for element in value:
+            yield from _tensors(element, visited)
     else:
-        yield from _tensors(getattr(thing, "__dict__", {}), seen)
+        yield from _tensors(getattr(value, "__dict__", {}), visited)

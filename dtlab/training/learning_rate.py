@@ -1,15 +1,15 @@
 """Learning rates for large batches: scaling rules, warm-up and decay, and the noise scale.
 
-Two rules, for a batch k times as large:
+Two rules, for a batch that is k times as large:
 
     linear       k x rate      SGD: k small steps are about one large one (Goyal et al. 2017)
-    square root  sqrt(k) x     Adam: k small steps are about one large one, since it divides by
-                               gradients that are sqrt(k) shorter where noise prevails (Malladi
+    square root  sqrt(k) x     Adam: k small steps are about one large one, because it divides by
+                               gradients that are sqrt(k) shorter if noise dominates (Malladi
                                et al. 2022). SGD: the same noise in each update (Krizhevsky
                                2014, who preferred the linear rule)
 
-Neither holds for ever: far above the gradient noise scale, the gradient of a larger batch is
-hardly better, and each step still costs the whole batch (McCandlish et al. 2018).
+Both rules have a limit: far above the gradient noise scale, the gradient of a larger batch is
+hardly better, but each step costs the whole batch (McCandlish et al. 2018).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ Decay = Literal["cosine", "linear", "constant"] | Callable[[float], float]
 
 
 def linear_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
-    """The rate for `batch` by the linear rule: base_lr x batch / base_batch.
+    """Return the rate for `batch` by the linear rule: base_lr x batch / base_batch.
 
-    Both batches are effective ones, over all microbatches and data-parallel ranks.
+    Both batches are effective batches, over all microbatches and data-parallel ranks.
     Raises: ValueError for a rate that is not above 0, or batches below 1.
     """
     return base_lr * _growth(base_lr, base_batch, batch)
 
 
 def sqrt_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
-    """The rate for `batch` by the square-root rule: base_lr x sqrt(batch / base_batch).
+    """Return the rate for `batch` by the square-root rule: base_lr x sqrt(batch / base_batch).
 
     Raises: ValueError for a rate that is not above 0, or batches below 1.
     """
@@ -64,10 +64,10 @@ def sqrt_scaled_lr(base_lr: float, base_batch: int, batch: int) -> float:
 
 def _growth(base_lr: float, base_batch: int, batch: int) -> float:
     if not 0 < base_lr < math.inf:
-        raise ValueError(f"A learning rate is a number above 0, not {base_lr!r}.")
+        raise ValueError(f"A learning rate must be a number above 0, not {base_lr!r}.")
     for name, size in (("base_batch", base_batch), ("batch", batch)):
         if size < 1:
-            raise ValueError(f"{name} is a number of samples from 1 on, not {size!r}.")
+            raise ValueError(f"{name} must be a number of samples of 1 or more, not {size!r}.")
     return batch / base_batch
 
 
@@ -81,22 +81,22 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 class WarmupThenDecay(LRScheduler):
-    """A learning rate that goes up in a straight line, and then down.
+    """A learning rate that rises linearly, and then decays.
 
         factor  1 ┤      ╭──╮            step 0 has the factor `start_factor`; step `warmup_steps`
-                  │    ╱     ╲           is the first at the full rate; from `total_steps` on the
-            start ┤  ╱         ╲         factor is `end_factor`
+                  │    ╱     ╲           is the first with the full rate; from `total_steps` on
+            start ┤  ╱         ╲         the factor is `end_factor`
               end ┤              ╲____
                   └──┬────┬────────┬─
                      0  warmup   total
 
-    Call `step()` after each optimizer step. The full rate is the one that the optimizer was made
-    with, for each of its parameter groups. `decay` is "cosine", "linear", "constant", or a
-    function of the progress after the warm-up, from 0 to 1, that says what is left of the way
-    from the full rate to the end. For k times the batch, Goyal et al. 2017 start at 1/k.
+    Call `step()` after each optimizer step. The full rate of each parameter group is the rate with
+    which the optimizer was made. `decay` is "cosine", "linear", "constant", or a function of the
+    progress after the warm-up, from 0 to 1, that returns which part of the difference between full
+    rate and end remains. For k times the batch, Goyal et al. 2017 start at 1/k.
 
-    Raises: ValueError for steps that are not 0 <= warmup_steps <= total_steps with total_steps
-    above 0, for factors that are not from 0 to 1, or an unknown decay.
+    Raises: ValueError unless 0 <= warmup_steps <= total_steps and total_steps > 0, for factors
+    outside of 0 to 1, or an unknown decay.
     """
 
     def __init__(
@@ -116,16 +116,18 @@ class WarmupThenDecay(LRScheduler):
             )
         for name, factor in (("start_factor", start_factor), ("end_factor", end_factor)):
             if not 0 <= factor <= 1:
-                raise ValueError(f"{name} is a part of the full rate, 0 to 1, not {factor!r}.")
+                raise ValueError(
+                    f"{name} must be from 0 to 1, a part of the full rate, not {factor!r}."
+                )
         if not callable(decay) and decay not in DECAYS:
-            raise ValueError(f"decay is {', '.join(DECAYS)}, or a function, not {decay!r}.")
+            raise ValueError(f"decay must be {', '.join(DECAYS)}, or a function, not {decay!r}.")
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         self.start_factor, self.end_factor = start_factor, end_factor
         self.decay = decay
         super().__init__(optimizer, last_epoch)
 
     def factor(self, step: int) -> float:
-        """What part of the full rate the given step has, counted from 0."""
+        """Return the factor of the full rate at this step, counted from 0."""
         if step < self.warmup_steps:
             return self.start_factor + (1 - self.start_factor) * step / self.warmup_steps
         decay = self.decay if callable(self.decay) else DECAYS[self.decay]
@@ -133,11 +135,11 @@ class WarmupThenDecay(LRScheduler):
         return self.end_factor + (1 - self.end_factor) * decay(min(1.0, done))
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each parameter group at the present step."""
+        """Return the rate of each parameter group at the current step."""
         return [rate * self.factor(self.last_epoch) for rate in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands. A decay that is a function is left out: bring it again."""
+        """Return the state of the schedule, without a decay function: pass that again."""
         state = super().state_dict()
         if callable(self.decay):
             del state["decay"]
@@ -149,10 +151,10 @@ class WarmupThenDecay(LRScheduler):
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """How noisy the gradient of one sample is, beside the true gradient.
+    """How noisy the gradient of one sample is, compared with the true gradient.
 
-    `variance` is tr(Sigma), the summed variances of all elements of one sample's gradient;
-    `gradient_squared` is |G|^2. Both are unbiased, so each may come out below 0 by chance.
+    `variance` is tr(Sigma), the sum of the variances of all elements of one sample's gradient;
+    `gradient_squared` is |G|^2. Both estimates are unbiased, so each may be below 0 by chance.
     """
 
     variance: float
@@ -162,7 +164,7 @@ class NoiseScale:
     def batch(self) -> float:
         """B_simple = tr(Sigma) / |G|^2: the batch, in samples, where noise and signal are equal.
 
-        It is infinite where the gradient drowns in noise, so that no signal was measured.
+        It is infinite if the noise is so large that no signal was measured.
         """
         if self.gradient_squared <= 0:
             return math.inf
@@ -170,14 +172,14 @@ class NoiseScale:
 
     @staticmethod
     def mean(scales: Iterable[NoiseScale]) -> NoiseScale:
-        """Of several measurements. Both parts are averaged before dividing: a quotient of noisy
-        numbers is biased, and their means are less noisy.
+        """Return the mean of several measurements.
 
-        Raises: ValueError for none.
+        Both parts are averaged before the division: a quotient of noisy numbers is biased.
+        Raises: ValueError for no measurements.
         """
         scales = list(scales)
         if not scales:
-            raise ValueError("There is no noise scale to take the mean of.")
+            raise ValueError("There is no noise scale to average.")
         variance = sum(scale.variance for scale in scales) / len(scales)
         return NoiseScale(variance, sum(scale.gradient_squared for scale in scales) / len(scales))
 
@@ -185,17 +187,17 @@ class NoiseScale:
 def noise_scale_from_norms(
     small: float, big: float, batch_small: int, batch_big: int
 ) -> NoiseScale:
-    """The noise scale from the squared norms of gradients of two batch sizes.
+    """Return the noise scale from the squared norms of gradients of two batch sizes.
 
-    A mean over B samples has E|G_B|^2 = |G|^2 + tr(Sigma) / B. Two sizes make two equations.
-    `small` and `big` are squared norms, `small` best a mean over several batches.
+    A mean over B samples has E|G_B|^2 = |G|^2 + tr(Sigma) / B. Two sizes give two equations.
+    `small` and `big` are squared norms; `small` should be a mean over several batches.
     McCandlish et al. 2018, "An empirical model of large-batch training", appendix A.1.
 
-    Raises: ValueError where the sizes are not 1 <= batch_small < batch_big.
+    Raises: ValueError unless 1 <= batch_small < batch_big.
     """
     if not 1 <= batch_small < batch_big:
         raise ValueError(
-            f"It takes two batch sizes, a small one and a big one, not {batch_small} and "
+            f"Two batch sizes are needed, a small one and a big one, not {batch_small} and "
             f"{batch_big}."
         )
     variance = (small - big) / (1 / batch_small - 1 / batch_big)
@@ -206,15 +208,15 @@ def noise_scale_from_norms(
 def gradient_noise_scale(
     gradients: Iterable[Sequence[Tensor]], batch: int, group: ProcessGroup | None = None
 ) -> NoiseScale:
-    """The noise scale from gradients of equal batches, on this rank and all others of `group`.
+    """Return the noise scale from gradients of equal batches, on all ranks of `group`.
 
-    Each item holds the gradient of the mean loss of `batch` other samples at the same parameters,
-    as one tensor for each parameter. These are the small batches; all of them together, over all
-    ranks, are the big one. So one process passes many (see `batch_gradients`), and in data
-    parallelism each rank may pass just one: that of its own batch, before averaging.
-    Without ranks `group` is of no account.
+    Each item is the gradient of the mean loss of `batch` other samples at the same parameters, as
+    one tensor per parameter. These are the small batches; all of them together, over all ranks,
+    are the big one. So one process passes many (see `batch_gradients`). In data parallelism each
+    rank may pass just one: the gradient of its batch, before averaging. Without torch.distributed
+    `group` has no effect.
 
-    Raises: ValueError on every rank where ranks have none, or all have only one together.
+    Raises: ValueError on every rank if any rank has none, or there is only one in total.
     """
     total, squares, count = torch.zeros(()), 0.0, 0
     for gradient in gradients:
@@ -230,17 +232,17 @@ def gradient_noise_scale(
 def _over_ranks(
     total: Tensor, squares: float, count: int, group: ProcessGroup | None
 ) -> tuple[float, int]:
-    """Sum `total` over the ranks, in place, and return the sums of the others."""
+    """Sum `total` over the ranks, in place, and return the sums of `squares` and `count`."""
     without = int(count == 0)
     if dist.is_initialized():
         numbers = [squares, float(count), float(without)]
         sums = torch.tensor(numbers, dtype=torch.float64, device=device_of(group))
         dist.all_reduce(sums, group=group)
         squares, count, without = float(sums[0]), int(sums[1]), int(sums[2])
-    if without or count < 2:  # before the large all-reduce, which would not fit
+    if without or count < 2:  # check before the large all-reduce, whose sizes would differ
         raise ValueError(
-            f"There are {count} gradients, and {without} ranks without any. It takes at least two "
-            "in all, of equal batches, and one from each rank."
+            f"There are {count} gradients, and {without} ranks without any. At least two are "
+            "needed in total, of equal batches, and one from each rank."
         )
     if dist.is_initialized():
         dist.all_reduce(total, group=group)
@@ -250,12 +252,12 @@ def _over_ranks(
 def batch_gradients(
     model: nn.Module, batches: Iterable[Batch], loss_mean: Callable[[nn.Module, Batch], Tensor]
 ) -> Iterator[list[Tensor]]:
-    """The gradient of the mean loss of each batch, in turn; `grad` of the parameters stays as is.
+    """Yield the gradient of the mean loss of each batch; `grad` of the parameters is unchanged.
 
-    Frozen parameters are left out. Of a data-parallel model pass the inner `module`: its gradient
-    is this rank's own, before averaging.
+    Frozen parameters are omitted. For a data-parallel model pass the inner `module`: its gradient
+    is this rank's gradient, before averaging.
     """
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for batch in batches:
         yield list(
             torch.autograd.grad(loss_mean(model, batch), parameters, materialize_grads=True)

@@ -1,6 +1,6 @@
-"""Live memory of a step, operator by operator.
+"""Live memory of a step, after each operator.
 
-So it says the same on any device and any machine: the bytes of the tensors that exist.
+It counts the bytes of the tensors that exist, so it is the same on any device and any machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["LiveBytes", "Storages", "live_bytes", "peak_bytes"]
 class LiveBytes:
     """Bytes in memory after each operator of a forward pass, and then of its backward pass.
 
-    `gradients` are the bytes of the parameters' gradients, which stay after the step as parameters
-    do, and are in none of the other figures.
+    `gradients` are the bytes of the parameters' gradients, which remain after the step as
+    parameters do, and are in none of the other figures.
     """
 
     forward: list[int]
@@ -33,33 +33,34 @@ class LiveBytes:
 
     @property
     def peak(self) -> int:
-        """The most at any time."""
+        """The largest number of bytes at any time."""
         return max(self.forward + self.backward, default=0)
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The storages of some tensors and of what operators make while it is on, in backward too.
+    """Tracks the storages of `existing` tensors and of those made by operators, in backward too.
 
-    A storage counts as long as anybody has it: a list, a module, autograd. One that was given back
-    with `resize_(0)` counts nothing, and neither do views of what was there before.
+    Operators count while the mode is active. A storage counts as long as a reference exists: in a
+    list, a module, autograd. A storage that was released by `resize_(0)` counts 0, and views of
+    older storages are not counted.
     """
 
-    def __init__(self, *there: Tensor) -> None:
+    def __init__(self, *existing: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._living: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        for tensor in there:
+        for tensor in existing:
             self.follow(tensor)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch asks; else the first operator imports its compiler, for seconds."""
+        """Called by PyTorch; otherwise the first operator imports the compiler, for seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         outputs = func(*args, **(kwargs or {}))
         for tensor in _tensors(outputs):
-            if tensor.untyped_storage()._cdata not in given:  # no view, no change in place
+            if tensor.untyped_storage()._cdata not in given:  # not a view, not an in-place change
                 self.follow(tensor)
         self.note()
         return outputs
@@ -71,21 +72,21 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._living.setdefault(storage._cdata, weakref.ref(storage, lambda _: gone(None)))
 
     def note(self) -> None:
-        """Called after each operator."""
+        """Called after each operator, for subclasses."""
 
     @property
     def bytes(self) -> int:
-        """What they take now."""
-        found = [one() for one in list(self._living.values())]
-        return sum(one.nbytes() for one in found if one is not None)
+        """The bytes of all living storages."""
+        storages = [reference() for reference in list(self._living.values())]
+        return sum(storage.nbytes() for storage in storages if storage is not None)
 
 
 class _Course(Storages):  # type: ignore[no-untyped-call]
-    """The bytes after each operator."""
+    """Records the bytes after each operator."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, int] = {}  # by which operator
+        self._made: dict[int, int] = {}  # index of the operator that made each storage
         self.after: list[int] = []
 
     def follow(self, tensor: Tensor) -> None:
@@ -100,8 +101,8 @@ class _Course(Storages):  # type: ignore[no-untyped-call]
         self.after.append(self.bytes)
 
     def leave_out(self, tensors: list[Tensor]) -> int:
-        """Count these nowhere; gives their bytes."""
-        storages = {each._cdata: each for each in (one.untyped_storage() for one in tensors)}
+        """Subtract these tensors from all figures; return their bytes."""
+        storages = {s._cdata: s for s in (tensor.untyped_storage() for tensor in tensors)}
         for key, storage in storages.items():
             for place in range(self._made[key], len(self.after)):
                 self.after[place] -= storage.nbytes()
@@ -109,20 +110,20 @@ class _Course(Storages):  # type: ignore[no-untyped-call]
 
 
 def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveBytes:
-    """Run `fn` forward, and backward from the sum of its outputs, and follow the bytes in memory.
+    """Run `fn` forward, and backward from the sum of its outputs; record the bytes in memory.
 
-    Counted are the storages of the tensors that operators return: activations, their gradients,
-    casts. Not counted are what was there before (parameters, inputs), the parameters' gradients,
-    and what an operator needs within itself. `.grad` stays as it is.
+    It counts the storages of tensors that operators return: activations, their gradients, casts.
+    It does not count existing tensors (parameters, inputs), the parameters' gradients, and memory
+    inside an operator. `.grad` is unchanged.
 
-    Raises: ValueError where no output needs a gradient.
+    Raises: ValueError if no output needs a gradient.
     """
     with _Course() as course, torch.enable_grad():
-        outputs = [each for each in _tensors(fn(*inputs, **keywords)) if each.requires_grad]
+        outputs = [tensor for tensor in _tensors(fn(*inputs, **keywords)) if tensor.requires_grad]
         if not outputs:
             raise ValueError("No output needs a gradient: there is no backward pass to measure.")
         forward = len(course.after)
-        losses = [each.sum() for each in outputs]
+        losses = [output.sum() for output in outputs]
         del outputs
         trained = _trained(losses)
         gradients = torch.autograd.grad(losses, trained, allow_unused=True)
@@ -136,26 +137,26 @@ def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveByt
 
 
 def peak_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> int:
-    """The most bytes that forward and backward of `fn` have in memory at a time.
+    """Return the peak number of bytes in memory during forward and backward of `fn`.
 
-    What counts is said at `live_bytes`.
+    For what is counted see `live_bytes`.
     """
     return live_bytes(fn, *inputs, **keywords).peak
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _trained(outputs: list[Tensor]) -> list[Tensor]:
-    """All tensors at the other end of the graph that gradients are for."""
-    nodes, seen, leaves = [each.grad_fn for each in outputs], set[Any](), []
+    """Return all leaf tensors of the graph that accumulate gradients."""
+    nodes, visited, leaves = [output.grad_fn for output in outputs], set[Any](), []
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         leaf = getattr(node, "variable", None)
         leaves += [leaf] if leaf is not None else []
-        nodes += [before for before, _ in node.next_functions]
+        nodes += [parent for parent, _ in node.next_functions]
     return leaves

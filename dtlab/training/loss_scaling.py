@@ -1,26 +1,27 @@
 """Loss scaling: keeps small gradients representable in fp16.
 
     scaler = DynamicLossScaler()
-    scaler.scale(loss).backward()     # every gradient comes out `scale` times as large
-    scaler.unscale_(optimizer)        # divides them again, in fp32: only now clip, or look at them
+    scaler.scale(loss).backward()     # every gradient is `scale` times as large
+    scaler.unscale_(optimizer)        # divide gradients by it, in fp32, before you clip or inspect
     clip_grad_norm_(parameters, 1.0)
     scaler.step(optimizer)            # unless a gradient is inf or NaN
     scaler.update()
 
-A large scale saves the small gradients and turns the large ones into inf. No one scale suits a
-whole run. So the dynamic one tries: up after `growth_interval` good steps in a row (here 2), down
-after each overflow, whose step is skipped. Here gradients overflow at a scale of 16:
+A large scale saves small gradients but turns large ones into inf, and no single scale suits a
+whole run. So the dynamic scaler adapts: it raises the scale after `growth_interval` good steps in
+a row (here 2), and lowers it after each overflow, whose step is skipped. In this example gradients
+overflow at a scale of 16:
 
     step              0    1    2    3    4    5    6    7
     scale             8    8   16    8    8   16    8    8
     gradients        ok   ok  inf   ok   ok  inf   ok   ok
     good in a row     1    0    0    1    0    0    1    0    (after the step)
 
-Several ranks have to skip together, or their parameters part for ever.
-In data parallelism they do: gradients are averaged before the scaler sees them, and whatever is
-added to inf or NaN is inf or NaN, so one rank's overflow is in everyone's gradients. No message is
-needed. Where each rank holds another part of the gradients (sharding), one rank's overflow is
-nobody else's: pass `group`, and the ranks tell each other.
+Several ranks must skip the same steps, or their parameters differ from then on.
+In data parallelism they do: gradients are averaged before the scaler sees them, and a sum with inf
+or NaN is inf or NaN, so one rank's overflow is in all ranks' gradients. No message is needed. If
+each rank holds a different part of the gradients (sharding), other ranks do not see one rank's
+overflow: pass `group`, and the ranks exchange the result.
 
 Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 """
@@ -48,7 +49,7 @@ Losses = TypeVar("Losses", Tensor, list[Tensor], tuple[Tensor, ...])
 
 
 class StaticLossScaler:
-    """Multiplies the loss by a fixed `scale`, divides the gradients, and skips what overflowed.
+    """Multiplies the loss by a fixed `scale`, divides the gradients, and skips overflows.
 
     Raises: ValueError for a scale that is not above 0.
     """
@@ -57,11 +58,11 @@ class StaticLossScaler:
         self._scale = _checked_scale(scale)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss to call `backward` on."""
+        """Return the scaled loss, on which to call `backward`."""
         return loss * self._scale
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Divide the gradients, and step where all of them are finite. Returns whether it did."""
+        """Divide the gradients, and step if all are finite. Returns whether it stepped."""
         gradients = list(gradients_of(optimizer))
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
         for gradient in gradients:
@@ -71,23 +72,23 @@ class StaticLossScaler:
         return finite
 
 
-# A scale that finds its level ---------------------------------------------------------
+# A scale that adapts ------------------------------------------------------------------
 
 
 class DynamicLossScaler:
     """A loss scale that doubles after 2000 good steps in a row and halves at each overflow.
 
-    It does step for step what PyTorch's `torch.amp.GradScaler` does, with its constants, and
-    their states can be exchanged. `scale`, `unscale_` (where gradients are clipped), `step` for
-    each optimizer, `update` once: in this order, in each iteration.
+    It behaves like PyTorch's `torch.amp.GradScaler`, with the same constants, and their states can
+    be exchanged. Call `scale`, `unscale_` (if you clip gradients), `step` for each optimizer, and
+    `update` once: in this order, in each iteration.
 
     Args:
-        init_scale: the scale at the start.
-        growth_factor, backoff_factor: what it is multiplied with, going up and going down.
-        growth_interval: good steps in a row after which it goes up.
-        group: ranks that hold different gradients of one model, and have to skip together. They
-            all-reduce three numbers in `unscale_`. None: a rank decides by its own gradients, as
-            in one process and in data parallelism.
+        init_scale: the initial scale.
+        growth_factor, backoff_factor: factors by which it grows and shrinks.
+        growth_interval: number of good steps in a row after which it grows.
+        group: ranks that hold different gradients of one model, and must skip together. They
+            all-reduce three numbers in `unscale_`. None: each rank decides from its own gradients,
+            as in one process and in data parallelism.
 
     Raises: ValueError for a scale that is not above 0, a growth not above 1, a backoff that is not
     between 0 and 1, or an interval below 1.
@@ -102,56 +103,56 @@ class DynamicLossScaler:
         group: ProcessGroup | None = None,
     ) -> None:
         self.group = group
-        self._scales = False  # whether any loss was scaled yet
+        self._scales = False  # whether a loss has been scaled
         self._found: dict[Optimizer, bool | None] = {}  # since `update`; None: no gradients
         self._stepped: set[Optimizer] = set()
         self._set(init_scale, growth_factor, backoff_factor, growth_interval, 0)
 
     def _set(self, scale: float, growth: float, backoff: float, interval: int, good: int) -> None:
         if not growth > 1:
-            raise ValueError(f"growth_factor makes the scale larger: above 1, not {growth!r}.")
+            raise ValueError(f"growth_factor must be above 1, not {growth!r}.")
         if not 0 < backoff < 1:
-            raise ValueError(f"backoff_factor makes it smaller: from 0 to 1, not {backoff!r}.")
+            raise ValueError(f"backoff_factor must be between 0 and 1, not {backoff!r}.")
         if interval < 1:
-            raise ValueError(f"growth_interval is a number of steps from 1 on, not {interval!r}.")
+            raise ValueError(f"growth_interval must be 1 step or more, not {interval!r}.")
         self._scale = _to_fp32(_checked_scale(scale))
         self._growth_factor, self._backoff_factor = growth, backoff
         self._growth_interval, self._growth_tracker = interval, good
 
     def get_scale(self) -> float:
-        """What the next loss is multiplied with."""
+        """Return the factor of the next loss."""
         return self._scale
 
     def scale(self, losses: Losses) -> Losses:
-        """The loss, or each of a list or tuple of them, times the scale.
+        """Multiply the loss, or each loss of a list or tuple, by the scale.
 
         Raises: TypeError for anything else.
         """
         self._scales = True
         if isinstance(losses, Tensor):
-            # A tensor of fp32, not a number: fp16 times 65536 would be inf for any loss above 1.
+            # An fp32 tensor, not a number: fp16 times 65536 would be inf for any loss above 1.
             return losses * torch.full((), self._scale, device=losses.device)
         if isinstance(losses, (list, tuple)):
             return type(losses)(self.scale(loss) for loss in losses)
         raise TypeError(
-            f"A loss is a tensor, or a list or tuple of tensors, not {type(losses).__name__}."
+            f"A loss must be a tensor, or a list or tuple of tensors, not {type(losses).__name__}."
         )
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale, in place, once all of them are there.
+        """Divide the optimizer's gradients by the scale, in place, after all are computed.
 
-        `step` does it where nobody has. Call it yourself before you clip gradients or look at
-        their size: they are `scale` times too large until then.
+        `step` does it if you have not. Call it before you clip gradients or inspect their size:
+        they are `scale` times too large before.
 
-        Raises: RuntimeError where no loss was scaled, and for a second time since `update`.
-        ValueError for gradients in fp16: what was saved by scaling would be lost in dividing.
+        Raises: RuntimeError if no loss was scaled, and for a second call since `update`.
+        ValueError for gradients in fp16, because the division would make them underflow.
         """
         self._must_have_scaled("unscale_")
         if optimizer in self._stepped:
             raise RuntimeError("unscale_ comes before step, not after it. Call update in between.")
         if optimizer in self._found:
             raise RuntimeError(
-                "The gradients of this optimizer are unscaled already: a second time would divide "
+                "The gradients of this optimizer are unscaled already: a second call would divide "
                 "them by the scale again. Call update first, once per iteration."
             )
         gradients = list(gradients_of(optimizer))
@@ -160,7 +161,7 @@ class DynamicLossScaler:
         num_gradients, num_half, overflows = self._over_ranks([*counts, overflows])
         if num_half:
             raise ValueError(
-                f"{num_half} gradients are fp16, and divided by the scale they would underflow. "
+                f"{num_half} gradients are fp16 and would underflow when divided by the scale. "
                 "Keep the parameters in fp32 and compute under autocast, or use MasterWeights."
             )
         inverse = _to_fp32(1 / self._scale) if self._scale else math.inf
@@ -169,7 +170,7 @@ class DynamicLossScaler:
         self._found[optimizer] = bool(overflows) if num_gradients else None
 
     def _over_ranks(self, numbers: list[int]) -> list[int]:
-        """Their sums over the group: one rank's overflow, or error, is everyone's."""
+        """Sum the numbers over the group, so that all ranks see one rank's overflow or error."""
         if self.group is None:
             return numbers
         sums = torch.tensor(numbers, device=device_of(self.group))
@@ -177,40 +178,40 @@ class DynamicLossScaler:
         return list(map(int, sums.tolist()))
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step(*args, **kwargs)` and what it returns; skipped, None, after an overflow.
+        """Call `optimizer.step(*args, **kwargs)` and return its result; skip it after an overflow.
 
-        Raises: RuntimeError for a second time since `update`, for an optimizer without gradients,
-        and for a closure, whose gradients would be scaled. ValueError as in `unscale_`.
+        Raises: RuntimeError for a second call since `update`, for an optimizer without gradients,
+        and for a closure, whose gradients would not be unscaled. ValueError as in `unscale_`.
         """
         if "closure" in kwargs or any(map(callable, args)):
-            raise RuntimeError("A closure makes new gradients, which would not be unscaled.")
+            raise RuntimeError("A closure computes new gradients, which would not be unscaled.")
         self._must_have_scaled("step")
         if optimizer in self._stepped:
             raise RuntimeError("This optimizer has stepped already. Call update once in between.")
         if optimizer not in self._found:
             self.unscale_(optimizer)
-        found = self._found[optimizer]
-        if found is None:
+        overflowed = self._found[optimizer]
+        if overflowed is None:
             raise RuntimeError(
                 "No parameter of this optimizer has a gradient. Call backward first (and with "
                 "MasterWeights cast_gradients)."
             )
         self._stepped.add(optimizer)
-        return None if found else optimizer.step(*args, **kwargs)
+        return None if overflowed else optimizer.step(*args, **kwargs)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Settle the scale of the next iteration: one overflow, in any optimizer, and it shrinks.
+        """Set the scale of the next iteration; an overflow in any optimizer shrinks it.
 
-        `new_scale` sets it instead. Raises: RuntimeError where no gradients were looked at since
-        the last time; ValueError for a `new_scale` that is not above 0.
+        `new_scale` sets it directly. Raises: RuntimeError if no gradients were inspected since the
+        last call; ValueError for a `new_scale` that is not above 0.
         """
         self._must_have_scaled("update")
-        found = [one for one in self._found.values() if one is not None]
+        overflows = [flag for flag in self._found.values() if flag is not None]
         if new_scale is not None:
             self._scale = _to_fp32(_checked_scale(float(new_scale)))
-        elif not found:
-            raise RuntimeError("update comes after step: no gradients were looked at yet.")
-        elif any(found):
+        elif not overflows:
+            raise RuntimeError("update comes after step: no gradients have been inspected yet.")
+        elif any(overflows):
             self._scale = _to_fp32(self._scale * self._backoff_factor)
             self._growth_tracker = 0
         else:
@@ -231,7 +232,7 @@ class DynamicLossScaler:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Scale, factors and counter, under the names that PyTorch's `GradScaler` gives them."""
+        """Return scale, factors and counter, with the names of PyTorch's `GradScaler`."""
         return {
             "scale": self._scale,
             "growth_factor": self._growth_factor,
@@ -241,32 +242,32 @@ class DynamicLossScaler:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where a scaler stood, ours or PyTorch's.
+        """Restore the state of a scaler, ours or PyTorch's.
 
-        Raises: ValueError where something is missing, or is not what the constructor takes.
+        Raises: ValueError if something is missing, or is not valid for the constructor.
         """
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
-            raise ValueError(f"This is no state of a loss scaler: without {sorted(missing)}.")
+            raise ValueError(f"This is not a loss scaler's state: it lacks {sorted(missing)}.")
         self._set(*(state_dict[name] for name in self.state_dict()))
 
 
 def _checked_scale(scale: float) -> float:
     if not 0 < scale < math.inf:
-        raise ValueError(f"A loss scale is a number above 0, not {scale!r}.")
+        raise ValueError(f"A loss scale must be a number above 0, not {scale!r}.")
     return float(scale)
 
 
 def _to_fp32(number: float) -> float:
-    """The scale is kept in fp32, as in PyTorch: too large a number becomes inf."""
+    """Round the scale to fp32, as PyTorch does: too large a number becomes inf."""
     return torch.tensor(number, dtype=torch.float64).float().item()
 
 
-# Whether gradients are finite: the naive way looks at every element, the quick one at sums -------
+# Whether gradients are finite: the naive way checks every element, the fast way checks sums -----
 
 
 def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """All gradients that an optimizer would step with; of a sparse one, the values that it has."""
+    """Yield all gradients of an optimizer's parameters; for sparse gradients, their values."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -275,10 +276,10 @@ def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def has_overflowed(gradients: Sequence[Tensor]) -> bool:
-    """Whether any element of any tensor is inf or NaN.
+    """Return whether any element of any tensor is inf or NaN.
 
-    One inf or NaN makes a sum inf or NaN, so one finite sum acquits all elements, many times as
-    fast. Large elements can have an infinite sum too: then each has to be looked at.
+    One inf or NaN makes a sum inf or NaN, so a finite sum proves that all elements are finite, and
+    is much faster to check. Large elements can also have an infinite sum: then all are checked.
     """
     if not gradients:
         return False

@@ -1,14 +1,14 @@
 """Master weights: bf16 or fp16 parameters that train as if they were fp32.
 
-bf16 stores 7 bits of mantissa: just below 1 its numbers are 1/256 = 0.0039 apart. An update of
-less than half of that is rounded away, and again in every step:
+bf16 stores 7 mantissa bits: just below 1 its numbers are 1/256 = 0.0039 apart. An update of less
+than half of that is lost by rounding, in every step:
 
     bf16 alone         1.000 - 0.001 = 1.000    1.000 - 0.001 = 1.000    1.000 - 0.001 = 1.000
     master, in fp32    1.000 - 0.001 = 0.999    0.999 - 0.001 = 0.998    0.998 - 0.001 = 0.997
     its copy in bf16                   1.000                    0.996                    0.996
 
-So the optimizer works on a copy in fp32, where small updates add up, and the model computes with
-the rounded one.
+So the optimizer steps a copy in fp32, where small updates accumulate, and the model computes with
+the rounded copy.
 
 Micikevicius et al. 2018, "Mixed precision training", section 3.1.
 """
@@ -27,20 +27,20 @@ __all__ = ["MasterWeights", "cast_gradients", "naive_master_step", "write_back"]
 HALF = (torch.float16, torch.bfloat16)
 
 
-# Naive: what each step does -----------------------------------------------------------
+# Naive: the work of each step ---------------------------------------------------------
 
 
 def naive_master_step(
     optimizer: Optimizer, parameters: list[nn.Parameter], masters: list[nn.Parameter]
 ) -> None:
-    """One step of an optimizer that was made for `masters`, fp32 copies of `parameters`."""
+    """Take one step of an optimizer made for `masters`, fp32 copies of `parameters`."""
     cast_gradients(parameters, masters)
     optimizer.step()
     write_back(parameters, masters)
 
 
 def cast_gradients(parameters: Iterable[nn.Parameter], masters: Iterable[nn.Parameter]) -> None:
-    """Give each master the gradient of its parameter, in fp32."""
+    """Set the gradient of each master to that of its parameter, in fp32."""
     for parameter, master in zip(parameters, masters, strict=True):
         gradient = parameter.grad
         master.grad = None if gradient is None else gradient.to(master.dtype)
@@ -48,7 +48,7 @@ def cast_gradients(parameters: Iterable[nn.Parameter], masters: Iterable[nn.Para
 
 @torch.no_grad()
 def write_back(parameters: Iterable[nn.Parameter], masters: Iterable[nn.Parameter]) -> None:
-    """Give each parameter the value of its master, rounded to the parameter's format."""
+    """Set each parameter to the value of its master, rounded to the parameter's format."""
     for parameter, master in zip(parameters, masters, strict=True):
         parameter.copy_(master)
 
@@ -64,10 +64,10 @@ class MasterWeights(Optimizer):
         optimizer.step()
         optimizer.zero_grad()
 
-    Any optimizer of `torch.optim` will do, with parameter groups, a schedule and a closure. Its
-    state is fp32 too. Parameters in other formats are stepped as they are. Tied parameters are
-    one parameter, and have one master. With a loss scaler the gradients are cast first, so that
-    they are divided, and clipped, in fp32:
+    Any optimizer of `torch.optim` can be used, with parameter groups, schedules and closures. Its
+    state is fp32 too. Parameters in other formats are stepped directly. A tied parameter has one
+    master. With a loss scaler, cast the gradients first, so that they are divided and clipped in
+    fp32:
 
         scaler.scale(loss).backward()
         optimizer.cast_gradients()
@@ -78,18 +78,18 @@ class MasterWeights(Optimizer):
         optimizer.zero_grad()
 
     Args:
-        params: parameters, or parameter groups, as any optimizer takes them.
-        optimizer_class: of `torch.optim`.
-        optimizer_arguments: for it.
+        params: parameters, or parameter groups, as for any optimizer.
+        optimizer_class: a class of `torch.optim`.
+        optimizer_arguments: its arguments.
 
-    Raises: TypeError where `optimizer_class` is no class of optimizers, or `params` one tensor.
+    Raises: TypeError if `optimizer_class` is not a class of optimizers, or `params` is one tensor.
     """
 
     def __init__(
         self, params: Any, optimizer_class: type[Optimizer], **optimizer_arguments: Any
     ) -> None:
         if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
-            raise TypeError(f"Give a class of torch.optim and its arguments, not "
+            raise TypeError(f"Pass a class of torch.optim and its arguments, not "
                             f"{optimizer_class!r}.")  # fmt: skip
         self._master: dict[nn.Parameter, nn.Parameter] = {}
         self._cast = False  # whether the masters have this step's gradients
@@ -100,16 +100,16 @@ class MasterWeights(Optimizer):
 
     @property
     def masters(self) -> list[nn.Parameter]:
-        """What the optimizer steps: fp32 copies, and parameters that need none."""
-        return [each for group in self.param_groups for each in group["params"]]
+        """The parameters that the optimizer steps: fp32 copies, and those that need no copy."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _with_masters(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A parameter group in which each parameter of 16 bits is replaced by its master."""
+        """Return a parameter group in which masters replace all 16-bit parameters."""
         given = group["params"]
         if isinstance(given, set):
-            return group  # has no order: the optimizer says so
-        given = dict.fromkeys([given] if isinstance(given, Tensor) else given)  # each once
-        return {**group, "params": [self._master_of(one) for one in given]}
+            return group  # a set has no order: the optimizer raises an error
+        given = dict.fromkeys([given] if isinstance(given, Tensor) else given)  # each only once
+        return {**group, "params": [self._master_of(parameter) for parameter in given]}
 
     def _master_of(self, parameter: Any) -> Any:
         if isinstance(parameter, tuple):  # with its name
@@ -122,21 +122,21 @@ class MasterWeights(Optimizer):
         return self._master[parameter]
 
     def _share_state(self) -> None:
-        """A schedule changes the rates of this optimizer: they are those of the inner one."""
+        """Share state and groups with the inner optimizer: a schedule then changes its rates."""
         self.state, self.param_groups = self.optimizer.state, self.optimizer.param_groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As `Optimizer.add_param_group`."""
+        """Add a parameter group, as `Optimizer.add_param_group` does."""
         if not any(param_group is group for group in self.optimizer.param_groups):
             self.optimizer.add_param_group(self._with_masters(param_group))
 
     def cast_gradients(self) -> None:
-        """Bring the gradients to the masters, in fp32; `step` does it where nobody has."""
+        """Copy the gradients to the masters, in fp32; `step` does it if you have not."""
         cast_gradients(self._master, self._master.values())
         self._cast = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the masters, and write them back, rounded. Returns what the optimizer returns."""
+        """Step the masters, and write them back, rounded. Returns the optimizer's result."""
         if closure is None and not self._cast:
             self.cast_gradients()
         loss = self.optimizer.step(closure and self._on_masters(closure))
@@ -145,7 +145,7 @@ class MasterWeights(Optimizer):
         return loss
 
     def _on_masters(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure that computes where the masters are, as LBFGS asks for several times."""
+        """Return a closure that computes at the masters' values; LBFGS calls it several times."""
 
         def at_masters() -> Any:
             write_back(self._master, self._master.values())
@@ -161,7 +161,7 @@ class MasterWeights(Optimizer):
         self._cast = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, of the model's parameters and of the masters."""
+        """Clear the gradients of the model's parameters and of the masters."""
         self._drop_gradients()
         for parameter in [*self._master, *self.masters]:
             if set_to_none or parameter.grad is None:
@@ -170,25 +170,25 @@ class MasterWeights(Optimizer):
                 parameter.grad.detach_().zero_()
 
     def read_parameters(self) -> None:
-        """Start again from the model's parameters, where something else has changed them."""
+        """Copy the model's parameters to the masters, after something else changed them."""
         write_back(self._master.values(), self._master)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, and `masters`: the parameters alone have lost the last bits."""
+        """Return the optimizer's state, and `masters`: the parameters have lost the last bits."""
         masters = [master.detach() for master in self._master.values()]
         return {**self.optimizer.state_dict(), "masters": masters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, with the model's parameters too.
+        """Load the state, and set the model's parameters to the masters.
 
-        Raises: ValueError for masters of another number or other shapes.
+        Raises: ValueError if number or shapes of the masters differ.
         """
-        saved = [tuple(each.shape) for each in state_dict.get("masters", ())]
-        here = [tuple(each.shape) for each in self._master]
+        saved = [tuple(tensor.shape) for tensor in state_dict.get("masters", ())]
+        here = [tuple(tensor.shape) for tensor in self._master]
         if saved != here:
             raise ValueError(
-                f"There are {len(here)} parameters of 16 bits, of shapes {here}; the masters in "
-                f"this state are {len(saved)}, of shapes {saved}."
+                f"This optimizer has {len(here)} 16-bit parameters, of shapes {here}; the state "
+                f"has {len(saved)} masters, of shapes {saved}."
             )
         self.optimizer.load_state_dict(state_dict)
         self._share_state()
@@ -198,6 +198,6 @@ class MasterWeights(Optimizer):
 
 def _as_groups(params: Any) -> list[Any]:
     if isinstance(params, Tensor):
-        raise TypeError("Give a list of parameters, or of parameter groups, not one tensor.")
+        raise TypeError("Pass a list of parameters, or of parameter groups, not one tensor.")
     given = list(params)
     return given if not given or isinstance(given[0], dict) else [{"params": given}]

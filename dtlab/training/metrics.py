@@ -1,11 +1,11 @@
 """Exact means over batches and ranks with different numbers of samples.
 
-The mean of means weighs every batch alike, the small last one too:
+The mean of means gives every batch the same weight, also the small last one:
 
     rank 0: 3 samples, mean 1.0     mean of means: (1.0 + 5.0) / 2      = 3.0
-    rank 1: 1 sample,  mean 5.0     their mean:    (3 x 1.0 + 5.0) / 4  = 2.0
+    rank 1: 1 sample,  mean 5.0     exact mean:    (3 x 1.0 + 5.0) / 4  = 2.0
 
-So sums and counts travel, and the division comes last.
+So the ranks all-reduce sums and counts, and divide last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Mean", "device_of"]
 
 
 def device_of(group: ProcessGroup | None = None) -> torch.device:
-    """Where a few numbers have to be for `group` to send them: NCCL sends from GPUs only."""
+    """Return the device on which `group` communicates small tensors: NCCL needs a GPU."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -30,31 +30,32 @@ def device_of(group: ProcessGroup | None = None) -> torch.device:
 class Mean:
     """A running mean of this rank's samples: their sum and their number.
 
-    Both are float64 on the CPU, so many batches of float32 losses add up without loss.
+    Both are float64 on the CPU, so sums of many float32 losses stay accurate.
     """
 
     def __init__(self, total: float = 0.0, count: float = 0.0) -> None:
         self.total, self.count = float(total), float(count)
 
     def add(self, total: Tensor | float, count: Tensor | float) -> None:
-        """Add samples: the sum of their values, and how many there are (or what they weigh).
+        """Add samples: the sum of their values, and their number (or weight).
 
         Raises: ValueError for a count below 0.
         """
         if count < 0:
-            raise ValueError(f"There cannot be {float(count):g} samples.")
+            raise ValueError(f"The number of samples must be 0 or more, not {float(count):g}.")
         self.total += float(total)
         self.count += float(count)
 
     @property
     def value(self) -> float:
-        """The mean of what this rank has seen; not a number where it has seen nothing."""
+        """The mean of this rank's samples, or NaN without samples."""
         return self.total / self.count if self.count else math.nan
 
     def over_ranks(self, group: ProcessGroup | None = None) -> Mean:
-        """The mean over all ranks of `group`: one all-reduce of two numbers.
+        """Return the mean over all ranks of `group`, with one all-reduce of two numbers.
 
-        Every rank has to call it, also one without samples. Without ranks it is the mean itself.
+        Every rank must call it, also one without samples. Without torch.distributed it returns a
+        copy of this mean.
         """
         if not dist.is_initialized():
             return Mean(self.total, self.count)

@@ -1,8 +1,8 @@
 """Three small models: an MLP, a convolutional network, a GPT.
 
-They are ordinary modules. Each draws its parameters from the seed or the `torch.Generator` that
-it is given, and leaves PyTorch's global random state alone: so ranks start the same, or differ,
-as the caller wants it.
+They are ordinary modules. Each draws its parameters from a seed or a `torch.Generator`, and does
+not change PyTorch's global random state: so the caller decides whether ranks begin with equal or
+with different parameters.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Seed = int | torch.Generator
 
 @contextmanager
 def _drawn_from(seed: Seed) -> Iterator[None]:
-    """Modules made inside start as PyTorch has it, but drawn from `seed`."""
+    """Draw the parameters of modules made inside from `seed`, by PyTorch's usual rules."""
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.set_state(generator.get_state())
         yield
-        generator.set_state(torch.default_generator.get_state())  # the next model goes on here
+        generator.set_state(torch.default_generator.get_state())  # for the next model
 
 
 # MLP and convolutional net ------------------------------------------------------------
@@ -46,7 +46,7 @@ class MLP(nn.Module):
     def __init__(self, *sizes: int, seed: Seed = 0) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1:
-            raise ValueError(f"An MLP has two sizes or more, each at least 1, not {sizes}.")
+            raise ValueError(f"An MLP needs two sizes or more, each at least 1, not {sizes}.")
         layers: list[nn.Module] = []
         with _drawn_from(seed):
             for inputs, outputs in itertools.pairwise(sizes):
@@ -54,7 +54,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits; whatever follows the first dim of `inputs` is flattened."""
+        """Return logits; all dims of `inputs` after the first are flattened."""
         logits: Tensor = self.layers(inputs.flatten(1))
         return logits
 
@@ -62,8 +62,8 @@ class MLP(nn.Module):
 class ConvNet(nn.Module):
     """Two convolutions with BatchNorm for images of one channel: [n, 1, h, w] to [n, classes].
 
-    BatchNorm looks at a whole batch at once. So this model tells apart what is the same for all
-    others: one large batch, and the same samples in microbatches.
+    BatchNorm computes statistics of a whole batch. So this model, unlike the others, distinguishes
+    one large batch from the same samples in microbatches.
     """
 
     def __init__(self, channels: int = 8, num_classes: int = 10, seed: Seed = 0) -> None:
@@ -82,7 +82,7 @@ class ConvNet(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits."""
+        """Return logits."""
         logits: Tensor = self.layers(images)
         return logits
 
@@ -92,7 +92,7 @@ class ConvNet(nn.Module):
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a `GPT`; those given here make 125 thousand parameters.
+    """Sizes of a `GPT`; the defaults give 125 thousand parameters.
 
     Raises: ValueError for a size below 1, or a width that the heads do not divide.
     """
@@ -106,13 +106,13 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
             if size < 1:
-                raise ValueError(f"{name} is a whole number from 1 on, not {size!r}.")
+                raise ValueError(f"{name} must be a whole number of 1 or more, not {size!r}.")
         if self.width % self.num_heads:
             raise ValueError(f"{self.num_heads} heads do not divide a width of {self.width}.")
 
 
 class Attention(nn.Module):
-    """Causal self-attention: [n, tokens, width] to the same."""
+    """Causal self-attention: [n, tokens, width] to the same shape."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -121,16 +121,16 @@ class Attention(nn.Module):
         self.projection = nn.Linear(config.width, config.width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Each token gathers from itself and those before it."""
+        """Compute causal attention."""
         parts = self.queries_keys_values(hidden).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
-        gathered = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        projected: Tensor = self.projection(gathered.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
 
 class Block(nn.Module):
-    """A layer of the transformer: [n, tokens, width] to the same."""
+    """A transformer block: [n, tokens, width] to the same shape."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Add what attention and the MLP have to say to the residual stream."""
+        """Add the outputs of attention and the MLP to the residual stream."""
         hidden = hidden + self.attention(self.attention_norm(hidden))
         added: Tensor = self.mlp(self.mlp_norm(hidden))
         return hidden + added
@@ -153,7 +153,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A small GPT-2: tokens [n, t] to logits [n, t, vocab_size], for t up to `config.context`.
 
-    The output head is the token embedding: one parameter under two names, whose gradient is the
+    The output layer is the token embedding: one parameter with two names, whose gradient is the
     sum of both uses. There is no dropout, so that runs can be compared.
 
     Radford et al. 2019; tied embeddings: Press & Wolf 2017.
@@ -172,8 +172,8 @@ class GPT(nn.Module):
             self._draw()
 
     def _draw(self) -> None:
-        """GPT-2's start: normal with 0.02; what is added to the stream shrinks with the depth."""
-        for name, parameter in self.named_parameters():  # a tied parameter comes once
+        """Draw GPT-2's initial values: std 0.02, smaller with depth on the residual stream."""
+        for name, parameter in self.named_parameters():  # a tied parameter occurs once
             if "norm" in name:
                 continue
             if name.endswith("bias"):
@@ -184,7 +184,7 @@ class GPT(nn.Module):
             nn.init.normal_(parameter, 0.0, std)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token that follows each token.
+        """Return the logits of the token that follows each token.
 
         Raises: ValueError for sequences longer than the context.
         """

@@ -1,18 +1,18 @@
 """Number formats for training: their range, spacing and effect on gradients.
 
     sign  exponent           mantissa
-     1       8                  23                fp32   reaches 3.4e38, 7 digits
-     1       8              10                    tf32   as far as fp32, as fine as fp16
-     1       5              10                    fp16   finer than bf16, and reaches 65504
-     1       8          7                         bf16   reaches as far as fp32, 2 digits
+     1       8                  23                fp32   up to 3.4e38, 7 digits
+     1       8              10                    tf32   range of fp32, spacing of fp16
+     1       5              10                    fp16   finer than bf16, up to 65504
+     1       8          7                         bf16   range of fp32, 2 digits
 
     subnormal         normal numbers (here with 3 mantissa bits)
   0 ├─┼─┼─┼─┼─┼─┼─┼─┤ ┼ ┼ ┼ ┼ ┼ ┼ ┼ ┼   ┼   ┼   ┼   ┼   ┼   ┼   ┼   ┼       ...       max
-      └ smallest    └ smallest normal: from here up, twice as far apart
-        subnormal     after each power of two
+      └ smallest    └ smallest normal: from here on, the spacing
+        subnormal     doubles at each power of two
 
-Exponent bits say how far it reaches, mantissa bits how fine it is. fp16 is short of the first, and
-loses small gradients: `DynamicLossScaler`. bf16 is short of the second, and loses small updates:
+Exponent bits determine the range, mantissa bits the spacing. fp16 has too small a range and loses
+small gradients: use `DynamicLossScaler`. bf16 has too large a spacing and loses small updates: use
 `MasterWeights`.
 """
 
@@ -58,8 +58,8 @@ class Format:
     """A binary floating-point format: a sign, exponent bits, mantissa bits.
 
     `max` is the largest finite number. From `smallest_normal` on, numbers have all their mantissa
-    bits; below it they are subnormal, evenly spaced down to `smallest_subnormal`, and what is
-    half of that or less is rounded to 0. `dtype` is None where torch has no tensors of it.
+    bits; below it they are subnormal, evenly spaced down to `smallest_subnormal`, and half of that
+    or less is rounded to 0. `dtype` is None if torch has no such tensors.
     """
 
     name: str
@@ -73,12 +73,12 @@ class Format:
 
     @property
     def spacing_at_1(self) -> float:
-        """How far the next number after 1 is from 1: 2 to the minus mantissa bits."""
+        """The distance from 1 to the next number: 2 to the minus mantissa bits."""
         return 2.0**-self.mantissa_bits
 
     @property
     def decimal_digits(self) -> float:
-        """What the mantissa, with its hidden bit, is worth: (mantissa bits + 1) log10 2."""
+        """Decimal digits of the mantissa with its hidden bit: (mantissa bits + 1) log10 2."""
         return (self.mantissa_bits + 1) * math.log10(2)
 
     @property
@@ -88,13 +88,13 @@ class Format:
 
     @staticmethod
     def from_bits(name: str, exponent_bits: int, mantissa_bits: int) -> Format:
-        """By IEEE 754's rule, in which the highest exponent is kept for inf and NaN.
+        """Make a format by IEEE 754, which reserves the highest exponent for inf and NaN.
 
         Raises: ValueError for fewer than 2 exponent bits or less than 1 mantissa bit.
         """
         if exponent_bits < 2 or mantissa_bits < 1:
             raise ValueError(
-                f"A format has 2 exponent bits and 1 mantissa bit at least, not {exponent_bits} "
+                f"A format needs at least 2 exponent bits and 1 mantissa bit, not {exponent_bits} "
                 f"and {mantissa_bits}."
             )
         bias = 2 ** (exponent_bits - 1) - 1
@@ -112,13 +112,13 @@ class Format:
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """The format of a torch dtype, from `torch.finfo`.
+    """Return the format of a torch dtype, from `torch.finfo`.
 
-    Raises: ValueError for a dtype that is none of fp32, fp16, bf16, fp8.
+    Raises: ValueError for a dtype other than fp32, fp16, bf16, fp8.
     """
     if dtype not in NAMES:
         known = ", ".join(map(str, NAMES))
-        raise ValueError(f"{dtype} is not one of the formats here: {known}.")
+        raise ValueError(f"{dtype} is not one of these formats: {known}.")
     info = torch.finfo(dtype)
     mantissa_bits = round(-math.log2(info.eps))
     return Format(
@@ -144,15 +144,15 @@ class FormatTable(tuple[Format, ...]):
     def _rows(self) -> list[tuple[str, ...]]:
         return [
             (
-                *map(str, (one.name, one.bits, one.exponent_bits, one.mantissa_bits)),
-                f"{one.max:.6g}",
-                f"{one.smallest_normal:.3g}",
-                f"{one.smallest_subnormal:.3g}",
-                f"{one.spacing_at_1:.3g}",
-                f"{one.decimal_digits:.1f}",
-                "" if one.dtype else "computed from its bits; in memory 32",
+                *map(str, (row.name, row.bits, row.exponent_bits, row.mantissa_bits)),
+                f"{row.max:.6g}",
+                f"{row.smallest_normal:.3g}",
+                f"{row.smallest_subnormal:.3g}",
+                f"{row.spacing_at_1:.3g}",
+                f"{row.decimal_digits:.1f}",
+                "" if row.dtype else "computed from its bits; 32 in memory",
             )
-            for one in self
+            for row in self
         ]
 
     def __repr__(self) -> str:
@@ -179,24 +179,24 @@ class FormatTable(tuple[Format, ...]):
 
 
 def formats() -> FormatTable:
-    """fp32, tf32, fp16, bf16 and the two of fp8, from the finest that torch trains in.
+    """Return fp32, tf32, fp16, bf16 and the two fp8 formats, sorted by precision.
 
-    tf32 is how some GPUs multiply fp32 matrices. There are no tensors of it, so torch does not
-    describe it, and its row is computed from its bits.
+    tf32 is the format in which some GPUs multiply fp32 matrices. It has no tensors, so torch does
+    not describe it, and its row is computed from its bits.
     """
-    fp32, *others = map(format_of, NAMES)
-    return FormatTable([fp32, Format.from_bits("tf32", 8, 10), *others])
+    fp32, *rest = map(format_of, NAMES)
+    return FormatTable([fp32, Format.from_bits("tf32", 8, 10), *rest])
 
 
-# What a format keeps of a gradient ----------------------------------------------------
+# The effect of a format on gradients --------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What becomes of numbers in a format, as shares of all of them, which add up to 1.
+    """What a format does to numbers, as shares of all numbers, which add up to 1.
 
-    `zero` was 0 before; `underflow` becomes 0; `subnormal` loses bits; `overflow` is beyond the
-    largest number, and inf and NaN are counted there; `normal` is the rest, merely rounded.
+    `zero` was 0 before; `underflow` becomes 0; `subnormal` loses bits; `overflow` exceeds the
+    largest number, and includes inf and NaN; `normal` is the rest, which is only rounded.
     """
 
     zero: float
@@ -213,16 +213,15 @@ class Kept:
 def kept(
     source: nn.Module | Iterable[Tensor], dtype: torch.dtype = torch.float16, scale: float = 1.0
 ) -> Kept:
-    """What becomes of a model's gradients, or of given tensors, in the format `dtype`.
+    """Return what the format `dtype` does to a model's gradients, or to given tensors.
 
-    They are multiplied with `scale` first, as by a loss scaler. The gradients have to be fp32:
-    what fp16 has lost in backward cannot be counted any more.
+    They are multiplied by `scale` first, as by a loss scaler. The gradients must be fp32: numbers
+    that fp16 has lost in backward cannot be counted.
 
-    Raises: ValueError where there is no number to look at, or for a dtype that `format_of`
-    refuses.
+    Raises: ValueError if there is no number, or for a dtype that `format_of` does not accept.
     """
     if isinstance(source, nn.Module):
-        source = (each.grad for each in source.parameters() if each.grad is not None)
+        source = (p.grad for p in source.parameters() if p.grad is not None)
     counts, form = torch.zeros(5, dtype=torch.int64), format_of(dtype)
     for tensor in source:
         counts += _counts(tensor.detach().float(), form, scale)
@@ -233,12 +232,12 @@ def kept(
 
 
 def _counts(tensor: Tensor, form: Format, scale: float) -> Tensor:
-    """How many numbers of a tensor are of each kind, in the order of `Kept`."""
+    """Return how many numbers of a tensor are of each kind, in the order of `Kept`."""
     scaled = tensor * scale
     rounded = scaled.to(form.dtype).float().abs()
     zero = tensor == 0
-    overflow = ~(scaled.abs() <= form.max)  # NaN too
-    gone = (rounded == 0) & ~zero
+    overflow = ~(scaled.abs() <= form.max)  # also NaN
+    underflow = (rounded == 0) & ~zero
     normal = (rounded >= form.smallest_normal) & ~overflow
-    rest = ~(zero | gone | normal | overflow)
-    return torch.stack([each.sum() for each in (zero, gone, rest, normal, overflow)]).cpu()
+    rest = ~(zero | underflow | normal | overflow)
+    return torch.stack([kind.sum() for kind in (zero, underflow, rest, normal, overflow)]).cpu()

@@ -23,7 +23,7 @@ __all__ = ["SavedBytes", "SavedTensor", "saved_bytes"]
 
 
 class SavedTensor(NamedTuple):
-    """A tensor that autograd keeps, the first of those that share a storage."""
+    """A tensor that autograd saves; of tensors that share a storage, the first."""
 
     module: str  # dotted name; "" for the function itself
     shape: tuple[int, ...]
@@ -33,10 +33,10 @@ class SavedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """What autograd keeps between a forward pass and its backward pass.
+    """What autograd saves between a forward pass and its backward pass.
 
-    A storage that several modules save belongs to the first of them in time. `parameters` are the
-    bytes of saved parameters and buffers, which are there anyway and in none of the other figures.
+    A storage that several modules save belongs to the first of them. `parameters` are the bytes of
+    saved parameters and buffers, which exist anyway and are in none of the other figures.
     """
 
     tensors: tuple[SavedTensor, ...]
@@ -44,24 +44,24 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """Bytes of all tensors but parameters."""
-        return sum(each.bytes for each in self.tensors)
+        """Bytes of all tensors except parameters."""
+        return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def by_module(self) -> dict[str, int]:
-        """Bytes that each module saved by itself, without those inside it, in order of time."""
+        """Bytes that each module saved, without submodules, in order of time."""
         modules: dict[str, int] = {}
-        for each in self.tensors:
-            modules[each.module] = modules.get(each.module, 0) + each.bytes
+        for tensor in self.tensors:
+            modules[tensor.module] = modules.get(tensor.module, 0) + tensor.bytes
         return modules
 
     def within(self, module: str) -> int:
-        """Bytes saved by a module and all those inside it."""
+        """Return the bytes saved by a module and all its submodules."""
         inside = module + "."
         return sum(
-            each.bytes
-            for each in self.tensors
-            if not module or each.module == module or each.module.startswith(inside)
+            tensor.bytes
+            for tensor in self.tensors
+            if not module or tensor.module == module or tensor.module.startswith(inside)
         )
 
     @property
@@ -106,52 +106,52 @@ class SavedBytes:
 
 
 class _Kept:
-    """A saved tensor, for as long as the graph has it."""
+    """A saved tensor; it lives as long as the graph."""
 
     def __init__(self, tensor: Tensor, module: str) -> None:
-        # Detached: a result that its own node saves would hold the node, and that the result.
+        # Detached, to avoid a cycle: a node that saves its own result would keep itself alive.
         self.tensor, self.module = tensor.detach(), module
         self.is_parameter = isinstance(_base(tensor), nn.Parameter)
 
 
 def saved_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> SavedBytes:
-    """Run `fn` forward, and say what autograd keeps for backward, each storage once, by module.
+    """Run `fn` forward, and return what autograd saves for backward, by module.
 
-    `fn` is a module, or a function that calls some. Module names are those within `fn`; a function
-    has a name for each module it calls itself: its class. Inputs count where a module saves them,
-    as in the formula of Korthikanti et al. 2022 ("Reducing activation recomputation in large
-    transformer models", section 4); parameters and buffers do not. What a checkpoint keeps stands
-    under the module that called it. Not seen is what a node of the graph keeps outside of
-    `save_for_backward`, such as random states.
+    `fn` is a module, or a function that calls modules. Each storage counts once. Names are those
+    of submodules of `fn`; in a function, a module is named after its class. Inputs count if a
+    module saves them, as in the formula of Korthikanti et al. 2022 ("Reducing activation
+    recomputation in large transformer models", section 4); parameters and buffers do not. What a
+    checkpoint saves is listed under the module that called it. Data that a node keeps outside of
+    `save_for_backward`, such as random states, is not counted.
     """
     graph: list[weakref.ref[_Kept]] = []
     with _Running(fn) as running:
 
         def keep(tensor: Tensor) -> _Kept:
-            kept = _Kept(tensor, running.name)
-            graph.append(weakref.ref(kept))
-            return kept
+            saved = _Kept(tensor, running.name)
+            graph.append(weakref.ref(saved))
+            return saved
 
-        with saved_tensors_hooks(keep, lambda kept: kept.tensor), torch.enable_grad():
+        with saved_tensors_hooks(keep, lambda saved: saved.tensor), torch.enable_grad():
             outputs = fn(*inputs, **keywords)
-    # Only what is still in the graph: a branch that leads to no output is gone by now.
-    alive = [kept for each in graph if (kept := each()) is not None]
+    # Only what is still in the graph: branches that lead to no output are freed by now.
+    alive = [saved for reference in graph if (saved := reference()) is not None]
     del outputs
     return _count(alive, running.parameters())
 
 
 def _count(alive: list[_Kept], parameters: set[Storage]) -> SavedBytes:
-    tensors, seen, of_parameters = [], set[Storage](), 0
-    for kept in alive:
-        key, size = storage_of(kept.tensor)
-        if key in seen:
+    tensors, counted, of_parameters = [], set[Storage](), 0
+    for saved in alive:
+        key, size = storage_of(saved.tensor)
+        if key in counted:
             continue
-        seen.add(key)
-        if key in parameters or kept.is_parameter:
+        counted.add(key)
+        if key in parameters or saved.is_parameter:
             of_parameters += size
         elif size:
-            shape, dtype = tuple(kept.tensor.shape), kept.tensor.dtype
-            tensors.append(SavedTensor(kept.module, shape, dtype, size))
+            shape, dtype = tuple(saved.tensor.shape), saved.tensor.dtype
+            tensors.append(SavedTensor(saved.module, shape, dtype, size))
     return SavedBytes(tuple(tensors), of_parameters)
 
 
@@ -160,7 +160,7 @@ def _base(tensor: Tensor) -> Tensor:
 
 
 class _Running:
-    """Which module is running, by hooks on all of them."""
+    """Tracks which module is running, by hooks on all modules."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._names: dict[nn.Module, str] = {}
@@ -184,7 +184,7 @@ class _Running:
             hook.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        if module not in self._names:  # one that a function calls, or that nobody registered
+        if module not in self._names:  # called by a function, or not registered as a submodule
             plain = f"{self.name}.{type(module).__name__}".removeprefix(".")
             names = chain([plain], (f"{plain}_{number}" for number in count(2)))
             taken = set(self._names.values())
@@ -196,10 +196,10 @@ class _Running:
 
     @property
     def name(self) -> str:
-        """Dotted name of the innermost module that is running."""
+        """Dotted name of the innermost running module."""
         return self._stack[-1]
 
     def parameters(self) -> set[Storage]:
-        """Keys of the storages of all parameters and buffers of modules that were met."""
-        own = (t for each in self._names for t in (*each.parameters(), *each.buffers()))
-        return {storage_of(each)[0] for each in own}
+        """Return the storage keys of parameters and buffers of all modules that ran."""
+        tensors = (t for each in self._names for t in (*each.parameters(), *each.buffers()))
+        return {storage_of(tensor)[0] for tensor in tensors}

@@ -1,8 +1,8 @@
-"""Data parallelism: each rank has the whole model, and all average their gradients in each step.
+"""Data parallelism: each rank has the whole model, and the ranks average gradients in each step.
 
-data_parallel.py    `NaiveDataParallel`, then `DataParallel`, which averages while backward goes on
-buckets.py          gradients that are sent together
-replicas.py         handing rank 0's parameters to all, and comparing those of all ranks
+data_parallel.py    `NaiveDataParallel`, then `DataParallel`, which averages during backward
+buckets.py          buckets of gradients that share one all-reduce
+replicas.py         broadcasts the first rank's parameters, and compares those of all ranks
 local_sgd.py        `LocalSGD`: ranks average their parameters every few steps
 """
 

@@ -1,4 +1,4 @@
-"""Buckets: gradients that are sent together in one flat tensor.
+"""Buckets: gradients that share one all-reduce, in one flat tensor.
 
 flat   [ gradient of p0 | gradient of p1 | ... | used0 used1 ... | present ]
 """
@@ -16,56 +16,57 @@ __all__ = ["Bucket", "in_buckets"]
 
 
 def in_buckets(
-    parameters: Sequence[nn.Parameter], first: int, others: int, world_size: int
+    parameters: Sequence[nn.Parameter], first: int, rest: int, world_size: int
 ) -> list[Bucket]:
-    """Buckets of parameters in this order, of one dtype and device each.
+    """Divide the parameters, in this order, into buckets of one dtype and device each.
 
-    A bucket is closed once it has `first` bytes, or `others` if it is not the first of its kind.
+    A bucket is closed once it has `first` bytes, or `rest` bytes if it is not the first bucket
+    of its dtype and device.
     """
-    packs = in_packs(parameters, first, others)
+    packs = in_packs(parameters, first, rest)
     return [Bucket(pack, world_size) for pack in packs]
 
 
 class Bucket:
-    """Parameters and the flat tensor of their gradients, divided by `world_size` on the way in.
+    """Parameters and the flat tensor of their gradients, which `pack` divides by `world_size`.
 
-    `used` counts, for each parameter, the ranks on which it has got a gradient, and `present`
-    the ranks that had a batch at all; both as parts of all ranks.
+    `used` counts, for each parameter, the ranks that computed a gradient of it. `present` counts
+    the ranks that had a batch. Both are stored as fractions of the world size.
     """
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
         self.parameters, self._share = parameters, 1 / world_size
-        first, count = parameters[0], sum(one.numel() for one in parameters)
+        first, count = parameters[0], sum(parameter.numel() for parameter in parameters)
         self.flat = torch.zeros(
             count + len(parameters) + 1, dtype=first.dtype, device=first.device
         )
         self._gradients, self._used = self.flat[:count], self.flat[count:-1]
         self._views = list(views(self.flat, parameters))
-        self._arrived: set[int] = set()  # places of parameters
+        self._arrived: set[int] = set()  # indices of parameters
         self._unused: set[int] = set()
         self.wait: Callable[[], object] = lambda: None
 
     @property
     def full(self) -> bool:
-        """Whether the gradients of all parameters are in it."""
+        """Whether all parameters have their gradients."""
         return len(self._arrived) == len(self.parameters)
 
     def empty(self) -> None:
-        """Before a backward pass."""
+        """Reset the bucket before a backward pass."""
         self._arrived.clear()
         self._unused.clear()
-        self.flat[len(self._gradients) :] = self._share  # all used, all present
+        self.flat[len(self._gradients) :] = self._share  # all parameters used, this rank present
 
     def nothing(self) -> None:
-        """What a rank brings that has no batch any more."""
+        """Fill the bucket with zeros: the contribution of a rank without batches."""
         self.flat.zero_()
 
     def arrive(self, place: int) -> None:
-        """A parameter has its gradient."""
+        """Note that the gradient of the parameter at `place` is ready."""
         self._arrived.add(place)
 
     def pack(self) -> None:
-        """Put all gradients into their places, divided; they may be there already."""
+        """Copy all gradients into the flat tensor, unless they are there already; divide them."""
         places, gradients = [], []
         for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
             gradient = parameter.grad
@@ -76,8 +77,8 @@ class Bucket:
                 continue
             if gradient.is_sparse:
                 raise TypeError(
-                    f"a gradient of shape {tuple(gradient.shape)} is sparse, and buckets are not. "
-                    "Make the embedding with sparse=False, or leave it to a parameter server."
+                    f"a gradient of shape {tuple(gradient.shape)} is sparse, but buckets are "
+                    "dense. Use an embedding with sparse=False, or a parameter server."
                 )
             places.append(view)
             gradients.append(gradient.detach())
@@ -87,7 +88,7 @@ class Bucket:
         self._gradients *= self._share
 
     def hand_out(self, over_all: bool) -> None:
-        """Gradients as they are after the all-reduce: means over all, or over those present."""
+        """Set `.grad` after the all-reduce: the mean over all ranks, or over those present."""
         if not over_all:
             self._gradients /= self.flat[-1]
         if self._unused:

@@ -1,10 +1,10 @@
 """Data parallelism: each rank has the whole model and its own part of the batch.
 
-    the same parameters ──► gradients of one's own ──► averaged over the ranks ──► the same step
+    same parameters ──► each rank's gradients ──► averaged over the ranks ──► same step
 
-`average_by_hooks` is all of it in ten lines. `NaiveDataParallel` wraps a module as PyTorch's DDP
-does, averages each gradient by itself, and waits for it. `DataParallel` packs
-gradients into buckets, and a bucket travels while backward computes the gradients of the next
+`average_by_hooks` is the whole idea in ten lines. `NaiveDataParallel` wraps a module as PyTorch's
+DDP does, and all-reduces each gradient separately, waiting for it. `DataParallel` packs gradients
+into buckets; the all-reduce of a bucket overlaps with the backward computation of the next one
 (S. Li et al. 2020, "PyTorch Distributed", section 3.2):
 
     backward       layer 3     layer 2     layer 1
@@ -34,10 +34,10 @@ __all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal", "averag
 
 
 def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Data parallelism in its simplest form: after this, `loss.backward()` averages gradients.
+    """Make `loss.backward()` average gradients: data parallelism in its simplest form.
 
     All ranks begin with the parameters of the group's first rank. Backward calls the hook of a
-    parameter as soon as its `.grad` is complete; the hook puts the mean of all ranks in its place.
+    parameter as soon as its `.grad` is complete, and the hook replaces it with the ranks' mean.
     """
     size = dist.get_world_size(group)
 
@@ -52,35 +52,35 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
             parameter.register_post_accumulate_grad_hook(average)
 
 
-# The same as a module around the model, and faster -----------------------------------------------
+# The same as a wrapper of the module, and faster -------------------------------------------------
 
 AllReduce = Callable[..., Any]
 MIB = 2**20
-FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # bytes, as in PyTorch: a small one starts early
+FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # bytes, as in PyTorch: a small first one starts early
 
 
 class _Replica(nn.Module):
-    """A module that begins the same on all ranks, and is used as the module itself."""
+    """A wrapper that gives all ranks the same parameters, and is called like the module itself."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.module, self.group = module, group
         self.world_size = dist.get_world_size(group)
         self._averages = True  # not inside `no_sync`
-        self._expects = False  # whether the backward pass that comes next averages
-        self._with_buffers = [one for one in module.modules() if one._buffers]
+        self._expects = False  # whether the next backward pass averages
+        self._with_buffers = [submodule for submodule in module.modules() if submodule._buffers]
         self._parameters_to_average()
         broadcast(module.parameters(), group)
         self._broadcast_buffers()
 
     def _parameters_to_average(self) -> list[nn.Parameter]:
-        trained = [one for one in self.module.parameters() if one.requires_grad]
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not trained:
             raise ValueError("no parameter of this module needs a gradient: nothing to average.")
         return trained
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own. Buffers become the first rank's where gradients will be averaged."""
+        """Call the module. If gradients will be averaged, first broadcast rank 0's buffers."""
         if torch.is_grad_enabled():
             self._expects = self._averages
             if self._averages:
@@ -91,16 +91,16 @@ class _Replica(nn.Module):
         self._broadcast_buffers()
 
     def _broadcast_buffers(self, source: int = 0) -> None:
-        # not `module.buffers()`, which goes through all modules: 1 % of the step of a small model
-        buffers = [one for module in self._with_buffers for one in module._buffers.values()]
-        broadcast((one for one in buffers if one is not None), self.group, source)
+        # not `module.buffers()`, which visits all modules: 1 % of the step of a small model
+        buffers = [buffer for module in self._with_buffers for buffer in module._buffers.values()]
+        broadcast((buffer for buffer in buffers if buffer is not None), self.group, source)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward passes inside it leave their gradients on this rank, where they add up.
+        """Accumulate gradients on this rank without averaging them.
 
-        The first backward after it averages the sum. Forward and backward belong inside, as with
-        PyTorch's DDP.
+        The first backward pass after the block averages the sum. Both the forward and the
+        backward pass must be inside, as with PyTorch's DDP.
         """
         before, self._averages = self._averages, False
         try:
@@ -109,26 +109,26 @@ class _Replica(nn.Module):
             self._averages = before
 
     def average_next(self, averages: bool) -> None:
-        """Whether the next backward averages: for pipelines, which go forward in between.
+        """Set whether the next backward averages, for pipelines: they interleave forward passes.
 
-        Inside `no_sync` it never does.
+        Inside `no_sync` no backward averages.
         """
         self._expects = averages and self._averages
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped module's own: what is saved can be loaded without this wrapper."""
+        """Return the wrapped module's state, which can be loaded without this wrapper."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`, of the wrapped module."""
+        """Load the state into the wrapped module, as `nn.Module.load_state_dict` does."""
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
 
 class NaiveDataParallel(_Replica):
-    """Averages every gradient by an all-reduce of its own, and waits for it.
+    """Averages every gradient with its own all-reduce, and waits for it.
 
-    After `loss.backward()` each rank of `group` has the mean of all ranks' gradients. Every rank
-    has to use the same parameters. Raises ValueError where no parameter needs a gradient.
+    After `loss.backward()` each rank of `group` has the mean of all ranks' gradients. All ranks
+    must use the same parameters. Raises ValueError if no parameter needs a gradient.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -143,24 +143,24 @@ class NaiveDataParallel(_Replica):
 
 
 class DataParallel(_Replica, Joinable):
-    """Averages gradients in buckets, each on its way as soon as it is full.
+    """Averages gradients in buckets, and starts the all-reduce of each as soon as it is full.
 
-    Used as the module itself, in the plain training loop: `backward` returns when every rank of
-    `group` has the mean of all gradients. Parameters that a rank does not use count as zero there,
-    and those that no rank uses keep no gradient. `.grad` is a view of a bucket, so gradients take
-    memory once. Checkpoint layers with `use_reentrant=False`: a reentrant checkpoint is a backward
-    pass of its own, and all buckets travel at the end of each.
+    Call it like the module itself, in the plain training loop: `backward` returns once every rank
+    of `group` has the mean of all gradients. A parameter that a rank does not use counts as zero
+    there, and one that no rank uses gets no gradient. `.grad` is a view of a bucket, so gradients
+    take memory only once. Checkpoint layers with `use_reentrant=False`: a reentrant checkpoint
+    runs a separate backward pass, and all buckets are reduced at the end of each pass.
 
     Args:
-        module: its parameters and buffers become those of the group's first rank. Parameters that
-            need a gradient only later are not averaged.
-        bucket_cap_mb: MiB of a bucket. None: 25, and 1 for the first that fills.
+        module: its parameters and buffers become those of the group's first rank. A parameter
+            that begins to require a gradient after this is not averaged.
+        bucket_cap_mb: size of a bucket in MiB. None: 25, and 1 for the first bucket to fill.
         group: the ranks that share a batch; None: all.
-        all_reduce: `dist.all_reduce`, or a function of `dtlab.collectives`. One that does not take
-            `async_op` runs in a thread of its own, beside backward.
+        all_reduce: `dist.all_reduce`, or a function of `dtlab.collectives`. A function without
+            the argument `async_op` runs in a separate thread, concurrently with backward.
 
     Raises:
-        ValueError: no parameter needs a gradient, or a bucket has no size.
+        ValueError: no parameter needs a gradient, or `bucket_cap_mb` is not above 0.
         TypeError: in backward, for a sparse gradient.
     """
 
@@ -173,24 +173,24 @@ class DataParallel(_Replica, Joinable):
         all_reduce: AllReduce = dist.all_reduce,
     ) -> None:
         super().__init__(module, group)
-        Joinable.__init__(self)  # nn.Module hands it nothing on
-        first, others = FIRST_BUCKET, BUCKET
+        Joinable.__init__(self)  # nn.Module does not call it
+        first, rest = FIRST_BUCKET, BUCKET
         if bucket_cap_mb is not None:
             if not bucket_cap_mb > 0:
                 raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
-            first = others = int(bucket_cap_mb * MIB)
-        backwards = self._parameters_to_average()[::-1]  # about the order of their gradients
-        self._buckets = in_buckets(backwards, first, others, self.world_size)
+            first = rest = int(bucket_cap_mb * MIB)
+        backwards = self._parameters_to_average()[::-1]  # roughly the order of their gradients
+        self._buckets = in_buckets(backwards, first, rest, self.world_size)
         self._start = _asynchronous(all_reduce, group)
-        self._task = -1  # the backward pass that is going on, as autograd numbers them
-        self._next = 0  # the bucket to send next: all ranks send them in the same order
-        self._divides_by_all = True  # or only by those that still have batches, within `join`
+        self._task = -1  # autograd's number of the current backward pass
+        self._next = 0  # the bucket to reduce next: the order is the same on all ranks
+        self._divides_by_all = True  # False, in `join`: only by the ranks that still have batches
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 _on_gradient(parameter, self._hook(bucket, place))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `_Replica.forward`; tells ranks that have joined that a step begins."""
+        """See `_Replica.forward`; also notifies joined ranks that a step begins."""
         if torch.is_grad_enabled() and self._averages:
             Join.notify_join_context(self)
         return super().forward(*args, **kwargs)
@@ -211,7 +211,7 @@ class DataParallel(_Replica, Joinable):
         return arrived
 
     def _begin(self, task: int) -> None:
-        """A pass begins; one that was broken off is waited for, and then nothing of it is left."""
+        """Begin a backward pass; first wait for, and discard, one that was interrupted."""
         for bucket in self._buckets[: self._next]:
             bucket.wait()
         self._task, self._next = task, 0
@@ -230,7 +230,7 @@ class DataParallel(_Replica, Joinable):
         self._next += 1
 
     def _finish(self, task: int) -> None:
-        """At the end of backward: send what is left, and wait for all."""
+        """At the end of backward, send the remaining buckets and wait for all."""
         if task != self._task:
             return
         while self._next < len(self._buckets):
@@ -240,61 +240,61 @@ class DataParallel(_Replica, Joinable):
             bucket.hand_out(self._divides_by_all)
         self._task, self._next = -1, 0
 
-    # ------------------------------------------------------------------ batches that run out
+    # ------------------------------------------------------------------ uneven numbers of batches
 
-    def _share_buffers(self, through: bool = False) -> None:
-        """The first rank's; in `join` those of the last one that still has batches."""
-        source = self._last_with(not through) if self._join_config.enable else 0
+    def _share_buffers(self, joined: bool = False) -> None:
+        """Broadcast the first rank's buffers; in `join`, those of the last rank with batches."""
+        source = self._last_with(not joined) if self._join_config.enable else 0
         self._broadcast_buffers(source)
 
-    def _last_with(self, sign: bool) -> int:
-        """The last rank of the group on which this is true."""
-        own = dist.get_rank(self.group) if sign else -1
-        last = torch.tensor([own], device=self.join_device)
+    def _last_with(self, condition: bool) -> int:
+        """Return the last rank of the group on which `condition` is true."""
+        candidate = dist.get_rank(self.group) if condition else -1
+        last = torch.tensor([candidate], device=self.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, self.group)
         return int(last)
 
     def join(self, divide_by_initial_world_size: bool = True, enable: bool = True) -> Join:
-        """`with model.join():` around a loop in which ranks have different numbers of batches.
+        """Allow ranks with different numbers of batches: `with model.join():` around the loop.
 
-        A rank that is through goes on taking part, with zeros, until all are. The mean is over all
-        ranks or, without `divide_by_initial_world_size`, over those that still have batches. At
-        the end all ranks have the parameters of one that was the last.
+        A rank that has finished its batches contributes zeros until all ranks have finished. The
+        mean is over all ranks or, without `divide_by_initial_world_size`, over those that still
+        have batches. At the end all ranks get the parameters of a rank that finished last.
         """
         return Join([self], enable, divide_by_initial_world_size=divide_by_initial_world_size)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What a rank does that is through: `torch.distributed.algorithms.Join` asks for it."""
+        """Return the hooks of a rank that has finished; `Join` calls this."""
         self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return _Shadow(self)
 
     @property
     def join_device(self) -> torch.device:
-        """Where `Join` counts who is through."""
+        """The device on which `Join` counts the ranks that have finished."""
         return self._buckets[0].flat.device
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks that wait for each other."""
+        """The ranks that join."""
         return self.group or dist.group.WORLD
 
 
 class _Shadow(JoinHook):
-    """Answers the others' collectives, in the order of their steps."""
+    """Mirrors the collectives of ranks that still have batches, in the order of their steps."""
 
     def __init__(self, model: DataParallel) -> None:
         self._model = model
 
     def main_hook(self) -> None:
-        """One step of theirs."""
+        """Take part in one step of these ranks, with zeros."""
         model = self._model
-        model._share_buffers(through=True)
+        model._share_buffers(joined=True)
         for bucket in model._buckets:
             bucket.nothing()
             model._start(bucket.flat)()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """All are through: the last ones' parameters are those that saw every step."""
+        """Broadcast the parameters of a rank that finished last: it has made every step."""
         model, last = self._model, self._model._last_with(is_last_joiner)
         broadcast(model.module.parameters(), model.group, last)
         model._broadcast_buffers(last)
@@ -303,7 +303,7 @@ class _Shadow(JoinHook):
 def _asynchronous(
     all_reduce: AllReduce, group: dist.ProcessGroup | None
 ) -> Callable[[Tensor], Callable[[], Any]]:
-    """Starts an all-reduce, and gives what waits for it."""
+    """Return a function that starts an all-reduce and returns a function that waits for it."""
     if "async_op" in inspect.signature(all_reduce).parameters:
         return lambda flat: all_reduce(flat, group=group, async_op=True).wait
     thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
@@ -311,5 +311,5 @@ def _asynchronous(
 
 
 def _on_gradient(parameter: Tensor, do: Callable[[Tensor], None]) -> None:
-    """Once the gradient of a parameter is in `.grad`, all uses of it added up."""
+    """Call `do` when `.grad` of a parameter is complete, that is, summed over all its uses."""
     parameter.register_post_accumulate_grad_hook(do)  # type: ignore[no-untyped-call]

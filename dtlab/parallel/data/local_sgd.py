@@ -4,9 +4,9 @@
     rank 1    step  step  step  step ─┤ average ├─ step  step  step  step ─┤ average ...
     rank 2    step  step  step  step ─┘         └─ step  step  step  step ─┘
 
-Where data parallelism sends S bytes of gradients in each step, this sends S bytes of parameters in
-every k-th: 1/k of the bytes, and ranks wait for each other k times less often. In between the
-ranks drift apart, the more the larger k and the rate are.
+Data parallelism sends S bytes of gradients in each step. Local SGD sends S bytes of parameters in
+every k-th step: 1/k of the bytes, and the ranks synchronize k times less often. Between two
+averages the parameters of the ranks diverge, the more the larger k and the learning rate are.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ class LocalSGD:
         for inputs, targets in my_batches():
             optimizer.zero_grad()
             cross_entropy(model(inputs), targets).backward()
-            optimizer.step()                          # any optimizer, of this rank alone
+            optimizer.step()                          # any optimizer; it steps on this rank only
             local.step()
 
-    Works on the parameters that require a gradient. Buffers and the optimizer's state, such as
-    momentum, stay each rank's own. With plain SGD and `steps=1` it is data parallelism. The first
-    `every_step_until` steps average each time, and only then local SGD begins. All ranks take
-    equally many steps; call `average` once more where the last of them was a local one.
+    Only parameters that require a gradient are averaged. Buffers and the optimizer's state, such
+    as momentum, remain separate on each rank. With plain SGD and `steps=1` this is data
+    parallelism. The first `every_step_until` steps average each time; local SGD begins after
+    them. All ranks must take the same number of steps. Call `average` once more at the end if the
+    last step did not average.
 
-    Stich 2019, "Local SGD Converges Fast and Communicates Little". Beginning later: post-local
-    SGD, Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
-    Raises: ValueError where `steps` is below 1, or nothing in `module` requires a gradient.
+    Stich 2019, "Local SGD Converges Fast and Communicates Little". A later start is post-local
+    SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
+    Raises: ValueError if `steps` is below 1, or no parameter of `module` requires a gradient.
     """
 
     def __init__(
@@ -46,19 +47,19 @@ class LocalSGD:
     ) -> None:
         if steps < 1 or every_step_until < 0:
             raise ValueError(
-                f"LocalSGD averages every 1 or more steps, after 0 or more in which it does so "
-                f"each time; not steps={steps}, every_step_until={every_step_until}."
+                f"LocalSGD needs steps of 1 or more and every_step_until of 0 or more, not "
+                f"steps={steps}, every_step_until={every_step_until}."
             )
         self.steps, self.every_step_until = steps, every_step_until
         self.taken = 0  # steps so far
         self._group = group
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         if not self._parameters:
-            raise ValueError("No parameter here requires a gradient: there is nothing to average.")
+            raise ValueError("No parameter of this module requires a gradient to average.")
         broadcast([*module.parameters(), *module.buffers()], group)
 
     def step(self) -> bool:
-        """Count a step of the optimizer; average where it is time to. Returns whether it did."""
+        """Count a step of the optimizer, and average if it is due. Returns whether it averaged."""
         self.taken += 1
         local = self.taken - self.every_step_until
         due = local <= 0 or local % self.steps == 0
@@ -68,7 +69,7 @@ class LocalSGD:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Make the parameters the mean over all ranks: one all-reduce per dtype and device."""
+        """Average the parameters over all ranks, with one all-reduce per dtype and device."""
         for pack in packs(self._parameters):
             dist.all_reduce(pack, group=self._group)
             pack /= dist.get_world_size(self._group)

@@ -13,21 +13,21 @@ from dtlab.errors import DtlabError
 
 __all__ = ["assert_replicas_equal", "broadcast", "packs"]
 
-_SHOWN = 5  # tensors that an error names
+_SHOWN = 5  # maximum number of tensors that an error lists
 
 
 def broadcast(
     tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None, source: int = 0
 ) -> None:
-    """Give all ranks of the group the tensors of its rank `source`."""
+    """Copy the tensors of the group's rank `source` to all its ranks."""
     for pack in packs(tensors):
         dist.broadcast(pack, group=group, group_src=source)
 
 
 def packs(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors end to end, in one flat tensor for each dtype and device.
+    """Yield the tensors concatenated into one flat tensor for each dtype and device.
 
-    What the caller does to it before it asks for the next one is done to the tensors.
+    When the caller asks for the next pack, the values of this pack are copied into the tensors.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
@@ -43,35 +43,35 @@ def packs(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def assert_replicas_equal(
     module: nn.Module, group: dist.ProcessGroup | None = None, *, buffers: bool = False
 ) -> None:
-    """Compare the parameters of all ranks bit by bit; `buffers` too.
+    """Compare the parameters of all ranks bit by bit, and with `buffers` also the buffers.
 
-    Buffers, as BatchNorm has them, follow each rank's own batch until the next forward pass makes
-    them the first rank's: between two steps they may well differ.
+    Buffers such as BatchNorm's follow each rank's own batch until the next forward pass replaces
+    them by the first rank's, so they may differ between two steps.
 
-    Call it on all ranks of the group. Raises `DtlabError` on all of them, which names the tensors
-    that differ, the ranks, and by how much.
+    Call it on all ranks of the group. Raises `DtlabError` on all of them if any tensor differs;
+    the error names the tensors, the ranks, and the largest difference.
     """
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     tensors |= dict(module.named_buffers()) if buffers else {}
-    own = {name: _digest(tensor) for name, tensor in tensors.items()}
+    local = {name: _digest(tensor) for name, tensor in tensors.items()}
     digests: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(digests, own, group=group)
-    if all(other == digests[0] for other in digests):
+    dist.all_gather_object(digests, local, group=group)
+    if all(digest == digests[0] for digest in digests):
         return
-    names = dict.fromkeys(name for one in digests for name in one)
-    different = [name for name in names if len({one.get(name) for one in digests}) > 1]
+    names = dict.fromkeys(name for digest in digests for name in digest)
+    different = [name for name in names if len({digest.get(name) for digest in digests}) > 1]
     lines = [_difference(name, tensors.get(name), digests, group) for name in different]
     shown = "\n  ".join(lines[:_SHOWN])
     more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     raise DtlabError(
         f"the replicas differ in {len(lines)} of {len(names)} tensors:\n  {shown}{more}\n"
-        "They stay equal only where all begin with the same parameters, step with the same "
-        "gradients, and are called through the wrapper that averages them."
+        "They stay equal only if all ranks begin with the same parameters, step with the same "
+        "gradients, and call the wrapper that averages them."
     )
 
 
 def _digest(tensor: Tensor) -> str:
-    """Of the bits of its elements, and of its shape."""
+    """Return a hash of the tensor's bits and shape."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(flat.numpy().tobytes() + str(tensor.shape).encode()).hexdigest()
 
@@ -82,17 +82,17 @@ def _difference(
     digests: list[dict[str, str]],
     group: dist.ProcessGroup | None,
 ) -> str:
-    """layer.weight: ranks 2, 3 differ from rank 0, by at most 0.01"""
-    others = [n for n, one in enumerate(digests) if one.get(name) != digests[0].get(name)]
-    ranks = f"rank{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+    """Describe a difference: "layer.weight: ranks 2, 3 differ from rank 0, by at most 0.01"."""
+    differing = [n for n, each in enumerate(digests) if each.get(name) != digests[0].get(name)]
+    ranks = f"rank{'s' * (len(differing) > 1)} {', '.join(map(str, differing))}"
     shapes: list[object] = [None] * len(digests)
     dist.all_gather_object(shapes, None if tensor is None else tuple(tensor.shape), group=group)
     if len(set(shapes)) > 1 or tensor is None:
         return f"{name}: {ranks} have another shape than rank 0, or no such tensor"
-    whole = tensor.detach().double()
-    first = whole.clone()
+    values = tensor.detach().double()
+    first = values.clone()
     dist.broadcast(first, group=group, group_src=0)
-    most = (whole - first).abs().max().reshape(1)
+    most = (values - first).abs().max().reshape(1)
     dist.all_reduce(most, dist.ReduceOp.MAX, group)
-    verb = "differ" if len(others) > 1 else "differs"
+    verb = "differ" if len(differing) > 1 else "differs"
     return f"{name}: {ranks} {verb} from rank 0, by at most {most.item():.3g}"

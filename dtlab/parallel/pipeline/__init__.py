@@ -1,11 +1,11 @@
-"""Pipeline parallelism: stages of a model on different ranks, microbatches one after the other.
+"""Pipeline parallelism: each rank runs some layers, and microbatches pass through the stages.
 
 executor.py          `PipelineStage` and `run_schedule`: one loop runs any schedule
 messages.py          which tensors are sent and received, and in which order
 microbatches.py      a batch cut into microbatches, and their losses
-split_backward.py    the gradient of the input first, those of the weights later
+split_backward.py    computes the input's gradient first, the weights' gradients later
 tied.py              parameters that several stages share
-costs.py             what layers cost, and stages that only take time
+costs.py             measured costs of layers, and stages that only take time
 """
 
 from dtlab.parallel.pipeline.costs import StandIn as StandIn

@@ -21,19 +21,20 @@ __all__ = ["StandIn", "measure_costs"]
 def measure_costs(
     layers: Iterable[nn.Module], inputs: Tensor, *, repeats: int = 5
 ) -> list[LayerCost]:
-    """Seconds and bytes of each layer, for `predict.balance_stages`; `inputs` are a microbatch.
+    """Measure seconds and bytes of each layer for `predict.balance_stages`.
 
-    Layers follow each other, as in `nn.Sequential`. Seconds are the median of `repeats` runs,
-    after one that is not counted. Gradients of parameters are left as they were.
+    Layers are called one after the other, as in `nn.Sequential`; `inputs` is one microbatch.
+    Seconds are the median of `repeats` runs, after one that is not counted. Gradients of
+    parameters are left unchanged.
     """
     costs = []
     for layer in layers:
-        kept = [(one, one.grad) for one in layer.parameters()]
+        gradients = [(parameter, parameter.grad) for parameter in layer.parameters()]
         runs = [_times(layer, inputs) for _ in range(repeats + 1)][1:]
-        for parameter, gradient in kept:
+        for parameter, gradient in gradients:
             parameter.grad = gradient
         forward, first, second = (median(each) for each in zip(*runs, strict=True))
-        held = sum(one.nbytes for one in layer.parameters())
+        held = sum(parameter.nbytes for parameter in layer.parameters())
         inputs = inputs.detach().requires_grad_(inputs.is_floating_point())
         saved = saved_bytes(layer, inputs).total
         costs.append(LayerCost(forward, first, second, held, saved))
@@ -43,25 +44,25 @@ def measure_costs(
 
 
 def _times(layer: nn.Module, inputs: Tensor) -> tuple[float, float, float]:
-    """Seconds of F, I and W."""
-    given = inputs.detach().requires_grad_(inputs.is_floating_point())
-    begun = time.perf_counter()
-    output = layer(given)
-    went = time.perf_counter()
+    """Return the seconds of F, I and W."""
+    leaf = inputs.detach().requires_grad_(inputs.is_floating_point())
+    start = time.perf_counter()
+    output = layer(leaf)
+    after_forward = time.perf_counter()
     ends = [get_gradient_edge(output)] if output.requires_grad else []
-    halves = Halves(ends, [given] if given.requires_grad else [])
+    halves = Halves(ends, [leaf] if leaf.requires_grad else [])
     gradients = [torch.ones_like(output) for _ in ends]
-    ready = time.perf_counter()
+    before_input = time.perf_counter()
     halves.inputs(gradients)
-    half = time.perf_counter()
+    after_input = time.perf_counter()
     halves.weights()
-    return went - begun, half - ready, time.perf_counter() - half
+    return after_forward - start, after_input - before_input, time.perf_counter() - after_input
 
 
 class StandIn(nn.Module):
-    """A stage that changes nothing, and takes given seconds for F, I and W.
+    """A stage that returns its input, and takes the given seconds for F, I and W.
 
-    `take(seconds)` takes them: `dtlab.compute` in a launch, which needs no core.
+    `take(seconds)` spends the time: in a launch use `dtlab.compute`, which does not occupy a core.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class StandIn(nn.Module):
         self.weight = nn.Parameter(torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The inputs as they are, plus a weight of 0."""
+        """Return the inputs plus a weight of 0."""
         forward, first, second = self.seconds
         self.take(forward)
         if not inputs.requires_grad:
-            inputs = inputs.detach().requires_grad_()  # on the first stage too, I takes its time
+            inputs = inputs.detach().requires_grad_()  # so that I takes time on the first stage
         return _takes(inputs, first, self.take) + _takes(self.weight, second, self.take)
 
 
@@ -91,7 +92,7 @@ def _takes(tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tens
 
 
 class _Takes(torch.autograd.Function):
-    """The same tensor, whose backward takes so many seconds."""
+    """Returns the same tensor; its backward takes the given seconds."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tensor:

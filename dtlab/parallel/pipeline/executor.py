@@ -1,14 +1,14 @@
 """The pipeline executor: runs any schedule of forward and backward actions on stages.
 
-    schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, done one after the other
+    schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, run one after the other
                       │       │       ▲
     messages          ▼       ▼       │               outputs to the next stage, gradients back
     schedule[rank+1] 1F0 ──► 1B0 ──► 1F1 ──► ...
 
-`simple_run_schedule` is the loop alone. `run_schedule` knows no schedule by name either: it does
-what the list says. Each microbatch has a graph
-of its own on each stage, which ends where a message came in; activations live from F to B, or to
-W. The gradients that a step leaves are those of one process on the whole batch.
+`simple_run_schedule` is the loop alone. `run_schedule` does not depend on any particular schedule
+either: it runs the actions in the list. Each microbatch has a separate autograd graph on each
+stage, which begins at the tensors received from the previous stage; its activations stay in memory
+from F to B, or to W. A step computes the same gradients as one process on the whole batch.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def simple_run_schedule(
 ) -> None:
     """Run a schedule of F and B actions in its simplest form: one loop over this rank's list.
 
-    Rank r has stage r of as many as there are ranks. `inputs` and `targets` are microbatches, all
-    of one shape, which every stage gives back as it is. Gradients of the mean loss are added to
-    `.grad`. A forward and a backward of the same microbatch have tags of their own, so messages
-    find their receivers in any order.
+    Rank r runs stage r; there is one stage per rank. `inputs` and `targets` are lists of
+    microbatches of one shape, and the output of every stage has the shape of its input. Gradients
+    of the mean loss are added to `.grad`. The forward and the backward message of a microbatch
+    have different tags, so messages are matched correctly in any order.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    kept: dict[int, tuple[Any, Any]] = {}  # input and output, from F to B
+    pending: dict[int, tuple[Any, Any]] = {}  # input and output of each microbatch, from F to B
     sending: list[Any] = []
     for _, kind, m in as_schedule(schedule)[rank]:
         if kind == "F":
@@ -64,9 +64,9 @@ def simple_run_schedule(
             y = module(x.requires_grad_())
             if rank < last:
                 sending.append(dist.isend(y.detach(), dst=rank + 1, tag=2 * m))
-            kept[m] = x, y
+            pending[m] = x, y
         else:
-            x, y = kept.pop(m)
+            x, y = pending.pop(m)
             if rank < last:
                 gradient = torch.empty_like(y)
                 dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
@@ -87,17 +87,17 @@ SPANS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_
 
 
 class PipelineStage:
-    """One stage of a pipeline: a module, and where in the model it is.
+    """One stage of a pipeline: a module, and its position in the model.
 
     Args:
-        module: from a tensor, or several, to a tensor or a tuple. It may be wrapped in
-            `DataParallel`: then gradients are averaged once in a step, in the last backward.
-        index: the number of the stage; None: this rank's in the group.
-        tied: parameters that other stages have too, each under a name that all of them use. They
-            begin as the first stage has them, and every one gets the sum of all their gradients.
+        module: takes one or several tensors and returns a tensor or a tuple. It may be wrapped in
+            `DataParallel`: then gradients are averaged once per step, in the last backward.
+        index: the number of the stage; None: this rank's number in the group.
+        tied: parameters that other stages share, each under a name that all of these stages use.
+            They begin with the first stage's values; each gets the sum of all their gradients.
         group: the ranks of the pipeline; None: all.
 
-    All ranks make their stages, and run the same schedules with them.
+    All ranks must create their stages, and run the same schedules with them.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class PipelineStage:
         self.module, self.group = module, group
         self.index = dist.get_rank(group) if index is None else index
         self.tied = dict(tied or {})
-        self.device = next((one.device for one in module.parameters()), torch.device("cpu"))
+        self.device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
         self._memory = _Memory()
 
 
 @dataclass
 class _Memory:
-    """What a rank keeps from step to step: in its first stage."""
+    """State that a rank keeps from step to step, stored in its first stage."""
 
     plans: list[Plan] = field(default_factory=list)
     shapes: dict[tuple[tuple[Layout, ...], ...], int] = field(default_factory=dict)
@@ -134,82 +134,82 @@ def run_schedule(
     weights: Sequence[float] | None = None,
     halves: type[NaiveHalves] = Halves,
 ) -> StepResult:
-    """Do this rank's part of a schedule; gradients are added to the `.grad` of its parameters.
+    """Run this rank's part of a schedule and add gradients to `.grad` of its parameters.
 
     Args:
-        schedule: any that `dtlab.schedules.validate` accepts, the same on all ranks.
-        stages: this rank's stage, or all of them in any order; a rank may have none.
+        schedule: any schedule that `dtlab.schedules.validate` accepts, the same on all ranks.
+        stages: this rank's stage, or a list of its stages in any order; it may be empty.
         inputs, targets: a batch, which is cut into the schedule's microbatches, or a list of
-            these, which may be uneven. The first stage's rank needs inputs, the last one's
-            targets; others may pass them too.
-        loss: of an output and its targets, the mean over the samples of a microbatch.
-        weights: of the microbatches, where they are not the numbers of samples; say tokens.
-        halves: how I and W are done; `NaiveHalves` is for comparison.
+            microbatches, which may differ in size. The first stage's rank needs inputs, the last
+            stage's rank needs targets; other ranks may pass them too.
+        loss: function of an output and its targets: the mean over a microbatch's samples.
+        weights: weight of each microbatch, if not its number of samples; for example its tokens.
+        halves: the class that runs I and W; `NaiveHalves` is for comparison.
 
-    Raises: ScheduleError for a schedule that cannot run; ValueError for stages, batches or outputs
-    that do not fit it.
+    Raises: ScheduleError for an invalid schedule; ValueError for stages, batches or outputs that
+    do not match it.
     """
     rows = as_schedule(schedule)
-    own = [stages] if isinstance(stages, PipelineStage) else list(stages)
-    own.sort(key=lambda stage: stage.index)
-    if not own:
+    local_stages = [stages] if isinstance(stages, PipelineStage) else list(stages)
+    local_stages.sort(key=lambda stage: stage.index)
+    if not local_stages:
         if len(rows) == dist.get_world_size() and rows[dist.get_rank()]:
-            raise ValueError(f"The schedule has work for rank {dist.get_rank()}: pass its stages.")
+            raise ValueError(f"The schedule uses rank {dist.get_rank()}: pass this rank's stages.")
         return StepResult(None, None, 0)
-    plan = _plan(rows, own)
-    return _Step(plan, own, Data(plan, inputs, targets, loss, weights), halves).run()
+    plan = _plan(rows, local_stages)
+    return _Step(plan, local_stages, Data(plan, inputs, targets, loss, weights), halves).run()
 
 
-def _plan(schedule: Schedule, own: list[PipelineStage]) -> Plan:
-    """This rank's part; worked out once for each schedule."""
-    memory, group = own[0]._memory, own[0].group
+def _plan(schedule: Schedule, local_stages: list[PipelineStage]) -> Plan:
+    """Return this rank's part of the schedule; it is computed once for each schedule."""
+    memory, group = local_stages[0]._memory, local_stages[0].group
     plan = next((plan for plan in memory.plans if plan.schedule == schedule), None)
     if plan is None:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if len(schedule) != size:
-            raise ValueError(f"The schedule is for {len(schedule)} ranks, and there are {size}.")
+            raise ValueError(f"The schedule has {len(schedule)} ranks, but the group has {size}.")
         plan = plan_of(schedule, rank)
         memory.plans.append(plan)
     needed = {action.stage for action in plan.row}
-    given = [stage.index for stage in own]
+    given = [stage.index for stage in local_stages]
     if sorted(given) != sorted(needed):
         raise ValueError(
-            f"On rank {plan.rank} the schedule has stages {sorted(needed)}, and these are stages "
-            f"{sorted(given)}."
+            f"On rank {plan.rank} the schedule has stages {sorted(needed)}, but the stages passed "
+            f"are {sorted(given)}."
         )
     return plan
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A microbatch on a stage between F and B, or W."""
+    """A microbatch on a stage, between its F and its B (or W)."""
 
     halves: NaiveHalves
     leaves: Tensors
-    is_trained: list[bool]  # of each output that could have a gradient, whether it has one
+    is_trained: list[bool]  # for each floating-point output, whether it requires a gradient
 
 
 class _Step:
-    """One rank's actions, one after the other."""
+    """Runs one rank's actions in order."""
 
     def __init__(
-        self, plan: Plan, own: list[PipelineStage], data: Data, halves: type[NaiveHalves]
+        self, plan: Plan, stages: list[PipelineStage], data: Data, halves: type[NaiveHalves]
     ) -> None:
         self._plan, self._data, self._halves = plan, data, halves
-        self._stages = {stage.index: stage for stage in own}
-        memory, group, device = own[0]._memory, own[0].group, own[0].device
+        self._stages = {stage.index: stage for stage in stages}
+        memory, group, device = stages[0]._memory, stages[0].group, stages[0].device
         if memory.tied is None:
             ranks = [rank for rank, row in enumerate(plan.schedule) if row]
-            memory.tied = Tied({stage.index: stage.tied for stage in own}, ranks, group)
+            memory.tied = Tied({stage.index: stage.tied for stage in stages}, ranks, group)
         self._tied = memory.tied
         batch = agree_on_shapes(plan, memory.shapes, data.inputs, group, device)
         self._post = Post(plan, batch, group, device)
         self._held: dict[tuple[int, int], _Held] = {}
-        self._begun: set[int] = set()  # stages that have done a forward
+        self._begun: set[int] = set()  # stages that have run a forward
         self._peak = 0
 
     def run(self) -> StepResult:
-        """Do them all."""
+        """Run all actions and return the result of the step."""
         self._tied.begin()
         for index, (action, slot) in enumerate(zip(self._plan.row, self._plan.slots, strict=True)):
             self._post.release(slot)
@@ -231,44 +231,44 @@ class _Step:
             if is_last:
                 outputs = (self._data.loss_of(outputs, action.microbatch),)
         if not is_last:
-            self._post.send(action, tuple(one.detach() for one in outputs))
-        trained = [one.requires_grad for one in outputs if one.is_floating_point()]
-        ends = [get_gradient_edge(one) for one in outputs if one.requires_grad]
-        leaves = tuple(one for one in inputs if one.requires_grad)
+            self._post.send(action, tuple(tensor.detach() for tensor in outputs))
+        trained = [tensor.requires_grad for tensor in outputs if tensor.is_floating_point()]
+        ends = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
+        leaves = tuple(tensor for tensor in inputs if tensor.requires_grad)
         held = _Held(self._halves(ends, leaves), leaves, trained)
         self._held[action.stage, action.microbatch] = held
         self._peak = max(self._peak, len(self._held))
 
     def _inputs(self, action: Action) -> Tensors:
-        """Leaves of the microbatch's graph on this stage; what can have a gradient gets one."""
+        """Return the leaves of the microbatch's graph; floating-point ones need gradients."""
         if action.stage == 0:
             return self._data.inputs[action.microbatch]
-        came = self._post.take(action._replace(stage=action.stage - 1))
-        return tuple(one.detach().requires_grad_(one.is_floating_point()) for one in came)
+        received = self._post.take(action._replace(stage=action.stage - 1))
+        return tuple(leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in received)
 
     def _backward(self, action: Action, index: int) -> None:
-        """B or I."""
+        """Run an action B or I."""
         held = self._held[action.stage, action.microbatch]
         gradients = self._gradients(action, held)
         with _span(action):
             self._say_whether_to_average(action, index)
             if action.kind == "B":
-                found = held.halves.both(gradients)
+                computed = held.halves.both(gradients)
             else:
-                found = held.halves.inputs(gradients)
+                computed = held.halves.inputs(gradients)
         if action.stage > 0:
-            each = zip(found, held.leaves, strict=True)
-            filled = (torch.zeros_like(leaf) if one is None else one for one, leaf in each)
+            each = zip(computed, held.leaves, strict=True)
+            filled = (torch.zeros_like(leaf) if grad is None else grad for grad, leaf in each)
             self._post.send(action._replace(kind="B"), tuple(filled))
         if action.kind == "B":
             del self._held[action.stage, action.microbatch]
 
     def _gradients(self, action: Action, held: _Held) -> list[Tensor]:
-        """Of the outputs that have one; of the loss its share in the mean."""
+        """Return the gradients of the trained outputs; for the loss, its weight in the mean."""
         if action.stage == self._plan.last_stage:
             return [self._data.share_of(action.microbatch)] if any(held.is_trained) else []
-        came = self._post.take(Action(action.stage + 1, "B", action.microbatch))
-        return [one for one, trained in zip(came, held.is_trained, strict=True) if trained]
+        received = self._post.take(Action(action.stage + 1, "B", action.microbatch))
+        return [grad for grad, trained in zip(received, held.is_trained, strict=True) if trained]
 
     def _weights(self, action: Action, index: int) -> None:
         with _span(action):
@@ -278,7 +278,7 @@ class _Step:
     # ------------------------------------------------------------------ with DataParallel
 
     def _in_turn(self, stage: PipelineStage) -> contextlib.AbstractContextManager[None]:
-        """A replica's first forward of a step shares its buffers, as outside of a pipeline."""
+        """Return `no_sync` except in a replica's first forward of a step, which shares buffers."""
         is_first = stage.index not in self._begun
         self._begun.add(stage.index)
         if is_first or not isinstance(stage.module, REPLICAS):
@@ -286,7 +286,7 @@ class _Step:
         return stage.module.no_sync()
 
     def _say_whether_to_average(self, action: Action, index: int) -> None:
-        """In the last backward of a stage, when its gradients are complete."""
+        """Let a replica average in its stage's last backward, when gradients are complete."""
         module = self._stages[action.stage].module
         if isinstance(module, REPLICAS):
             module.average_next(index == self._plan.last_gradient[action.stage])

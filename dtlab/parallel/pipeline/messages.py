@@ -1,10 +1,10 @@
 """Messages between pipeline stages: the order of sends and receives, and receives posted ahead.
 
-A rank that receives has to know shapes. They follow from those of the first stage's input, so that
-rank tells all others, with each batch, the number under which it knows the batch's shapes. When a
-number comes for the first time, every output travels behind a header that says its shape; from
-then on all know, and receives are posted before they are needed. A gradient has the shape of the
-output that it belongs to.
+A rank must know the shapes of the tensors that it receives. All shapes follow from those of the
+first stage's input. So with each batch the first stage's rank sends all other ranks a number that
+identifies the batch's shapes. When a number is new, every output is sent with a header that
+contains its shape. From then on all ranks know the shapes, and receives are posted before they
+are needed. A gradient has the shape of its output.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dtlab.schedules.actions import clock
 
 __all__ = ["Layout", "Message", "Plan", "Post", "agree_on_shapes", "layout_of", "plan_of"]
 
-AHEAD = 2  # receives from one peer that are posted before they are needed
-SLACK = 4  # slots after which the receiver of a message has to have used it
-HEADER = 64  # whole numbers: how many tensors, then dtype, number of dims and sizes of each
+AHEAD = 2  # receives per peer that are posted before they are needed
+SLACK = 4  # slots after which the receiver must have used a message
+HEADER = 64  # integers: number of tensors, then dtype, number of dims and sizes of each
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -40,22 +40,22 @@ def agree_on_shapes(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> int:
-    """The number of this batch's shapes; `known` is kept by the rank that has the first stage."""
+    """Return the number of this batch's shapes; the first stage's rank keeps them in `known`."""
     first = plan.homes[0]
     note = torch.zeros(1, dtype=torch.int64, device=device)
     if plan.rank != first:
         dist.recv(note, group=group, group_src=first)
         return int(note)
-    shapes = tuple(layout_of(each) for each in inputs or ())
+    shapes = tuple(layout_of(tensors) for tensors in inputs or ())
     note.fill_(known.setdefault(shapes, len(known)))
-    others = [rank for rank, row in enumerate(plan.schedule) if row and rank != first]
-    for work in [dist.isend(note, group=group, group_dst=rank) for rank in others]:
+    receivers = [rank for rank, row in enumerate(plan.schedule) if row and rank != first]
+    for work in [dist.isend(note, group=group, group_dst=rank) for rank in receivers]:
         _wait(work)
     return int(note)
 
 
 class Post:
-    """One rank's messages of one step. `batch` is the number of the batch's shapes."""
+    """Sends and receives one rank's messages of one step; `batch` is the number of its shapes."""
 
     def __init__(
         self, plan: Plan, batch: int, group: dist.ProcessGroup | None, device: torch.device
@@ -66,31 +66,32 @@ class Post:
         self._queues = {peer: deque(messages) for peer, messages in plan.between.items()}
         self._posted: dict[Action, tuple[Tensors, list[dist.Work]]] = {}
         self._ahead = dict.fromkeys(self._queues, 0)
-        self._sent: deque[tuple[int, Tensors, list[dist.Work]]] = deque()  # by the slot of use
-        self._here: dict[Action, Tensors] = {}  # from a stage of this rank to another
+        self._sent: deque[tuple[int, Tensors, list[dist.Work]]] = deque()  # with the slot of use
+        self._here: dict[Action, Tensors] = {}  # from one stage of this rank to another
         if not self._is_new:
             for peer in self._queues:
                 self._look_ahead(peer)
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        """Hand over what an action has made; gradients under the name of B."""
+        """Send the result of an action to its peer; gradients are named after the action B."""
         peer = self._peer(action)
         if peer == self._plan.rank:
             self._here[action] = tensors
             return
         self._post_up_to(peer, action)
         message = self._queues[peer].popleft()
-        tensors = tuple(one.contiguous() for one in tensors)
+        tensors = tuple(tensor.contiguous() for tensor in tensors)
         headers = self._headers(action, tensors)
         works = [
-            dist.isend(one, group=self._group, group_dst=peer) for one in (*headers, *tensors)
+            dist.isend(tensor, group=self._group, group_dst=peer)
+            for tensor in (*headers, *tensors)
         ]
         self._sent.append((message.used, (*headers, *tensors), [work for work in works if work]))
         if not self._is_new:
             self._look_ahead(peer)
 
     def take(self, action: Action) -> Tensors:
-        """Wait for what an action of another stage has made."""
+        """Wait for the result of an action of another stage, and return it."""
         if action in self._here:
             return self._here.pop(action)
         if action not in self._posted:
@@ -107,7 +108,7 @@ class Post:
         return tensors
 
     def release(self, slot: float) -> None:
-        """Wait for sends whose receivers have used them well before this slot, and let them go."""
+        """Wait for sends that were used at least `SLACK` slots before this slot; free them."""
         while self._sent and self._sent[0][0] < slot - SLACK:
             for work in self._sent.popleft()[2]:
                 work.wait()
@@ -118,33 +119,33 @@ class Post:
         return self._plan.homes[action.stage + (1 if action.kind == "F" else -1)]
 
     def _post_up_to(self, peer: int, action: Action) -> None:
-        """Receives that come before an action's message."""
+        """Post the receives that come before an action's message."""
         while self._queues[peer][0].action != action:
             self._receive(peer)
 
     def _look_ahead(self, peer: int) -> None:
-        """Receives that come next, as long as they are few."""
+        """Post the next receives, up to `AHEAD` of them."""
         queue = self._queues[peer]
         while queue and queue[0].target == self._plan.rank and self._ahead[peer] < AHEAD:
             self._receive(peer)
 
     def _receive(self, peer: int) -> None:
         message = self._queues[peer].popleft()
-        room = tuple(
+        buffers = tuple(
             torch.empty(layout.shape, dtype=layout.dtype, device=self._device)
             for layout in self._expected(message, peer)
         )
-        works = [dist.irecv(one, group=self._group, group_src=peer) for one in room]
-        self._posted[message.action] = room, [work for work in works if work]
+        works = [dist.irecv(buffer, group=self._group, group_src=peer) for buffer in buffers]
+        self._posted[message.action] = buffers, [work for work in works if work]
         self._ahead[peer] += 1
 
     # ------------------------------------------------------------------ shapes
 
     def _expected(self, message: Message, peer: int) -> tuple[Layout, ...]:
         stage, kind, microbatch = message.action
-        if kind == "B":  # as what this rank has sent, of what can have a gradient
+        if kind == "B":  # the shapes of the floating-point tensors that this rank sent
             sent = self._layouts[Action(stage - 1, "F", microbatch)]
-            return tuple(one for one in sent if one.dtype.is_floating_point)
+            return tuple(layout for layout in sent if layout.dtype.is_floating_point)
         if self._is_new:
             header = torch.empty(HEADER, dtype=torch.int64, device=self._device)
             dist.recv(header, group=self._group, group_src=peer)
@@ -152,7 +153,7 @@ class Post:
         return self._layouts[message.action]
 
     def _headers(self, action: Action, tensors: Tensors) -> Tensors:
-        """What goes before an output: nothing where its shape is known."""
+        """Return the header of an output; none if its shape is known."""
         if action.kind == "B":
             return ()
         layouts = layout_of(tensors)
@@ -161,9 +162,9 @@ class Post:
             return (torch.tensor(_written(layouts), device=self._device),)
         if layouts != self._layouts[action]:
             raise ValueError(
-                f"stage {action.stage} made {_words(layouts)} of microbatch {action.microbatch}, "
-                f"and of a batch of the same shapes before {_words(self._layouts[action])}. The "
-                "shapes of an output have to follow from those of the input."
+                f"stage {action.stage} returned {_words(layouts)} for microbatch "
+                f"{action.microbatch}, but {_words(self._layouts[action])} for an earlier batch "
+                "of the same shapes. The shapes of outputs must depend only on those of inputs."
             )
         return ()
 
@@ -178,7 +179,7 @@ def _written(layouts: Sequence[Layout]) -> list[int]:
     for shape, dtype in layouts:
         numbers += [DTYPES.index(dtype), len(shape), *shape]
     if len(numbers) > HEADER:
-        raise ValueError(f"a stage's output of {_words(layouts)} is too much for one header.")
+        raise ValueError(f"a stage's output of {_words(layouts)} does not fit into one header.")
     return numbers + [0] * (HEADER - len(numbers))
 
 
@@ -195,25 +196,25 @@ def _words(layouts: Sequence[Layout]) -> str:
     return ", ".join(f"{list(shape)} {str(dtype)[6:]}" for shape, dtype in layouts)
 
 
-# What travels between the ranks of a pipeline, and in which order, so that no schedule can hang --
+# The order of messages between two ranks of a pipeline, which makes deadlock impossible ----------
 #
-# The two ranks of a pair handle their messages, of both directions, in one order that both know:
-# by the slot of the schedule's clock in which each is made.
+# Each pair of ranks handles its messages, in both directions, in one order that both compute:
+# by the slot of the schedule's clock in which a message is produced.
 #
 #     rank 0's list with rank 1     send 0F0, send 0F1, receive 1B0, send 0F2, receive 1B1
 #     rank 1's list with rank 0     receive 0F0, receive 0F1, send 1B0, receive 0F2, send 1B1
 #
-# So the k-th operations of the two fit each other, also where a backend takes them strictly in
-# turn (NCCL). A rank posts all that comes before what it needs, and waits for nothing but
+# So the k-th operations of the two ranks match, even on a backend that runs them strictly in order
+# (NCCL). A rank posts all operations that precede the message it needs, and waits only for
 #
-# - a message that it needs now, which was made in an earlier slot, and
-# - a message of its own that the other one has used some slots ago.
+# - a message that it needs now, which was produced in an earlier slot, and
+# - a message that it sent and that the peer used some slots ago.
 #
-# Both wait for earlier slots only, so the rank that is furthest behind can always go on.
+# Both wait for earlier slots only, so the rank that is furthest behind can always proceed.
 
 
 class Message(NamedTuple):
-    """The output of `action`, on its way to another rank: made in one slot, used in another."""
+    """The output of `action`, sent to another rank: produced in one slot, used in another."""
 
     action: Action
     source: int
@@ -223,24 +224,24 @@ class Message(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a receiver has to know to make room for a tensor."""
+    """Shape and dtype, which a receiver needs to allocate a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def layout_of(tensors: tuple[Tensor, ...]) -> tuple[Layout, ...]:
-    """The layouts of some tensors."""
-    return tuple(Layout(tuple(one.shape), one.dtype) for one in tensors)
+    """Return the layout of each tensor."""
+    return tuple(Layout(tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
 @dataclass
 class Plan:
     """One rank's part of a schedule.
 
-    `between` has for each peer all messages of the pair in their order. `layouts` has, by a number
-    for the shapes of the whole batch, those of each message that this rank sends or receives; it
-    fills as batches come.
+    `between` lists for each peer all messages of the pair, in order. `layouts` maps the number of
+    a batch's shapes to the layouts of all messages that this rank sends or receives; entries are
+    added when new shapes occur.
     """
 
     schedule: Schedule
@@ -253,17 +254,17 @@ class Plan:
 
     @property
     def row(self) -> list[Action]:
-        """What this rank does."""
+        """This rank's actions."""
         return self.schedule[self.rank]
 
     @property
     def last_stage(self) -> int:
-        """The number of the stage that has the loss."""
+        """The number of the stage that computes the loss."""
         return len(self.homes) - 1
 
 
 def plan_of(schedule: Schedule, rank: int) -> Plan:
-    """The part of one rank. Raises: ScheduleError for a schedule that cannot run."""
+    """Return the part of one rank. Raises: ScheduleError for an invalid schedule."""
     validate(schedule)
     slots = clock(schedule).slots
     homes = stage_ranks(schedule)
@@ -275,20 +276,20 @@ def plan_of(schedule: Schedule, rank: int) -> Plan:
     for messages in between.values():
         messages.sort(key=lambda message: (message.made, message.source))
     last = {action.stage: i for i, action in enumerate(schedule[rank]) if action.kind in "BW"}
-    own = Schedule(list(row) for row in schedule)  # the caller may change his
-    return Plan(own, rank, homes, slots[rank], between, last)
+    copied = Schedule(list(row) for row in schedule)  # the caller may change the original
+    return Plan(copied, rank, homes, slots[rank], between, last)
 
 
 def _messages(schedule: Schedule, slots: list[list[int]], homes: list[int]) -> Iterator[Message]:
-    """Outputs for the stage behind, input gradients (as B) for the one before."""
+    """Yield outputs for the next stage and input gradients (as B) for the previous stage."""
     when = {
         action._replace(kind="B" if action.kind == "I" else action.kind): slots[rank][index]
         for rank, row in enumerate(schedule)
         for index, action in enumerate(row)
     }
-    for made in when:
-        if made.kind != "W":
-            used = made._replace(stage=made.stage + (1 if made.kind == "F" else -1))
-            if used in when and homes[made.stage] != homes[used.stage]:
-                source, target = homes[made.stage], homes[used.stage]
-                yield Message(made, source, target, when[made], when[used])
+    for action in when:
+        if action.kind != "W":
+            used = action._replace(stage=action.stage + (1 if action.kind == "F" else -1))
+            if used in when and homes[action.stage] != homes[used.stage]:
+                source, target = homes[action.stage], homes[used.stage]
+                yield Message(action, source, target, when[action], when[used])

@@ -1,4 +1,4 @@
-"""Microbatches of a step, their losses, and their weights in the mean."""
+"""Microbatches of a step, their losses, and their weights in the mean loss."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a rank has of a step.
+    """The result of a step on one rank.
 
-    `losses` of the microbatches and their mean `loss` are on the last stage's rank, elsewhere
-    None. `peak_in_flight` counts the microbatches that this rank held at once, over its stages.
+    `losses` of the microbatches and their mean `loss` exist on the last stage's rank and are None
+    elsewhere. `peak_in_flight` is the largest number of microbatches that this rank held at once,
+    counted over its stages.
     """
 
     losses: list[Tensor] | None
@@ -32,7 +33,7 @@ class StepResult:
 
 
 class Data:
-    """Microbatches, losses and their weights."""
+    """The microbatches of one step, with their losses and weights."""
 
     def __init__(
         self,
@@ -47,53 +48,53 @@ class Data:
         self.losses: dict[int, Tensor] = {}
         if plan.homes[0] == plan.rank:
             if inputs is None:
-                raise ValueError("The rank of the first stage needs inputs.")
-            self.inputs = [_fixed(one) for one in _cut(inputs, count, "inputs")]
+                raise ValueError("The rank of the first stage needs inputs=.")
+            self.inputs = [_fixed(microbatch) for microbatch in _cut(inputs, count, "inputs")]
         if plan.homes[-1] == plan.rank:
             if targets is None or loss is None:
-                raise ValueError("The rank of the last stage needs targets and a loss.")
+                raise ValueError("The rank of the last stage needs targets= and loss=.")
             self._loss, self._targets = loss, _cut(targets, count, "targets")
-            given = weights or [num_samples(one) for one in self._targets]
+            given = weights or [num_samples(microbatch) for microbatch in self._targets]
             total = sum(given)
             if len(given) != count or not total > 0:
-                raise ValueError(f"{count} microbatches need as many weights, not {given!r}.")
+                raise ValueError(f"Pass one weight for each of {count} microbatches: {given!r}.")
             self._shares = [weight / total for weight in given]
 
     def share_of(self, microbatch: int) -> Tensor:
-        """Of one microbatch in the mean over all samples: the gradient of its loss."""
+        """Return a microbatch's weight in the mean over all samples: the gradient of its loss."""
         return torch.full_like(self.losses[microbatch], self._shares[microbatch])
 
     def loss_of(self, output: Tensors, microbatch: int) -> Tensor:
-        """Of one microbatch."""
-        found = self._loss(*output, self._targets[microbatch])
-        if found.numel() != 1:
-            raise ValueError(f"The loss is one number, not a tensor of {list(found.shape)}.")
-        self.losses[microbatch] = found.detach()
-        return found
+        """Compute and record the loss of one microbatch."""
+        loss = self._loss(*output, self._targets[microbatch])
+        if loss.numel() != 1:
+            raise ValueError(f"The loss must be one number, not a tensor of {list(loss.shape)}.")
+        self.losses[microbatch] = loss.detach()
+        return loss
 
     def result(self, peak: int) -> StepResult:
-        """At the end of the step."""
+        """Return the result of the step, after its last action."""
         if not self.losses:
             return StepResult(None, None, peak)
         losses = [self.losses[number] for number in range(len(self.losses))]
         each = zip(self._shares, losses, strict=True)
-        return StepResult(losses, torch.stack([share * one for share, one in each]).sum(), peak)
+        return StepResult(losses, torch.stack([share * loss for share, loss in each]).sum(), peak)
 
 
 def tensors_of(given: object) -> Tensors:
-    """A tensor, or a tuple or list of some, as a tuple."""
-    found = (given,) if isinstance(given, Tensor) else given
-    if not isinstance(found, (tuple, list)) or not all(isinstance(one, Tensor) for one in found):
-        raise ValueError(f"A stage takes and gives tensors or tuples of them, not {given!r:.99}.")
-    return tuple(found)
+    """Return a tensor, or a tuple or list of tensors, as a tuple."""
+    tensors = (given,) if isinstance(given, Tensor) else given
+    if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, Tensor) for t in tensors):
+        raise ValueError(f"A stage takes and returns tensors or tuples, not {given!r:.99}.")
+    return tuple(tensors)
 
 
 def _fixed(given: Tensor | Tensors) -> Tensors:
-    return tuple(one.detach() for one in tensors_of(given))
+    return tuple(tensor.detach() for tensor in tensors_of(given))
 
 
 def _cut(batch: Batch, count: int, name: str) -> list[Tensor | Tensors]:
-    """Microbatches; a tensor is cut as evenly as it can be, the first ones larger by one."""
+    """Return microbatches; a tensor is cut as evenly as possible, the first ones larger by one."""
     if not isinstance(batch, Tensor):
         if len(batch) != count:
             raise ValueError(f"{len(batch)} microbatches of {name} for a schedule of {count}.")

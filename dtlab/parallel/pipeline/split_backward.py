@@ -1,12 +1,12 @@
 """Split backward: computes input gradients first and weight gradients later.
 
-    x ──► linear ──► relu ──► linear ──► y         the path from y to x:   I goes along it
-            ▲                   ▲                  side edges:             W goes along them
+    x ──► linear ──► relu ──► linear ──► y         the path from y to x:   I runs along it
+            ▲                   ▲                  side edges:             W runs along them
             w1                  w2
 
-`NaiveHalves` asks autograd twice: to get at the weights, W goes along the whole path again.
-`Halves` keeps, during I, the gradients that arrive where side edges leave the path; there W
-starts. Neither frees activations before W. Qi et al. 2024, "Zero Bubble Pipeline Parallelism".
+`NaiveHalves` calls autograd twice: W runs along the whole path again to reach the weights.
+`Halves` saves, during I, the gradients at the nodes where side edges leave the path, and W starts
+there. Neither frees activations before W. Qi et al. 2024, "Zero Bubble Pipeline Parallelism".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Gradients = Sequence[Tensor | None]
 
 
 class NaiveHalves:
-    """One microbatch on one stage. `outputs` and `inputs` are the ends of its graph.
+    """The backward pass of one microbatch on one stage; `outputs` and `inputs` bound its graph.
 
-    Inputs are leaves that need a gradient, outputs are given as edges, so that their values can
-    be freed. Whichever is called last, `both` or `weights`, frees the graph.
+    Inputs are leaves that need a gradient. Outputs are given as gradient edges, so that their
+    values can be freed. The last call, of `both` or of `weights`, frees the graph.
     """
 
     def __init__(self, outputs: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
@@ -37,59 +37,60 @@ class NaiveHalves:
         self.gradients: list[Tensor] = []  # of the outputs
 
     def both(self, gradients: Sequence[Tensor]) -> Gradients:
-        """B: the gradients of the inputs; those of the weights are added to their `.grad`."""
+        """B: return the gradients of the inputs; add those of the weights to their `.grad`."""
         _accumulate(self.outputs, gradients)
-        found = [one.grad for one in self.own_inputs]
+        gradients_of_inputs = [tensor.grad for tensor in self.own_inputs]
         self.outputs, self.own_inputs = [], []
-        return found
+        return gradients_of_inputs
 
     def inputs(self, gradients: Sequence[Tensor]) -> Gradients:
-        """I: the gradients of the inputs."""
+        """I: return the gradients of the inputs."""
         self.gradients = list(gradients)
         if not self.own_inputs or not self.outputs:
             return [None] * len(self.own_inputs)
         return _gradients(self.outputs, self.gradients, self.own_inputs, keep_graph=True)
 
     def weights(self) -> None:
-        """W, after I: the gradients of the weights are added to their `.grad`."""
+        """W, after I: add the gradients of the weights to their `.grad`."""
         _accumulate(self.outputs, self.gradients)
         self.outputs, self.own_inputs, self.gradients = [], [], []
 
 
 class Halves(NaiveHalves):
-    """The same, and W does nothing that I has done.
+    """As `NaiveHalves`, but W does not repeat any computation of I.
 
-    Where a weight, as it is, is used more than once in a stage, it goes the naive way.
+    If a stage uses a weight itself (not a result computed from it) more than once, I and W fall
+    back to `NaiveHalves`.
     """
 
     def inputs(self, gradients: Sequence[Tensor]) -> Gradients:
-        """See `NaiveHalves`; gradients that W needs are caught on their way."""
+        """See `NaiveHalves.inputs`; also saves the gradients that W needs."""
         self._exits: list[_Exit] = []
         self._caught: dict[Node, Sequence[Tensor | None]] = {}
         if self.own_inputs and self.outputs:
             roots = [edge.node for edge in self.outputs]
-            goals = [get_gradient_edge(one).node for one in self.own_inputs]
+            goals = [get_gradient_edge(tensor).node for tensor in self.own_inputs]
             path = _Path(roots, goals)
             self._exits = path.exits() if path.is_simple() else []
         handles = [self._catch_at(leave.node) for leave in self._exits]
         try:
-            found = super().inputs(gradients)
+            input_gradients = super().inputs(gradients)
         finally:
             for handle in handles:
                 handle.remove()
-        if self._exits:  # what does not lead to the inputs is W's alone
+        if self._exits:  # outputs that do not lead to the inputs are left to W
             ends = zip(self.outputs, self.gradients, strict=True)
             beside = [(edge, gradient) for edge, gradient in ends if not path.leads[edge.node]]
             self.outputs = [edge for edge, _ in beside]
             self.gradients = [gradient for _, gradient in beside]
-        return found
+        return input_gradients
 
     def _catch_at(self, node: Node) -> torch.utils.hooks.RemovableHandle:
         caught = self._caught
         return node.register_prehook(lambda gradients: caught.__setitem__(node, gradients))
 
     def weights(self) -> None:
-        """See `NaiveHalves`: a step along each side edge, then all that is behind them at once."""
+        """See `NaiveHalves.weights`: takes one step along each side edge, then runs the rest."""
         for leave in self._exits:
             arrived = [
                 (GradientEdge(leave.node, number), gradient)
@@ -98,22 +99,22 @@ class Halves(NaiveHalves):
             ]
             if arrived:
                 edges, gradients = zip(*arrived, strict=True)
-                found = _gradients(edges, gradients, leave.sides)
-                for side, gradient in zip(leave.sides, found, strict=True):
+                side_gradients = _gradients(edges, gradients, leave.sides)
+                for side, gradient in zip(leave.sides, side_gradients, strict=True):
                     if gradient is not None:
                         self.outputs.append(side)
                         self.gradients.append(gradient)
         self._exits = []
-        self._caught.clear()  # hooks know it, and it knows their nodes
+        self._caught.clear()  # hooks refer to it, and its keys refer to their nodes
         super().weights()
 
 
-# `torch.autograd.backward` and `grad`, which call this engine, import sympy to compare shapes of
-# gradients that they are given: two seconds for a fresh rank. The engine compares them too.
+# `torch.autograd.backward` and `grad`, which call this engine, import sympy to compare the shapes
+# of the gradients passed in: two seconds for a fresh rank. The engine compares them too.
 
 
 def _accumulate(ends: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
-    """From the ends, whose gradients are given, to the `.grad` of all that they depend on."""
+    """Add gradients to `.grad` of everything that `ends` depend on, given the ends' gradients."""
     if ends:
         Variable._execution_engine.run_backward(
             tuple(ends), tuple(gradients), False, False, (),
@@ -127,12 +128,12 @@ def _gradients(
     wanted: Sequence[Tensor | GradientEdge],
     keep_graph: bool = False,
 ) -> Gradients:
-    """The gradients of what is wanted, None where an end does not depend on it."""
-    found: Gradients = Variable._execution_engine.run_backward(
+    """Return the gradients of `wanted`, with None for a tensor that no end depends on."""
+    computed: Gradients = Variable._execution_engine.run_backward(
         tuple(ends), tuple(gradients), keep_graph, False, tuple(wanted),
         allow_unreachable=True, accumulate_grad=False,
     )  # fmt: skip
-    return found
+    return computed
 
 
 class _Exit(NamedTuple):
@@ -143,7 +144,7 @@ class _Exit(NamedTuple):
 
 
 class _Path:
-    """The part of a graph that leads from the roots to the goals; `leads` says so of each node."""
+    """The part of a graph between roots and goals; `leads` tells which nodes lead to a goal."""
 
     def __init__(self, roots: Sequence[Node], goals: Sequence[Node]) -> None:
         self.leads: dict[Node, bool] = dict.fromkeys(goals, True)
@@ -155,7 +156,7 @@ class _Path:
             if not is_through and node in self.leads:
                 continue
             followers = {follower for follower, _ in node.next_functions if follower is not None}
-            if is_through:  # all that it leads to is known
+            if is_through:  # all its followers are known
                 self.leads[node] = any(self.leads[follower] for follower in followers)
                 continue
             self.leads[node] = False
@@ -164,8 +165,8 @@ class _Path:
             stack += [(follower, False) for follower in followers]
 
     def exits(self) -> list[_Exit]:
-        """Where weights join the path."""
-        found = []
+        """Return the nodes at which weights join the path."""
+        exits = []
         for node, leads in self.leads.items():
             if not leads or node in self._goals:
                 continue
@@ -175,10 +176,10 @@ class _Path:
                 if follower is not None and not self.leads[follower]
             )
             if edges:
-                found.append(_Exit(node, list(edges)))
-        return found
+                exits.append(_Exit(node, list(edges)))
+        return exits
 
     def is_simple(self) -> bool:
-        """Whether each side edge is the only way to where it leads."""
-        sides = (side.node for leave in self.exits() for side in leave.sides)
+        """Return whether each side edge is the only edge to its node."""
+        sides = (side.node for exit_ in self.exits() for side in exit_.sides)
         return all(self._parents[side] == 1 for side in sides)

@@ -1,11 +1,11 @@
-"""Tied parameters, which several stages share, such as the embedding and the output layer.
+"""Tied parameters: parameters that several stages share, such as embedding and output layer.
 
     stage 0   gradient a ─┐ ┌─► a + b
                           ╳
-    stage 3   gradient b ─┘ └─► a + b     once in a step, after the last backward
+    stage 3   gradient b ─┘ └─► a + b     once per step, after the last backward
 
-All of them begin alike and step with the same sum, so they stay one parameter (Narayanan et al.
-2021, section 2; in Megatron-LM an all-reduce of the two stages).
+All copies begin with the same values and step with the same sum, so they stay equal (Narayanan et
+al. 2021, section 2; Megatron-LM uses an all-reduce between the two stages).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Tied"]
 
 
 class Tied:
-    """The shared parameters of one rank, by name. All `ranks` make it together.
+    """The tied parameters of one rank, by name. All `ranks` must create it together.
 
-    `of_stages` has for each of the rank's stages the parameters that it shares; `ranks` are those
-    that have stages. Each begins with the values of the first stage that has it.
+    `of_stages` maps each of the rank's stages to the parameters that it shares; `ranks` are the
+    ranks that have stages. Each parameter begins with the values of the first stage that has it.
     """
 
     def __init__(
@@ -40,37 +40,37 @@ class Tied:
             for name, parameter in of_stages[stage].items():
                 first.setdefault(name, stage)
                 same = self._own.setdefault(name, [])
-                if all(parameter is not other for other in same):
+                if all(parameter is not earlier for earlier in same):
                     same.append(parameter)
         self._ranks = self._find(first, ranks)
         self._before: list[tuple[nn.Parameter, Tensor | None]] = []
         self._begin_alike()
 
-    def _find(self, own: dict[str, int], ranks: Sequence[int]) -> dict[str, list[int]]:
-        """For each name the ranks that have it, in order of their first stage that does.
+    def _find(self, stage_of: dict[str, int], ranks: Sequence[int]) -> dict[str, list[int]]:
+        """Return for each name the ranks that have it, in the order of their first such stage.
 
-        One rank asks all, and tells all: ranks without a stage take no part.
+        The first rank collects the names and sends the result: ranks without a stage take no part.
         """
-        first, *others = ranks
+        first, *peers = ranks
         if self._rank != first:
-            dist.send_object_list([own], group=self._group, group_dst=first)
-            heard: list[Any] = [None]
-            dist.recv_object_list(heard, group=self._group, group_src=first)
-            return dict(heard[0])
-        stages = {first: own}
-        for rank in others:
-            told: list[Any] = [None]
-            dist.recv_object_list(told, group=self._group, group_src=rank)
-            stages[rank] = told[0]
+            dist.send_object_list([stage_of], group=self._group, group_dst=first)
+            answer: list[Any] = [None]
+            dist.recv_object_list(answer, group=self._group, group_src=first)
+            return dict(answer[0])
+        stages = {first: stage_of}
+        for rank in peers:
+            received: list[Any] = [None]
+            dist.recv_object_list(received, group=self._group, group_src=rank)
+            stages[rank] = received[0]
         names = sorted({name for each in stages.values() for name in each})
-        found = {
+        ranks_of = {
             name: sorted((rank for rank in ranks if name in stages[rank]),
                          key=lambda rank: stages[rank][name])
             for name in names
         }  # fmt: skip
-        for rank in others:
-            dist.send_object_list([found], group=self._group, group_dst=rank)
-        return found
+        for rank in peers:
+            dist.send_object_list([ranks_of], group=self._group, group_dst=rank)
+        return ranks_of
 
     def _begin_alike(self) -> None:
         for name in self._names():
@@ -79,26 +79,26 @@ class Tied:
                 parameter.detach().copy_(values[0])
 
     def _names(self) -> list[str]:
-        """Of this rank, in an order that all ranks share."""
+        """Return this rank's names, in an order that all ranks share."""
         return [name for name in self._ranks if name in self._own]
 
     def begin(self) -> None:
-        """Put gradients of earlier steps aside: they have been summed."""
-        parameters = (one for name in self._names() for one in self._own[name])
-        self._before = [(one, one.grad) for one in parameters]
+        """Set aside gradients of earlier steps, which are already summed."""
+        parameters = (parameter for name in self._names() for parameter in self._own[name])
+        self._before = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in self._before:
             parameter.grad = None
 
     def finish(self) -> None:
-        """Give every parameter of a name the sum of the gradients of all, on all ranks alike."""
+        """Replace the gradients of each name by their sum over all stages, on all ranks."""
         for name in self._names():
-            own = self._own[name]
-            total = torch.zeros_like(own[0])
-            for parameter in own:
+            parameters = self._own[name]
+            total = torch.zeros_like(parameters[0])
+            for parameter in parameters:
                 if parameter.grad is not None:
                     total += parameter.grad
             total = torch.stack(self._exchange(name, total)).sum(0)
-            for parameter in own:
+            for parameter in parameters:
                 if parameter.grad is None:
                     parameter.grad = total.clone()
                 else:
@@ -108,16 +108,16 @@ class Tied:
                 parameter.grad += before
         self._before = []
 
-    def _exchange(self, name: str, own: Tensor) -> list[Tensor]:
-        """What each rank that has the name has to give, in the same order everywhere."""
-        own = own.contiguous()
-        given = {self._rank: own}
+    def _exchange(self, name: str, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks that have the name, in the same order on each rank."""
+        tensor = tensor.contiguous()
+        given = {self._rank: tensor}
         operations = []
         for rank in self._ranks[name]:
             if rank != self._rank:
-                given[rank] = torch.empty_like(own)
-                for do, tensor in ((dist.isend, own), (dist.irecv, given[rank])):
-                    operations.append(dist.P2POp(do, tensor, group=self._group, group_peer=rank))
+                given[rank] = torch.empty_like(tensor)
+                for do, part in ((dist.isend, tensor), (dist.irecv, given[rank])):
+                    operations.append(dist.P2POp(do, part, group=self._group, group_peer=rank))
         for work in dist.batch_isend_irecv(operations) if operations else []:
             work.wait()
         return [given[rank] for rank in self._ranks[name]]

@@ -1,8 +1,8 @@
-"""Parameter servers: some ranks keep the parameters, the others compute gradients.
+"""Parameter servers: some ranks keep the parameters, the other ranks compute gradients.
 
 server.py    `ParameterServer`: the ranks that keep parameters and step them
 worker.py    `ParameterWorker`: the ranks that pull parameters and push gradients
-shards.py    which server keeps which parameters, and what the messages are
+shards.py    which server keeps which parameters, and the format of the messages
 """
 
 from dtlab.parallel.server.server import ParameterServer as ParameterServer

@@ -1,12 +1,12 @@
-"""A parameter server: some ranks keep the parameters, the others compute gradients.
+"""A parameter server: some ranks keep the parameters, the other ranks compute gradients.
 
         worker 2     worker 3     worker 4     worker 5        the last ranks of the group
-           │╲           │╲           │╲           │╲           pull: parameters come up
-           │ ╲──────────┼─╲──────────┼─╲──────────┼─╲          push: gradients go down
-        server 0: half of the keys       server 1: the other   the first ranks of the group
+           │╲           │╲           │╲           │╲           pull: parameters to the workers
+           │ ╲──────────┼─╲──────────┼─╲──────────┼─╲          push: gradients to the servers
+        server 0: half of the keys       server 1: other half  the first ranks of the group
 
     def train():
-        model = make_model()                                   # the same start on every rank
+        model = make_model()                                   # the same parameters on every rank
         if dist.get_rank() < 2:
             return ParameterServer(model, partial(SGD, lr=0.1), servers=2).serve()
         with ParameterWorker(model, servers=2) as worker:
@@ -15,11 +15,11 @@
                 cross_entropy(model(inputs), targets).backward()
                 worker.push()
 
-Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server". A server has a
-thread for each worker, and each of them waits for that worker alone. It could do with one thread
-and receive from anybody; but then gloo does not tell it that a worker has died, while a receive
-from the one that died fails at once. So a worker that dies ends its own threads, and no others.
-What it had pushed to one server and not yet to the other is an update of the one's keys only.
+Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server". A server has one
+thread per worker, and each thread waits for its worker only. One thread that receives from any
+worker would suffice; but then gloo does not report that a worker has died, while a receive from
+a dead worker fails at once. So the death of a worker ends only its threads on the servers. If the
+worker had pushed to one server and not yet to the other, only the first server's keys are updated.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ Consistency = Literal["sync", "bounded", "async"]
 
 @dataclass
 class ServerReport:
-    """What one server did and saw. Workers are named by their rank in the group.
+    """Statistics of one server. Workers are identified by their rank in the group.
 
-    `delays` counts gradients by their delay: the updates of this shard between the pull that a
-    gradient was computed from and its own. `leads` counts pulls by the lead: how many steps the
-    worker was ahead of the slowest one when its pull was answered.
+    `delays` counts gradients by their delay: the number of updates of this shard between the pull
+    that the gradient was computed from and its own update. `leads` counts pulls by their lead: how
+    many steps the worker was ahead of the slowest worker when its pull was answered.
     """
 
     updates: int = 0
     pushes: Counter[int] = field(default_factory=Counter)
     delays: Counter[int] = field(default_factory=Counter)
     leads: Counter[int] = field(default_factory=Counter)
-    bytes_received: int = 0  # payload: gradients, and numbers of rows
+    bytes_received: int = 0  # payload: gradients and row indices
     bytes_sent: int = 0  # payload: parameters
-    lost: list[int] = field(default_factory=list)  # workers that went without saying so
+    lost: list[int] = field(default_factory=list)  # workers that ended without leaving
 
 
 class _Push(NamedTuple):
-    """What a worker pushed: a gradient for each key, None where it has none."""
+    """A worker's push: a gradient for each key, or None if it has none."""
 
     samples: int
     gradients: list[Tensor | None]
@@ -72,33 +72,33 @@ class _Push(NamedTuple):
 
 @dataclass
 class _Client:
-    """A worker as the server sees it."""
+    """The server's state of a worker."""
 
     line: Line
-    room: Tensor  # for its dense parameters on their way out, its gradients until their update
+    room: Tensor  # buffer for dense parameters to be sent, and for gradients until their update
     steps: int = 0  # pushes so far
-    version: int = 0  # updates that its last pull saw
+    version: int = 0  # number of updates at its last pull
 
 
 class ParameterServer:
     """Keeps one shard of a module's parameters, for workers that pull them and push gradients.
 
-    `servers` is how many of the group's first ranks serve; every other rank makes a
-    `ParameterWorker` of the same module. A key is the name of a parameter that requires a
-    gradient; keys are spread by size. `optimizer` makes any torch optimizer from a list of
-    parameters, which lives here. `consistency` says how far workers may drift apart:
+    The group's first `servers` ranks are servers; every other rank makes a `ParameterWorker` of
+    the same module. A key is the name of a parameter that requires a gradient; the keys are
+    balanced over the servers by size. `optimizer` makes a torch optimizer from a list of
+    parameters; it lives on the server. `consistency` limits how far workers may be apart:
 
-        "sync"      not at all: one update for a gradient of every worker, averaged by samples
-        "bounded"   `staleness` steps ahead of the slowest; each gradient is an update. Ho et al.
-                    2013, "More Effective Distributed ML via a Stale Synchronous Parallel
+        "sync"      no lead: one update per gradient of every worker, averaged by samples
+        "bounded"   at most `staleness` steps ahead of the slowest; each gradient is an update. Ho
+                    et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
                     Parameter Server"
-        "async"     without limit; each gradient is an update. Dean et al. 2012, "Large Scale
+        "async"     no limit; each gradient is an update. Dean et al. 2012, "Large Scale
                     Distributed Deep Networks"
 
-    With a bound of s, at most (2s + 1)(W - 1) updates of the other workers, W in all, lie between
-    a pull and its push. Buffers, such as BatchNorm's, stay with each worker. The group needs a
-    backend for CPU tensors, such as gloo.
-    Raises: ValueError for a rank or an option that does not fit.
+    With a bound of s and W workers, at most (2s + 1)(W - 1) updates of the other workers lie
+    between a pull and its push. Buffers, such as BatchNorm's, stay on each worker. The group needs
+    a backend for CPU tensors, such as gloo.
+    Raises: ValueError for an invalid rank or option.
     """
 
     def __init__(
@@ -111,12 +111,14 @@ class ParameterServer:
         group: Group = None,
     ) -> None:
         self._bound, self._averages = _bound(consistency, staleness), consistency == "sync"
-        shards, me = shards_of(module, servers, group), dist.get_rank(group)
-        if me >= servers:
-            raise ValueError(f"rank {me} works for {servers} servers: make a ParameterWorker.")
-        self._shard = shards[me]
+        shards, rank = shards_of(module, servers, group), dist.get_rank(group)
+        if rank >= servers:
+            raise ValueError(
+                f"rank {rank} is not one of {servers} servers: make a ParameterWorker."
+            )
+        self._shard = shards[rank]
         self._memory = self._shard.memory()
-        tables = [torch.empty(key.shape, dtype=key.dtype) for key in self._shard.tables]
+        tables = [torch.empty(table.shape, dtype=table.dtype) for table in self._shard.tables]
         places = [*self._shard.places(self._memory), *tables]
         names = [key.name for key in self._shard.keys]
         for name, place in zip(names, places, strict=True):
@@ -128,14 +130,15 @@ class ParameterServer:
             rank: _Client(Line(rank, group), self._shard.memory())
             for rank in range(servers, dist.get_world_size(group))
         }
-        self._pushed: dict[int, _Push] = {}  # what the next update is made of
+        self._pushed: dict[int, _Push] = {}  # pushes for the next update
         self._failure: BaseException | None = None
-        self._change = threading.Condition()  # guards all of the above
+        self._change = threading.Condition()  # guards all attributes above
 
     def serve(self) -> ServerReport:
-        """Answer the workers until the last one has left, and report. `parameters` are final then.
+        """Serve the workers until the last one has left, then return statistics.
 
-        Raises: what the optimizer raises; ValueError where a worker's module is another one.
+        `parameters` are final then. Raises: errors of the optimizer; ValueError if a worker has
+        another module.
         """
         for rank in list(self._clients):
             threading.Thread(target=self._serve_worker, args=(rank,), daemon=True).start()
@@ -148,7 +151,7 @@ class ParameterServer:
     # ------------------------------------------------------------------ a thread for each worker
 
     def _serve_worker(self, rank: int) -> None:
-        """Do what one worker asks until it leaves or is lost; then nobody waits for it."""
+        """Handle one worker's requests until it leaves or is lost; then stop waiting for it."""
         lost, failure = False, None
         try:
             self._greet(self._clients[rank].line)
@@ -167,26 +170,26 @@ class ParameterServer:
             self._change.notify_all()
 
     def _greet(self, line: Line) -> None:
-        """Make sure that both sides mean the same keys."""
+        """Check that the worker has the same keys as this server."""
         expected = self._shard.hello()
         hello = torch.empty_like(expected)
         line.receive(hello)
         line.finish()
         if not hello.equal(expected):
             raise ValueError(
-                f"rank {line.peer} has other parameters than this server. Make the same module, "
-                "and pass the same `servers`, on every rank."
+                f"rank {line.peer} has other parameters than this server. Pass the same module "
+                "and the same `servers` on every rank."
             )
 
     def _answer(self, client: _Client) -> bool:
-        """Take one request and do what it says; False once the worker leaves."""
+        """Handle one request. Returns False if the worker leaves."""
         header = torch.empty_like(self._shard.header(LEAVE))
         client.line.receive(header)
         client.line.finish()
         kind, samples, *counts = header.tolist()
         if kind == LEAVE:
             return False
-        with self._change:  # who is too far ahead waits here for the slowest
+        with self._change:  # a worker that is too far ahead waits here for the slowest
             self._change.wait_for(lambda: self._lead(client) <= self._bound)
         if kind == PULL:
             self._send_parameters(client, counts)
@@ -198,7 +201,7 @@ class ParameterServer:
         return client.steps - min(each.steps for each in self._clients.values())
 
     def _send_parameters(self, client: _Client, counts: list[int]) -> None:
-        """Answer a pull: all dense keys as one update left them, and the rows asked for."""
+        """Answer a pull with all dense keys, of one version, and the requested rows."""
         indices = self._shard.indices(counts)
         client.line.receive(*indices)
         client.line.finish()
@@ -206,17 +209,17 @@ class ParameterServer:
         with self._change:
             self.report.leads[self._lead(client)] += 1
             client.version = self.report.updates
-            dense = self._memory  # with "sync" no update begins before all have what they pull
+            dense = self._memory  # with "sync" no update begins before all pulls are answered
             if not self._averages:
                 dense = client.room.copy_(self._memory)
             rows = [table.detach()[i] for table, i in zip(tables, indices, strict=True)]
             self.report.bytes_received += sum(index.nbytes for index in indices)
-            self.report.bytes_sent += dense.nbytes + sum(each.nbytes for each in rows)
-        client.line.send(dense, *rows)  # not under the lock: the worker may take its time, or die
+            self.report.bytes_sent += dense.nbytes + sum(row.nbytes for row in rows)
+        client.line.send(dense, *rows)  # without the lock: the worker may be slow, or dead
         client.line.finish()
 
     def _take_gradients(self, client: _Client, samples: int, counts: list[int]) -> None:
-        """Take a push, and update where that completes one."""
+        """Receive a push, and update the parameters if it completes an update."""
         indices = self._shard.indices(counts)
         tables = list(zip(self._shard.tables, indices, strict=True))
         rows = [torch.empty(len(i), *key.shape[1:], dtype=key.dtype) for key, i in tables]
@@ -228,24 +231,24 @@ class ParameterServer:
         for (key, i), values in zip(tables, rows, strict=True):
             table = torch.sparse_coo_tensor(i[None], values, key.shape, check_invariants=True)
             gradients.append(table)
-        there = [g if count else None for g, count in zip(gradients, counts, strict=True)]
+        present = [g if count else None for g, count in zip(gradients, counts, strict=True)]
         with self._change:
             self.report.bytes_received += sum(t.nbytes for t in (client.room, *indices, *rows))
             self.report.pushes[client.line.peer] += 1
             self.report.delays[self.report.updates - client.version] += 1
             client.steps += 1
-            self._pushed[client.line.peer] = _Push(samples, there)
+            self._pushed[client.line.peer] = _Push(samples, present)
             self._update_if_complete()
             self._change.notify_all()
 
     # ------------------------------------------------------------------ updates
 
     def _update_if_complete(self) -> None:
-        """Step: with each push, or once every worker that is still here has pushed."""
+        """Update the parameters with each push or, with "sync", once every worker has pushed."""
         missing = self._averages and any(rank not in self._pushed for rank in self._clients)
         if missing or not self._pushed:
             return
-        pushed = [self._pushed[rank] for rank in sorted(self._pushed)]  # the same order each time
+        pushed = [self._pushed[rank] for rank in sorted(self._pushed)]  # in a reproducible order
         for number, parameter in enumerate(self.parameters.values()):
             parameter.grad = _mean([(p.samples, p.gradients[number]) for p in pushed])
         self.optimizer.step()
@@ -254,26 +257,26 @@ class ParameterServer:
 
 
 def _mean(parts: list[tuple[int, Tensor | None]]) -> Tensor | None:
-    """The mean by samples; no gradient counts as zero, but where nobody has one there is none."""
+    """Return the mean by samples; a missing gradient counts as 0, and all missing gives None."""
     if len(parts) == 1:
         return parts[0][1]
     counts = [samples for samples, _ in parts]
-    alike, mean = len(set(counts)) == 1, None
+    equal, mean = len(set(counts)) == 1, None
     for samples, gradient in parts:
         if gradient is not None:
-            part = gradient if alike else gradient.mul_(samples / sum(counts))
+            part = gradient if equal else gradient.mul_(samples / sum(counts))
             mean = part if mean is None else mean.add_(part)
-    return mean if mean is None or not alike else mean.div_(len(parts))
+    return mean if mean is None or not equal else mean.div_(len(parts))
 
 
 def _bound(consistency: str, staleness: int | None) -> float:
-    """How many steps a worker may be ahead of the slowest one."""
+    """Return how many steps a worker may be ahead of the slowest worker."""
     bounds = {"sync": 0, "bounded": staleness, "async": math.inf}
     if consistency not in bounds:
-        raise ValueError(f"consistency {consistency!r} is not known. Pass one of {[*bounds]}.")
+        raise ValueError(f"consistency {consistency!r} is unknown. Pass one of {[*bounds]}.")
     if (consistency == "bounded") != (staleness is not None):
-        raise ValueError('A staleness goes with consistency="bounded", and only with it.')
+        raise ValueError('Pass staleness with consistency="bounded", and only with it.')
     bound = bounds[consistency]
     if bound is None or bound < 0:
-        raise ValueError(f"staleness is a number of steps from 0 on, not {staleness}.")
+        raise ValueError(f"staleness must be a number of steps, 0 or more, not {staleness}.")
     return bound

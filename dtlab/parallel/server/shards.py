@@ -1,13 +1,13 @@
 """The protocol of a parameter server: which server keeps which key, and the message formats.
 
-    pull    worker ── header, rows wanted of each table ──> server
+    pull    worker ── header, row indices of each table ──> server
             worker <── dense keys, rows of each table ───── server
-    push    worker ── header, dense gradients, rows and their gradients of each table ──> server
+    push    worker ── header, dense gradients, row indices and gradients of each table ──> server
 
-The dense keys of one server lie in one piece of memory, whatever their dtypes. Parameters travel
-as one message. So do gradients, but a large one is sent from where it lies, since packing it would
-take about as long as sending it. Of tables (weights of `nn.Embedding(sparse=True)`) only the rows
-that are used travel.
+The dense keys of one server lie in one block of memory, whatever their dtypes, and parameters are
+sent as one message. So are gradients, except large ones: packing a large gradient would take about
+as long as sending it, so it is a separate message. Of tables (weights of
+`nn.Embedding(sparse=True)`) only the rows that are used are sent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from dtlab.messages import Group
 
 __all__ = ["HELLO", "LEAVE", "PULL", "PUSH", "Key", "Line", "Shard", "balanced", "shards_of"]
 
-HELLO, PULL, PUSH, LEAVE = range(4)  # what a header begins with
-ALIGNMENT = 64  # bytes: where a key begins in a shard's memory
-LARGE = 1 << 18  # bytes: a gradient from here on is a message of its own
+HELLO, PULL, PUSH, LEAVE = range(4)  # the first number of a header
+ALIGNMENT = 64  # bytes: each key begins at a multiple of this in a shard's memory
+LARGE = 1 << 18  # bytes: a gradient of at least this size is a separate message
 
 
 class Key(NamedTuple):
-    """One parameter by name."""
+    """Name, shape and dtype of one parameter."""
 
     name: str
     shape: torch.Size
@@ -50,17 +50,17 @@ class Shard:
 
     def __init__(self, keys: Sequence[Key]) -> None:
         dense = [key for key in keys if not key.is_table]
-        self.large = sum(key.nbytes >= LARGE for key in dense)  # how many of `dense`, the first
+        self.large = sum(key.nbytes >= LARGE for key in dense)  # keys at the front of `dense`
         self.dense = sorted(dense, key=lambda key: key.nbytes < LARGE)
         self.tables = [key for key in keys if key.is_table]
         self.keys = self.dense + self.tables
 
     def memory(self) -> Tensor:
-        """Fresh bytes for all dense keys."""
+        """Allocate bytes for all dense keys."""
         return torch.zeros(sum(_room(key) for key in self.dense), dtype=torch.uint8)
 
     def places(self, memory: Tensor) -> list[Tensor]:
-        """Each dense key in `memory`, as a view of its own shape and dtype."""
+        """Return each dense key in `memory`, as a view of its shape and dtype."""
         places, start = [], 0
         for key in self.dense:
             piece = memory[start : start + key.nbytes]
@@ -69,24 +69,24 @@ class Shard:
         return places
 
     def messages(self, memory: Tensor) -> list[Tensor]:
-        """`memory` as the messages of a push: each large key, and all small ones together."""
+        """Return `memory` as the messages of a push: each large key, all small ones together."""
         start = sum(_room(key) for key in self.dense[: self.large])
         return [*self.places(memory)[: self.large], memory[start:]]
 
     def header(self, kind: int, samples: int = 0, counts: Sequence[int] = ()) -> Tensor:
-        """What opens each request; `counts` has a number for each key, of rows for a table."""
+        """Return the header of a request; `counts` has an entry per key: rows for a table."""
         rest = counts or [0] * len(self.keys)
         return torch.tensor([kind, samples, *rest], dtype=torch.int64)
 
     def indices(self, counts: Sequence[int]) -> list[Tensor]:
-        """Room for the numbers of as many rows of each table as the header says."""
+        """Allocate indices for the number of rows of each table that the header states."""
         rows = counts[len(self.dense) :]
         return [torch.empty(count, dtype=torch.int64) for count in rows]
 
     def hello(self) -> Tensor:
-        """A worker's first message: a checksum of what it takes the keys to be."""
-        said = repr([(key.name, tuple(key.shape), key.dtype, key.is_table) for key in self.keys])
-        return torch.tensor([HELLO, zlib.crc32(said.encode())], dtype=torch.int64)
+        """Return a worker's first message: a checksum of its keys."""
+        keys = repr([(key.name, tuple(key.shape), key.dtype, key.is_table) for key in self.keys])
+        return torch.tensor([HELLO, zlib.crc32(keys.encode())], dtype=torch.int64)
 
 
 def _room(key: Key) -> int:
@@ -94,15 +94,15 @@ def _room(key: Key) -> int:
 
 
 def shards_of(module: nn.Module, servers: int, group: Group) -> list[Shard]:
-    """The shard of each server: every parameter of `module` that requires a gradient, by name.
+    """Return the shard of each server: the parameters of `module` that require a gradient.
 
-    Raises: ValueError where `servers` leaves no worker, or there are too few parameters.
+    Raises: ValueError if `servers` leaves no worker, or there are fewer parameters than servers.
     """
     world_size = dist.get_world_size(group)
     if not 1 <= servers < world_size:
         raise ValueError(
-            f"{servers} of {world_size} ranks cannot serve. Pass servers from 1 to "
-            f"{world_size - 1}: the others work."
+            f"{servers} of {world_size} ranks cannot be servers. Pass servers from 1 to "
+            f"{world_size - 1}: the other ranks are workers."
         )
     tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding) and m.sparse}
     keys = [
@@ -117,9 +117,9 @@ def shards_of(module: nn.Module, servers: int, group: Group) -> list[Shard]:
 
 
 def balanced(sizes: Mapping[str, int], shards: int) -> list[set[str]]:
-    """Spread names over shards by size: the largest first, each to the lightest shard so far.
+    """Distribute names over shards by size: the largest first, each to the lightest shard so far.
 
-    No shard gets more than 4/3 of what it would in the best split. Graham 1969, "Bounds on
+    No shard gets more than 4/3 of the largest shard of the best split. Graham 1969, "Bounds on
     multiprocessing timing anomalies".
     """
     split: list[set[str]] = [set() for _ in range(shards)]
@@ -132,7 +132,7 @@ def balanced(sizes: Mapping[str, int], shards: int) -> list[set[str]]:
 
 
 class Line:
-    """Messages between this rank and one other of the group, in order."""
+    """Messages between this rank and one other rank of the group, in order."""
 
     def __init__(self, peer: int, group: Group) -> None:
         self.peer = peer
@@ -141,7 +141,7 @@ class Line:
         self._broken: RuntimeError | None = None
 
     def send(self, *tensors: Tensor) -> None:
-        """Start to send; the tensors stay as they are until `finish`."""
+        """Start to send; do not change the tensors before `finish` returns."""
         for tensor in _filled(tensors):
             self._start(partial(dist.isend, group_dst=self.peer), tensor)
 
@@ -151,15 +151,15 @@ class Line:
             self._start(partial(dist.irecv, group_src=self.peer), tensor)
 
     def finish(self) -> None:
-        """Wait for all that was started. Raises: ConnectionError where the other rank has gone."""
-        under_way, self._under_way = self._under_way, []
-        for work, _ in under_way:
+        """Wait for all sends and receives. Raises: ConnectionError if the other rank has died."""
+        pending, self._under_way = self._under_way, []
+        for work, _ in pending:
             with self._noticing():
                 if work is not None:
                     work.wait()
         if self._broken:
             raise ConnectionError(
-                f"rank {self.peer} has gone. Look at what it printed or raised before."
+                f"rank {self.peer} has died. Look at what it printed or raised before."
             ) from self._broken
 
     def _start(self, operation: Callable[..., dist.Work | None], tensor: Tensor) -> None:
@@ -168,7 +168,7 @@ class Line:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """Keep for `finish` what gloo raises, whatever has happened to the other rank."""
+        """Store an error of gloo, whatever its cause in the other rank, for `finish`."""
         try:
             yield
         except RuntimeError as error:

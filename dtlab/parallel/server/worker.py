@@ -17,22 +17,21 @@ __all__ = ["ParameterWorker"]
 
 
 class ParameterWorker:
-    """A rank that computes gradients of `module`, whose parameters the first `servers` ranks keep.
+    """A rank that computes gradients of `module`; the first `servers` ranks keep its parameters.
 
-    Leave it when you have no more batches: as a context manager, or by `leave`. Others may wait
-    for a worker that is still there. `index` is 0 for the first of `num_workers`: what a sampler
-    wants to know.
-    Raises: ValueError on a server's rank; ConnectionError, here and later, where a server is gone.
+    End it when you have no more batches, as a context manager or by `leave`, because other workers
+    may wait for it. `index` counts workers from 0 to `num_workers` - 1, for example for a sampler.
+    Raises: ValueError on a server's rank; ConnectionError, here and later, if a server has died.
     """
 
     def __init__(self, module: nn.Module, servers: int = 1, group: Group = None) -> None:
-        shards, me = shards_of(module, servers, group), dist.get_rank(group)
-        if me < servers:
-            raise ValueError(f"rank {me} of {servers} servers is to make a ParameterServer.")
-        self.index, self.num_workers = me - servers, dist.get_world_size(group) - servers
+        shards, rank = shards_of(module, servers, group), dist.get_rank(group)
+        if rank < servers:
+            raise ValueError(f"rank {rank} is one of {servers} servers: make a ParameterServer.")
+        self.index, self.num_workers = rank - servers, dist.get_world_size(group) - servers
         parameters = dict(module.named_parameters())
         self._servers = [
-            _Remote(Line(rank, group), shard, parameters) for rank, shard in enumerate(shards)
+            _Remote(Line(peer, group), shard, parameters) for peer, shard in enumerate(shards)
         ]
         self._tables = {key.name: key.shape[0] for shard in shards for key in shard.tables}
         for server in self._servers:
@@ -40,33 +39,33 @@ class ParameterWorker:
         self._finish()
 
     def pull(self, rows: Mapping[str, Tensor] | None = None) -> None:
-        """Bring the module's parameters to what the servers have.
+        """Update the module's parameters from the servers.
 
-        `rows` names the rows of each table, the weight of an `nn.Embedding(sparse=True)`, that are
-        wanted: integers of any shape, repeated or not. What is not named stays as it is.
-        Raises: ValueError for a name that is no table; IndexError for a row that it does not have.
+        `rows` maps the name of a table, the weight of an `nn.Embedding(sparse=True)`, to the rows
+        needed: integers of any shape, possibly repeated. Other rows are not updated.
+        Raises: ValueError for a name that is not a table; IndexError for a row outside the table.
         """
-        wanted = {name: self._distinct(name, index) for name, index in (rows or {}).items()}
+        requested = {name: self._distinct(name, index) for name, index in (rows or {}).items()}
         for server in self._servers:
-            server.ask(wanted)
+            server.ask(requested)
         self._finish()
         for server in self._servers:
             server.unpack()
 
     def push(self, samples: int = 1) -> None:
-        """Hand the gradients of the module to the servers, and clear them here.
+        """Send the gradients of the module to the servers, and clear them here.
 
-        With "sync" the servers average, each worker counting as often as it has `samples`: pass
-        the size of the batch where sizes differ.
+        With "sync" the servers weight each worker's gradient by its `samples`: pass the batch size
+        if batch sizes differ.
         """
         if samples < 1:
-            raise ValueError(f"push takes a number of samples from 1 on, not {samples}.")
+            raise ValueError(f"push needs a number of samples of 1 or more, not {samples}.")
         for server in self._servers:
             server.hand_over(samples)
         self._finish()
 
     def leave(self) -> None:
-        """Tell the servers that nothing more will come; a second time says nothing."""
+        """Tell the servers that this worker has finished; a second call does nothing."""
         servers, self._servers = self._servers, []
         for server in servers:
             if not server.lost:
@@ -82,32 +81,32 @@ class ParameterWorker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(*[ConnectionError] if error else []):  # `error` came first
+        with contextlib.suppress(*[ConnectionError] if error else []):  # do not replace `error`
             self.leave()
 
     def _distinct(self, name: str, index: Tensor) -> Tensor:
         if name not in self._tables:
-            known = ", ".join(self._tables) or "none: nn.Embedding(sparse=True) makes one"
-            raise ValueError(f"{name!r} is no table. Tables are {known}.")
+            known = ", ".join(self._tables) or "none: use nn.Embedding(sparse=True) to make one"
+            raise ValueError(f"{name!r} is not a table. Tables are {known}.")
         rows: Tensor = torch.unique(index.detach().cpu().to(torch.int64))
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < self._tables[name]:
-            raise IndexError(f"{name} has {self._tables[name]} rows; asked for {rows.tolist()}.")
+            raise IndexError(f"{name} has {self._tables[name]} rows; you want {rows.tolist()}.")
         return rows
 
     def _finish(self, servers: list[_Remote] | None = None) -> None:
-        """Wait for every server; those that are left are heard before one that is gone is told."""
-        gone: ConnectionError | None = None
+        """Wait for every server, and only then raise ConnectionError if one has died."""
+        lost: ConnectionError | None = None
         for server in self._servers if servers is None else servers:
             try:
                 server.line.finish()
             except ConnectionError as error:
-                server.lost, gone = True, error
-        if gone:
-            raise gone
+                server.lost, lost = True, error
+        if lost:
+            raise lost
 
 
 class _Remote:
-    """One server as a worker sees it: messages under way, and where they come from or go to."""
+    """A worker's view of one server: pending messages and the tensors they use."""
 
     def __init__(self, line: Line, shard: Shard, parameters: Mapping[str, nn.Parameter]) -> None:
         self.line, self.shard, self.lost = line, shard, False
@@ -118,13 +117,13 @@ class _Remote:
         for parameter, value in zip(self._dense, self._values, strict=True):
             value.copy_(parameter.detach())
             if not parameter.is_cuda:
-                parameter.data = value  # a pull arrives right where it belongs
+                parameter.data = value  # a pull receives directly into the parameter
         self._rows: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
-    def ask(self, wanted: Mapping[str, Tensor]) -> None:
+    def ask(self, requested: Mapping[str, Tensor]) -> None:
         """Start a pull."""
         none = torch.empty(0, dtype=torch.int64)
-        indices = [wanted.get(key.name, none) for key in self.shard.tables]
+        indices = [requested.get(key.name, none) for key in self.shard.tables]
         counts = [0] * len(self._dense) + [len(index) for index in indices]
         self.line.send(self.shard.header(PULL, 0, counts), *indices)
         self._rows = [
@@ -135,7 +134,7 @@ class _Remote:
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Copy what a pull brought into the module, where it did not arrive there already."""
+        """Copy the result of a pull into parameters that do not share its memory."""
         for parameter, value in zip(self._dense, self._values, strict=True):
             if parameter.data_ptr() != value.data_ptr():
                 parameter.copy_(value)
@@ -143,7 +142,7 @@ class _Remote:
             table.index_copy_(0, index.to(table.device), rows.to(table.device))
 
     def hand_over(self, samples: int) -> None:
-        """Start a push of the dense gradients, and of the rows of tables that have some."""
+        """Start a push of the dense gradients, and of the table rows that have a gradient."""
         places = self.shard.places(self._gradients)
         dense = self.shard.messages(self._gradients)
         for number, (parameter, place) in enumerate(zip(self._dense, places, strict=True)):
@@ -165,15 +164,15 @@ class _Remote:
 
 
 def _can_travel(gradient: Tensor, place: Tensor) -> bool:
-    """Whether it can be sent from where it lies, in place of a copy in `place`."""
-    alike = gradient.dtype == place.dtype and gradient.layout == place.layout
-    return gradient.is_cpu and alike and gradient.is_contiguous()
+    """Return whether a gradient can be sent directly, without a copy to `place`."""
+    equal = gradient.dtype == place.dtype and gradient.layout == place.layout
+    return gradient.is_cpu and equal and gradient.is_contiguous()
 
 
 def _rows_of(table: nn.Parameter) -> tuple[Tensor, Tensor]:
-    """The rows of a table that have a gradient, and their gradients."""
+    """Return the indices of the rows of a table that have a gradient, and their gradients."""
     if table.grad is None:
         return torch.empty(0, dtype=torch.int64), table.new_empty(0, *table.shape[1:]).cpu()
-    gradient = table.grad if table.grad.is_sparse else table.grad.to_sparse(1)  # tied: dense
+    gradient = table.grad if table.grad.is_sparse else table.grad.to_sparse(1)  # dense if tied
     gradient = gradient.coalesce().cpu()
     return gradient.indices()[0].contiguous(), gradient.values().contiguous()

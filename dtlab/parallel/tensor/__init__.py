@@ -1,12 +1,12 @@
 """Tensor parallelism: each rank has a part of every layer's weights.
 
-layers.py        `ParallelMLP`, `ParallelBlock`: transformer layers put together
-linear.py        column- and row-parallel linear layers, naive first
+layers.py        `ParallelMLP`, `ParallelBlock`: complete transformer layers
+linear.py        column- and row-parallel linear layers, naive versions first
 attention.py     attention: some heads on each rank
-vocabulary.py    embedding and loss of a vocabulary that ranks share
+vocabulary.py    embedding and loss of a vocabulary that is divided among ranks
 sequence.py      sequence parallelism: some tokens on each rank between the parallel regions
 regions.py       f and g, gather and scatter: collectives with the right backward
-dropout.py       random numbers that differ by rank, and those that do not
+dropout.py       random numbers that differ by rank, and random numbers that do not
 state.py         dense state dicts, and the norm of all gradients
 """
 

@@ -1,8 +1,8 @@
 """Tensor-parallel attention: each rank computes some of the heads, without communication.
 
-weight [q; k; v] of 4 heads of queries and 2 of keys and values, two ranks
+weight [q; k; v] of 4 query heads and 2 heads of keys and values, on two ranks
 
-dense     q0 q1 q2 q3 | k0 k1 | v0 v1      queries 0 and 1 use keys 0, queries 2 and 3 keys 1
+dense     q0 q1 q2 q3 | k0 k1 | v0 v1      q0 and q1 attend to k0, q2 and q3 to k1
 rank 0    q0 q1       | k0    | v0
 rank 1          q2 q3 |    k1 |    v1
 """
@@ -27,20 +27,20 @@ __all__ = ["ParallelAttention"]
 
 
 class ParallelAttention(nn.Module):
-    """Causal self-attention in which each rank has some heads: [b, s, hidden_size] to the same.
+    """Causal self-attention with some heads on each rank: [b, s, hidden_size] to the same shape.
 
     Args:
         hidden_size: a multiple of `num_heads`, which is a multiple of the number of ranks.
-        num_kv_heads: heads of keys and values, each for several of the queries (Ainslie et al.
-            2023, "GQA"), also a multiple of the number of ranks; None: as many as of queries.
-        dropout: of attention weights; other ones on each rank.
-        fused: by one operator that keeps no matrix of tokens by tokens.
-        recompute: keep the queries, keys and values only, and those matrices not.
+        num_kv_heads: heads of keys and values, each shared by several query heads (Ainslie et al.
+            2023, "GQA"), also a multiple of the number of ranks; None: `num_heads`.
+        dropout: probability for attention weights; each rank draws different elements.
+        fused: use one operator that never stores the tokens x tokens matrices.
+        recompute: save only queries, keys and values for backward, and recompute these matrices.
         sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size].
         group: the ranks that share the heads; None: all.
 
-    Queries, keys and values come of one weight, [q; k; v] of the dense layer; a rank has the rows
-    of its heads of each. Raises: ValueError for heads that do not divide, or cannot be divided.
+    One weight, [q; k; v] of the dense layer, computes queries, keys and values; a rank has the
+    rows of its heads in each. Raises: ValueError for numbers of heads that do not divide.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ParallelAttention(nn.Module):
     def from_dense(
         cls, dense: Any, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """The shard of attention that all ranks have: of `training.models`, or a layer like it."""
+        """Make this rank's shard of a dense layer like that of `training.models`."""
         hidden_size = dense.projection.out_features
         rows = dense.queries_keys_values.out_features
         dropout = getattr(dense, "dropout", None)
@@ -92,18 +92,18 @@ class ParallelAttention(nn.Module):
         return take_shards(attention, dense)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Each token gathers from itself and those before it, by this rank's heads."""
-        own = self.queries_keys_values(hidden)
-        heads = own.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [b, heads, s, size]
-        share = self.num_kv_heads * heads.shape[1] // (self.num_heads + 2 * self.num_kv_heads)
-        q, k, v = heads.split([heads.shape[1] - 2 * share, share, share], 1)
-        if q.shape[1] != share:
-            k, v = (each.repeat_interleave(q.shape[1] // share, 1) for each in (k, v))
+        """Compute causal attention with this rank's heads."""
+        projections = self.queries_keys_values(hidden)
+        heads = projections.unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # [b, head, s, d]
+        kv_heads = self.num_kv_heads * heads.shape[1] // (self.num_heads + 2 * self.num_kv_heads)
+        q, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
+        if q.shape[1] != kv_heads:
+            k, v = (each.repeat_interleave(q.shape[1] // kv_heads, 1) for each in (k, v))
         if self.fused:
-            gathered = self._fused(q, k, v)
+            mixed = self._fused(q, k, v)
         else:
-            gathered = checkpoint(self.core, q, k, v) if self.recompute else self.core(q, k, v)
-        projected: Tensor = self.projection(gathered.transpose(1, 2).flatten(2))
+            mixed = checkpoint(self.core, q, k, v) if self.recompute else self.core(q, k, v)
+        projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
         return projected
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -114,12 +114,12 @@ class ParallelAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The part that grows with the square of the tokens: [b, heads, s, size] to the same."""
+        """Compute the part that is quadratic in the tokens: [b, heads, s, size] to the same."""
         tokens = q.shape[-2]
         later = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + later
-        gathered: Tensor = self.dropout(scores.softmax(-1)) @ v
-        return gathered
+        mixed: Tensor = self.dropout(scores.softmax(-1)) @ v
+        return mixed
 
 
 def _head_size(hidden_size: int, num_heads: int, num_kv_heads: int) -> int:
@@ -138,6 +138,6 @@ def _check_heads(num_heads: int, num_kv_heads: int, group: Group) -> None:
         fits = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
         raise ValueError(
             f"ParallelAttention: {ranks} ranks do not divide {num_heads} heads of queries and "
-            f"{num_kv_heads} of keys and values; a rank has whole heads. Take a group of {fits} "
+            f"{num_kv_heads} of keys and values; a rank has whole heads. Use a group of {fits} "
             "ranks, or other numbers of heads."
         )

@@ -1,18 +1,19 @@
-"""Dropout for tensors that are divided among ranks: each rank draws other random numbers.
+"""Dropout for tensors that are divided among ranks: each rank draws different random numbers.
 
-What all ranks have alike must lose the same elements on all, and what each has a part of must
-not: two halves of the heads with one mask are correlated, as are two halves of the tokens.
+A tensor that is replicated on all ranks must lose the same elements everywhere. A tensor that is
+divided must not: two halves of the heads, or of the tokens, would be correlated if both used the
+same mask.
 
-    all ranks' random numbers in step      0.31  0.87 │            │ 0.12  0.55
+    all ranks' random numbers, in sync     0.31  0.87 │            │ 0.12  0.55
     inside `rank_randomness`   rank 0                 │ 0.64  0.09 │
                                rank 1                 │ 0.43  0.71 │
 
-The numbers inside grow from a seed that all ranks draw, plus the rank. So they stay in step before
-and after, there is no state to save beside PyTorch's own, and a checkpoint that runs a part again
-from the same state drops the same elements again.
+The seed inside is a number that all ranks draw, plus the rank. So the ranks' generators stay in
+sync before and after. No state is needed besides PyTorch's own, and a checkpoint that recomputes a
+part from the same state drops the same elements again.
 
-Ranks in step are those of one group. Along a data axis replicas should differ: seed each with its
-place there, `torch.manual_seed(seed + mesh.get_local_rank("data"))`.
+Ranks are in sync within one group. Replicas along a data axis should differ: seed each rank with
+its index there, `torch.manual_seed(seed + mesh.get_local_rank("data"))`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ __all__ = ["RankDropout", "rank_randomness"]
 
 @contextmanager
 def rank_randomness(device: torch.device, group: Group = None) -> Iterator[None]:
-    """PyTorch's random numbers on the CPU and `device` differ by rank inside, and not after.
+    """Make PyTorch's random numbers on the CPU and `device` differ by rank inside the block.
 
-    All ranks of the group have to come here with their random numbers in step.
+    All ranks of the group must enter it with generators that are in sync; they leave it in sync.
     """
     seed = int(torch.randint(2**31, ())) + dist.get_rank(group)
     cuda = device.type == "cuda"
@@ -45,14 +46,14 @@ def rank_randomness(device: torch.device, group: Group = None) -> Iterator[None]
 
 
 class RankDropout(nn.Dropout):
-    """`nn.Dropout` for this rank's heads, features or tokens: other ranks drop other elements."""
+    """`nn.Dropout` for this rank's heads, features or tokens: ranks drop different elements."""
 
     def __init__(self, p: float = 0.5, *, group: Group = None) -> None:
         super().__init__(p)
         self.group = group
 
     def forward(self, input: Tensor) -> Tensor:
-        """As `nn.Dropout`."""
+        """Drop elements as `nn.Dropout` does."""
         if not self.training or self.p == 0:
             return input
         with rank_randomness(input.device, self.group):

@@ -1,22 +1,24 @@
 """Tensor-parallel transformer layers: each rank has a part of every weight and sees all tokens.
 
-A block of Megatron, on two ranks; f and g are the pairs of regions.py:
+A transformer block of Megatron-LM on two ranks; f and g are the operators of regions.py:
 
     rank 0  x ─ norm ─ f ─ column ─ heads 0 1 ─ row ─ g ─ + ─ norm ─ f ─ column ─ gelu ─ row ─ g ─
                        ¦                              ¦              ¦                         ¦
     rank 1  x ─ norm ─ f ─ column ─ heads 2 3 ─ row ─ g ─ + ─ norm ─ f ─ column ─ gelu ─ row ─ g ─
 
-    forward      f nothing       g all_reduce        2 all-reduces
-    backward     f all_reduce    g nothing           2 all-reduces
+    forward      f: none          g: all_reduce      2 all-reduces
+    backward     f: all_reduce    g: none            2 all-reduces
 
-Column gives each rank some features, GELU works feature by feature and attention head by head,
-and row takes them as they are: so nothing is sent between the halves. An all-reduce of bsh
-elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t a layer and microbatch
-(Narayanan et al. 2021, section 3.2). Compute waits for each: so a group belongs inside a node.
+Column gives each rank some features, GELU works on single features and attention on single heads,
+and row takes them as they are, so no communication is needed between column and row. An all-reduce
+of bsh elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t per layer and
+microbatch (Narayanan et al. 2021, section 3.2). Computation waits for each all-reduce, so keep a
+tensor-parallel group inside a node.
 
-With `sequence_parallel` f is an all-gather and g a reduce-scatter, and norms and dropout see this
-rank's tokens only: sequence.py. Each of those sends half of what an all-reduce does; backward
-gathers the inputs of the two columns once more, so it is 10bsh(t-1)/t in all.
+With `sequence_parallel` f is an all-gather and g a reduce-scatter, and norms and dropout process
+only this rank's tokens: see sequence.py. Each of these collectives sends half of what an
+all-reduce sends; backward gathers the inputs of the two columns once more, for a total of
+10bsh(t-1)/t.
 
 Each layer is an ordinary module. Its `state_dict` has this rank's shards under the names of the
 dense layer; `full_state_dict` has the dense tensors.
@@ -50,11 +52,11 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class ParallelMLP(nn.Sequential):
-    """Column, GELU, row: [b, s, hidden_size] to the same.
+    """Column, GELU, row: [b, s, hidden_size] to the same shape.
 
     Args:
-        hidden_size: features outside.
-        inner_size: features inside, which the ranks share; None: four times as many.
+        hidden_size: size of input and output.
+        inner_size: size between the linear layers, divided among the ranks; None: 4 hidden_size.
         sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size].
         group: the ranks that share the weights; None: all.
     """
@@ -85,7 +87,7 @@ class ParallelMLP(nn.Sequential):
     def from_dense(
         cls, dense: nn.Sequential, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """The shard of a linear layer, GELU and a linear layer that all ranks have."""
+        """Make this rank's shard of a dense nn.Sequential of linear, GELU and linear layer."""
         parts: list[Any] = list(dense)
         first, gelu, last = parts
         mlp = cls(
@@ -97,20 +99,21 @@ class ParallelMLP(nn.Sequential):
 
 
 class ParallelBlock(nn.Module):
-    """A layer of a transformer whose weights are shared by ranks: [b, s, hidden_size] to the same.
+    """A transformer block whose weights are divided among ranks: [b, s, hidden_size] to the same.
 
     Args:
         hidden_size, num_heads, num_kv_heads: see `ParallelAttention`.
-        dropout: the probability, in three places: attention, and what attention and MLP add.
-        fused_attention: by one operator that keeps no matrix of tokens by tokens.
-        recompute: "selective" checkpoints the core of attention, "full" the block, collectives
-            too.
+        dropout: the probability in three places: attention weights, attention output, MLP output.
+        fused_attention: use one operator that never stores the tokens x tokens matrices.
+        recompute: "selective" checkpoints the core of attention, "full" the block with its
+            collectives.
         sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size]:
             see `scatter_to_sequence` and `gather_from_sequence`.
-        group: the ranks that share the weights; None: all. Their random numbers are in step, so
-            that they start as the shards of one dense layer and drop alike what all have.
+        group: the ranks that share the weights; None: all. Their random generators must be in
+            sync, so that they begin as shards of one dense layer and drop the same elements of
+            replicated tensors.
 
-    Raises: ValueError for a `recompute` of another name, or heads that do not divide.
+    Raises: ValueError for an unknown `recompute`, or numbers of heads that do not divide.
     """
 
     def __init__(
@@ -129,10 +132,16 @@ class ParallelBlock(nn.Module):
     ) -> None:
         super().__init__()
         if recompute not in ("none", "selective", "full"):
-            raise ValueError(f'recompute is "none", "selective" or "full", not {recompute!r}.')
+            raise ValueError(
+                f'recompute must be "none", "selective" or "full", not {recompute!r}.'
+            )
         self.recompute, self.sequence_parallel = recompute, sequence_parallel
-        makes: dict[str, Any] = {"device": device, "dtype": dtype}
-        shared: dict[str, Any] = {"sequence_parallel": sequence_parallel, "group": group, **makes}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        shared: dict[str, Any] = {
+            "sequence_parallel": sequence_parallel,
+            "group": group,
+            **factory,
+        }
         self.attention_norm = _norm(hidden_size, **shared)
         self.attention = ParallelAttention(
             hidden_size, num_heads, num_kv_heads=num_kv_heads, dropout=dropout,
@@ -147,7 +156,7 @@ class ParallelBlock(nn.Module):
     def from_dense(
         cls, dense: Any, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """The shard of `training.models.Block` or `TransformerLayer`, the same on all ranks.
+        """Make this rank's shard of a `training.models.Block` or `TransformerLayer`.
 
         Sizes, dropout and recomputation are those of the dense layer.
         """
@@ -164,22 +173,22 @@ class ParallelBlock(nn.Module):
         return take_shards(block, dense)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Add what attention and the MLP have to say to the residual stream."""
+        """Add the outputs of attention and the MLP to the residual stream."""
         return checkpoint(self.run, hidden) if self.recompute == "full" else self.run(hidden)
 
     def run(self, hidden: Tensor) -> Tensor:
-        """The block itself."""
+        """Run the block without checkpointing."""
         hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(hidden)))
         added: Tensor = self.mlp_dropout(self.mlp(self.mlp_norm(hidden)))
         return hidden + added
 
 
-def _norm(size: int, sequence_parallel: bool, group: Group, **makes: Any) -> nn.LayerNorm:
+def _norm(size: int, sequence_parallel: bool, group: Group, **factory: Any) -> nn.LayerNorm:
     if sequence_parallel:
-        return SequenceLayerNorm(size, group=group, **makes)
-    return nn.LayerNorm(size, **makes)
+        return SequenceLayerNorm(size, group=group, **factory)
+    return nn.LayerNorm(size, **factory)
 
 
 def _dropout(p: float, sequence_parallel: bool, group: Group) -> nn.Dropout:
-    """The same on all ranks where all have all tokens; another on each where it has its own."""
+    """Return dropout that is the same on all ranks or, with sequence parallelism, differs."""
     return RankDropout(p, group=group) if sequence_parallel else nn.Dropout(p)

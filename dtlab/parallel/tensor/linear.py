@@ -6,18 +6,18 @@
     rank 1  [ w w w w ]  outputs 2,3           [ w w | . . ]
             [ w w w w ]                rank 1  [ . . | w w ]  inputs 2,3
 
-Columns: the paper computes xA, and its A is this weight transposed.
+The paper speaks of columns because it computes xA; its A is this weight transposed.
 
                     forward                      backward
-    column   f      nothing                      input gradients add up: all-reduce
-    row      g      outputs add up: all-reduce   nothing
+    column   f      no communication             all-reduce of the input's gradient
+    row      g      all-reduce of the output     no communication
 
-The naive functions say just that. The layers do it with one node of the graph each: column starts
-the all-reduce of the input's gradient, and computes the weight's while it travels; row adds up
-where the product lies, without a copy.
+The naive functions do just that. The layers do it with one autograd node each: column starts the
+all-reduce of the input's gradient and computes the weight's gradient during it; row reduces the
+product in place, without a copy.
 
 With sequence parallelism the input of column and the output of row are this rank's tokens.
-Column keeps those for backward, not all that it gathers, and gathers once more there.
+Column saves only these for backward, not all gathered tokens, and gathers once more there.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -64,19 +64,19 @@ TOKENS = -2  # dim of the tokens in [b, s, h]
 def naive_column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """This rank's outputs, of its rows of the dense weight [out, in] and of its bias."""
+    """Return this rank's outputs, given its rows of the dense weight [out, in] and of its bias."""
     return F.linear(copy_to_region(x, group), weight, bias)
 
 
 def naive_row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """All outputs, of this rank's inputs and its columns of the dense weight; one bias for all."""
+    """Return all outputs, given this rank's inputs and columns of the dense weight."""
     y = reduce_from_region(F.linear(x, weight), group)
-    return y if bias is None else y + bias  # after the sum: it would be added once per rank
+    return y if bias is None else y + bias  # before the sum, each rank would add the bias
 
 
-# A layer that has a part of a dense layer's parameters, and knows which part ---------------------
+# A layer with a part of a dense layer's parameters -----------------------------------------------
 #
 # Split(0, (4, 2, 2)) on 2 ranks: queries, keys and values in one weight of 8 rows
 #
@@ -87,24 +87,24 @@ def naive_row_linear(
 
 @dataclass(frozen=True)
 class Split:
-    """Ranks share dim `dim` of a parameter: each of the pieces it consists of, by `sizes`."""
+    """How ranks divide dim `dim` of a parameter: each of the pieces with these `sizes`."""
 
     dim: int
     sizes: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Of the whole dim."""
+        """The size of the whole dim."""
         return sum(self.sizes)
 
     def length(self, rank: int, ranks: int) -> int:
-        """Of a rank's part."""
+        """Return the size of a rank's part."""
         return sum(len(share(size, rank, ranks)) for size in self.sizes)
 
     def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
-        """A rank's part, copied.
+        """Return a copy of a rank's part.
 
-        Raises: ValueError where the tensor has another size in this dim.
+        Raises: ValueError if the tensor has another size in this dim.
         """
         if whole.dim() <= self.dim or whole.shape[self.dim] != self.size:
             raise ValueError(
@@ -112,10 +112,10 @@ class Split:
                 f"is {tuple(whole.shape)}."
             )
         pieces = torch.split(whole, list(self.sizes), self.dim)
-        return torch.cat([one.tensor_split(ranks, self.dim)[rank] for one in pieces], self.dim)
+        return torch.cat([piece.tensor_split(ranks, self.dim)[rank] for piece in pieces], self.dim)
 
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
-        """The dense tensor, of the parts of all ranks in their order."""
+        """Return the dense tensor, given the parts of all ranks in order."""
         cut = []
         for rank, part in enumerate(parts):
             lengths = [len(share(size, rank, len(parts))) for size in self.sizes]
@@ -124,13 +124,13 @@ class Split:
 
 
 class ShardedLayer(nn.Module):
-    """The base of layers with parameters that the ranks of `group` share.
+    """The base class of layers with parameters that are divided among the ranks of `group`.
 
-    It starts with its part of what the dense layer would start with, where all ranks' random
-    numbers are in step. So each rank draws the whole layer, and for a moment has it.
+    A layer begins with its part of the dense layer's initial parameters, if the ranks' random
+    generators are in sync: each rank draws the whole layer, and briefly holds it in memory.
 
     Attributes:
-        splits: how each shared parameter is cut. Those not in it are whole on every rank.
+        splits: how each divided parameter is cut. Parameters not in it are whole on every rank.
     """
 
     def __init__(self, group: Group) -> None:
@@ -139,24 +139,24 @@ class ShardedLayer(nn.Module):
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(
-                f"{type(self).__name__}: this rank is not in the group that it is given. Make "
-                "the layer on the group's ranks only."
+                f"{type(self).__name__}: this rank is not in the group that was passed. Make the "
+                "layer only on the group's ranks."
             )
 
     def take(self, dense: nn.Module) -> None:
-        """Have this rank's part of a dense layer's parameters: copies, trained or not as they are.
+        """Copy this rank's part of a dense layer's parameters, with their `requires_grad`.
 
-        Raises: ValueError where there are more ranks than elements to share.
+        Raises: ValueError if there are more ranks than elements to divide.
         """
         for name, split in self.splits.items():
             if min(split.sizes) < self.ranks:
                 raise ValueError(
                     f"{type(self).__name__}: {self.ranks} ranks cannot share dim {split.dim} of "
-                    f"{name}, which has {min(split.sizes)} elements: some would have nothing. "
-                    "Take a smaller group."
+                    f"{name}, which has {min(split.sizes)} elements: some ranks would have none. "
+                    "Use a smaller group."
                 )
         for name, whole in dense._parameters.items():
-            if whole is None:  # no bias
+            if whole is None:  # a layer without bias
                 self.register_parameter(name, None)
                 continue
             part = whole.detach()
@@ -166,12 +166,12 @@ class ShardedLayer(nn.Module):
                 part = part.clone()
             self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
-    def check_input(self, tensor: Tensor, wanted: int, hint: str) -> None:
-        """Refuse an input of another last dim, before anything is sent."""
-        if tensor.shape[-1] != wanted:
+    def check_input(self, tensor: Tensor, expected: int, hint: str) -> None:
+        """Raise ValueError if the input has another last dim, before communication."""
+        if tensor.shape[-1] != expected:
             raise ValueError(
-                f"{type(self).__name__} on rank {self.rank} of {self.ranks} takes {wanted} "
-                f"features; the input has shape {tuple(tensor.shape)}. {hint}"
+                f"{type(self).__name__} on rank {self.rank} of {self.ranks} needs {expected} "
+                f"features, but the input has shape {tuple(tensor.shape)}. {hint}"
             )
 
 
@@ -188,14 +188,14 @@ class _ParallelLinear(ShardedLayer):
 
     @classmethod
     def from_dense(cls, dense: nn.Linear, **options: Any) -> Self:
-        """The shard of a layer that all ranks have; `options` as those of the class."""
+        """Make this rank's shard of a dense layer; `options` are arguments of the class."""
         bias, make = dense.bias is not None, cast(Any, cls)
         layer: Self = make(dense.in_features, dense.out_features, bias, device="meta", **options)
         layer.take(dense)
         return layer
 
     def extra_repr(self) -> str:
-        """Sizes of the dense layer, and who shares it."""
+        """Return the sizes of the dense layer, and this rank's index in the group."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, rank {self.rank} of {self.ranks}"
@@ -206,17 +206,17 @@ class ColumnParallelLinear(_ParallelLinear):
     """`nn.Linear` of which each rank computes some outputs: [..., in] to [..., out / ranks].
 
     Args:
-        in_features, out_features, bias, device, dtype: of the dense layer. Where the ranks do not
-            divide the outputs, the first ones have one more.
-        gather_output: give all outputs to all ranks: one more all-gather, which a row parallel
-            layer after it does not need.
+        in_features, out_features, bias, device, dtype: of the dense layer. If the outputs are not
+            divisible by the ranks, the first ranks have one more.
+        gather_output: return all outputs on all ranks, with one more all-gather. A row-parallel
+            layer that follows does not need it.
         sequence_parallel: the input is this rank's tokens, [..., s / ranks, in].
-        pieces: sizes of several weights that lie in one, [q; k; v] as it may be: each is shared by
-            all ranks. None: there is one.
+        pieces: sizes of several weights concatenated in one, such as [q; k; v]: each is divided
+            among all ranks. None: one weight.
         group: the ranks that share the weight; None: all.
 
-    Raises: ValueError for fewer outputs than ranks, pieces that are not all outputs or are to be
-        gathered, or an input of another size.
+    Raises: ValueError for fewer outputs than ranks, pieces whose sum is not out_features, pieces
+        together with gather_output, or an input of another size.
     """
 
     def __init__(
@@ -237,15 +237,15 @@ class ColumnParallelLinear(_ParallelLinear):
         split = Split(0, pieces or (out_features,))
         if split.size != out_features or (gather_output and pieces):
             raise ValueError(
-                f"ColumnParallelLinear: pieces {pieces} make up {out_features} outputs, and stay "
-                "with their ranks: leave gather_output=False."
+                f"ColumnParallelLinear: pieces {pieces} must add up to {out_features} outputs, "
+                "and cannot be gathered: use gather_output=False."
             )
         self.splits = {"weight": split, "bias": split} if bias else {"weight": split}
         self.take(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's outputs, or all."""
-        self.check_input(x, self.in_features, "Column parallel layers take whole features.")
+        """Return this rank's outputs, or all outputs with `gather_output`."""
+        self.check_input(x, self.in_features, "Column-parallel layers take all features.")
         y: Tensor = _Column.apply(  # type: ignore[no-untyped-call]
             *_as_autocast_has_it(x, self.weight, self.bias), self.group, self.sequence_parallel
         )
@@ -256,15 +256,15 @@ class RowParallelLinear(_ParallelLinear):
     """`nn.Linear` of which each rank has some inputs: [..., in / ranks] to [..., out].
 
     Args:
-        in_features, out_features, bias, device, dtype: of the dense layer. Where the ranks do not
-            divide the inputs, the first ones have one more. The bias is whole on every rank.
-        input_is_parallel: the input is this rank's part, as a column parallel layer gives it.
-            False: it is the same whole input on all ranks.
+        in_features, out_features, bias, device, dtype: of the dense layer. If the inputs are not
+            divisible by the ranks, the first ranks have one more. The bias is whole on every rank.
+        input_is_parallel: True: the input is this rank's part, as a column-parallel layer returns
+            it. False: the input is the same whole tensor on all ranks.
         sequence_parallel: the output is this rank's tokens, [..., s / ranks, out].
         group: the ranks that share the weight; None: all.
 
-    Raises: ValueError for fewer inputs than ranks, an input of another size, or tokens that the
-        ranks do not divide.
+    Raises: ValueError for fewer inputs than ranks, an input of another size, or a number of tokens
+        that is not divisible by the ranks.
     """
 
     def __init__(
@@ -285,13 +285,13 @@ class RowParallelLinear(_ParallelLinear):
         self.take(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """All outputs, of all tokens or of this rank's."""
+        """Return all outputs, of all tokens or of this rank's tokens."""
         if not self.input_is_parallel:
-            self.check_input(x, self.in_features, "input_is_parallel=False takes whole features.")
+            self.check_input(x, self.in_features, "input_is_parallel=False takes all features.")
             x = scatter_to_region(x, self.group)
         hint = (
-            f"That is its part of {self.in_features}: do not gather what a column parallel layer "
-            "gives, or set input_is_parallel=False."
+            f"That is its part of {self.in_features}: do not gather the output of the "
+            "column-parallel layer, or set input_is_parallel=False."
         )
         self.check_input(x, self.weight.shape[1], hint)
         if self.sequence_parallel:
@@ -302,7 +302,7 @@ class RowParallelLinear(_ParallelLinear):
         return y
 
 
-# ----------------------------------------------------------------------------------- the trick
+# ------------------------------------------------------------- one autograd node for each layer
 
 
 class _Column(torch.autograd.Function):
@@ -310,7 +310,7 @@ class _Column(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)  # this rank's tokens: the others' are gathered again
+        ctx.save_for_backward(x, weight)  # with sequence parallelism, only this rank's tokens
         ctx.group, ctx.sequence = group, sequence
         return F.linear(_start_whole(x, group, sequence)(), weight, bias)
 
@@ -341,7 +341,7 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         for_x, for_weight, for_bias, *_ = ctx.needs_input_grad
-        # Of all tokens: so the bias gets its whole gradient on every rank.
+        # Gather all tokens, so that every rank computes the bias's whole gradient.
         gradient = _start_whole(gradient, ctx.group, ctx.sequence)()
         of_x = gradient @ weight if for_x else None
         of_weight = _weight_gradient(gradient, x) if for_weight else None
@@ -350,12 +350,12 @@ class _Row(torch.autograd.Function):
 
 
 def _start_whole(tensor: Tensor, group: Group, sequence: bool) -> Callable[[], Tensor]:
-    """All tokens, of this rank's; without sequence parallelism they are there."""
+    """Start to gather all tokens; without sequence parallelism, the tensor has all already."""
     return start_gather(tensor, TOKENS, group) if sequence else lambda: tensor
 
 
 def _start_sum(partial: Tensor, group: Group, sequence: bool) -> Callable[[], Tensor]:
-    """The sum over ranks, of all tokens or at this rank's. It may take the place of `partial`."""
+    """Start to sum over ranks, for all tokens or this rank's; the result may reuse `partial`."""
     if sequence:
         return start_reduce_scatter(partial, TOKENS, group)
     return start_all_reduce(partial, group)
@@ -370,10 +370,10 @@ def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _as_autocast_has_it(*tensors: Tensor | None) -> list[Tensor | None]:
-    """In the dtype that autocast gives to a linear layer: before the node, so its backward too."""
-    device = next(each.device.type for each in tensors if each is not None)
+    """Cast as autocast does for linear layers, before the node, so that it covers its backward."""
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
-    wide = torch.float64  # autocast leaves it alone
-    return [each if each is None or each.dtype == wide else each.to(dtype) for each in tensors]
+    wide = torch.float64  # autocast does not cast it
+    return [t if t is None or t.dtype == wide else t.to(dtype) for t in tensors]

@@ -1,21 +1,21 @@
 """The operators f and g of Megatron-LM, gather and scatter: collectives with a backward pass.
 
-A collective in the forward pass has another one in the backward pass, which autograd does not know
-of. Each function here is both; those of a pair are each other's reverse.
+A collective in the forward pass needs another collective in the backward pass, which autograd does
+not know. Each function here contains both. The functions of a pair are each other's reverse.
 
     function                  forward       backward
-    copy_to_region        f   nothing       all_reduce
-    reduce_from_region    g   all_reduce    nothing
-    scatter_to_region         nothing       all_gather
-    gather_from_region        all_gather    nothing
+    copy_to_region        f   none          all_reduce
+    reduce_from_region    g   all_reduce    none
+    scatter_to_region         none          all_gather
+    gather_from_region        all_gather    none
 
-f: every rank computes with the same x, and each finds a part of its gradient: they add up.
-g: y is a sum of all ranks' parts, so each part has the gradient of y.
-Scatter and gather cut and put together the last dim. "Nothing" is sent, that is: scatter keeps
-this rank's part, and so does gather of the gradient.
+f: every rank computes with the same x and gets a part of its gradient; the parts must be added.
+g: y is the sum of all ranks' parts, so the gradient of each part is the gradient of y.
+Scatter and gather divide and concatenate the last dim. "None" means no communication: scatter
+keeps this rank's part in forward, and gather does so with the gradient in backward.
 
-After g and gather all ranks have the same tensor and are taken to go on alike with it: to compute
-the same loss from it, each for itself. Shoeybi et al. 2019, "Megatron-LM", section 3.
+After g and gather all ranks have the same tensor. They must then all compute the same loss from
+it. Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
 
 from __future__ import annotations
@@ -41,44 +41,44 @@ __all__ = [
 
 
 def copy_to_region(tensor: Tensor, group: Group = None) -> Tensor:
-    """The tensor itself; its gradient is the sum of the gradients of all ranks (f)."""
+    """Return the tensor unchanged; its gradient is the sum of all ranks' gradients (f)."""
     return _Copy.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reduce_from_region(tensor: Tensor, group: Group = None) -> Tensor:
-    """The sum of the tensors of all ranks; its gradient goes to each of them (g)."""
+    """Return the sum of all ranks' tensors; each tensor gets the gradient of the sum (g)."""
     return _Reduce.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def scatter_to_region(tensor: Tensor, group: Group = None) -> Tensor:
-    """This rank's part of the last dim, of a tensor that all ranks have.
+    """Return this rank's part of the last dim of a tensor that is the same on all ranks.
 
-    Where the ranks do not divide the dim, the first ones have one element more.
+    If the dim is not divisible by the ranks, the first ranks have one element more.
     Raises: ValueError for fewer elements than ranks.
     """
     size, ranks = tensor.shape[-1], dist.get_world_size(group)
     if size < ranks:
         raise ValueError(
             f"scatter_to_region: {ranks} ranks cannot share a last dim of {size}: some would have "
-            "nothing. Take a smaller group."
+            "nothing. Use a smaller group."
         )
     return _Scatter.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gather_from_region(tensor: Tensor, group: Group = None, total: int | None = None) -> Tensor:
-    """All ranks' parts, end to end along the last dim.
+    """Concatenate all ranks' parts along the last dim.
 
-    `total` is the size of the result where the ranks do not divide it; without it all parts are
-    as large as this one.
-    Raises: ValueError where this rank's part is not one of `total`.
+    `total` is the size of the result if it is not divisible by the ranks; without it all parts
+    must have the same size.
+    Raises: ValueError if this rank's part does not have its share of `total`.
     """
     if total is not None:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        wanted = total // ranks + (rank < total % ranks)
-        if tensor.shape[-1] != wanted:
+        expected = total // ranks + (rank < total % ranks)
+        if tensor.shape[-1] != expected:
             raise ValueError(
-                f"gather_from_region: rank {rank} of {ranks} has {wanted} of {total} elements, "
-                f"not {tensor.shape[-1]}. Cut as scatter_to_region and torch.tensor_split do."
+                f"gather_from_region: rank {rank} of {ranks} must have {expected} of {total} "
+                f"elements, not {tensor.shape[-1]}. Cut as scatter_to_region or tensor_split do."
             )
     return _Gather.apply(tensor, group, total)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -131,36 +131,36 @@ class _Gather(torch.autograd.Function):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """To add up in place: what autograd hands over may belong to others too."""
+    """Copy a tensor that is reduced in place: autograd may use the original elsewhere."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-# Collectives on one dim of a tensor: started, so that something else may be done, then finished --
+# Collectives on one dim of a tensor, which overlap with computation -----------------------------
 #
 #     three ranks share a dim of 7      0 1 2 | 3 4 | 5 6      the first ranks have one more
 #                                       rank 0  rank 1  rank 2
 #
-# Each function that starts something gives a function that waits for it and returns the result.
-# On one rank nothing is sent.
+# Each function starts a collective and returns a function that waits for it and gives the result.
+# A single rank does not communicate.
 
 Finish = Callable[[], Tensor]
 
 
 def share(size: int, rank: int, ranks: int) -> range:
-    """Which of `size` elements a rank has, as `torch.tensor_split` deals them out."""
+    """Return which of `size` elements a rank has, as in `torch.tensor_split`."""
     least, more = divmod(size, ranks)
     start = rank * least + min(rank, more)
     return range(start, start + least + (rank < more))
 
 
 def own_part(tensor: Tensor, dim: int, group: Group = None) -> Tensor:
-    """This rank's part of a tensor that all ranks have: a view."""
+    """Return this rank's part of a tensor that is the same on all ranks, as a view."""
     ranks = dist.get_world_size(group)
     return tensor.tensor_split(ranks, dim)[dist.get_rank(group)]
 
 
 def start_all_reduce(tensor: Tensor, group: Group = None) -> Finish:
-    """Start to add up a contiguous tensor over the ranks, in place."""
+    """Start to sum a contiguous tensor over the ranks, in place."""
     if dist.get_world_size(group) == 1:
         return lambda: tensor
     work = dist.all_reduce(tensor, group=group, async_op=True)
@@ -175,10 +175,10 @@ def start_all_reduce(tensor: Tensor, group: Group = None) -> Finish:
 def start_gather(
     tensor: Tensor, dim: int, group: Group = None, total: int | None = None
 ) -> Finish:
-    """Start to put the parts of all ranks together along `dim`.
+    """Start to concatenate the parts of all ranks along `dim`.
 
-    `total` is the length of the result where the number of ranks may not divide it: then shorter
-    parts travel with padding. Without it all parts are as long as this one.
+    `total` is the length of the result if it may not be divisible by the ranks: then shorter parts
+    are padded for the transfer. Without it all parts must have the same length.
     """
     ranks, dim = dist.get_world_size(group), dim % tensor.dim()
     if ranks == 1:
@@ -188,8 +188,8 @@ def start_gather(
         behind = tensor.dim() - 1 - dim
         tensor = F.pad(tensor, (0, 0) * behind + (0, longest - tensor.shape[dim]))
     parts = tensor.new_empty(ranks, *tensor.shape)
-    own = tensor.contiguous().view(-1)
-    work = dist.all_gather_single(parts.view(-1), own, group=group, async_op=True)
+    flat = tensor.contiguous().view(-1)
+    work = dist.all_gather_single(parts.view(-1), flat, group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
@@ -202,20 +202,20 @@ def start_gather(
 
 
 def start_reduce_scatter(tensor: Tensor, dim: int, group: Group = None) -> Finish:
-    """Start to add up the tensors of all ranks, as far as this rank's part along `dim` goes.
+    """Start to sum this rank's part along `dim` of the tensors of all ranks.
 
-    The number of ranks divides the dim. On gloo it is an all-to-all, whose chunks are added up
-    where they arrive: see `exchange_reduce_scatter`.
+    The dim must be divisible by the number of ranks. On gloo this is an all-to-all, whose chunks
+    are summed by the receiver: see `exchange_reduce_scatter`.
     """
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return lambda: tensor
     rows = torch.stack(tensor.tensor_split(ranks, dim))
-    own = torch.empty_like(rows[0])
-    work = best_reduce_scatter(own.view(-1), rows.view(-1), group=group, async_op=True)
+    part = torch.empty_like(rows[0])
+    work = best_reduce_scatter(part.view(-1), rows.view(-1), group=group, async_op=True)
 
     def finish() -> Tensor:
         work.wait()
-        return own
+        return part
 
     return finish

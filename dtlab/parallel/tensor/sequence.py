@@ -1,25 +1,25 @@
-"""Megatron-LM's sequence parallelism: some tokens on each rank between tensor-parallel regions.
+"""Megatron-LM's sequence parallelism: between tensor-parallel regions each rank has some tokens.
 
-Norms and dropout work token by token. With tensor parallelism alone every rank does that work for
-all tokens, and keeps what backward needs of it. Here each does it for its own tokens; an
-all-reduce becomes a reduce-scatter at one end and an all-gather at the other, which together send
-as many bytes.
+Norms and dropout process each token separately. With tensor parallelism alone every rank does this
+for all tokens, and saves their activations. Here each rank does it for its own tokens only. A
+reduce-scatter at one end and an all-gather at the other replace an all-reduce; together they send
+the same number of bytes.
 
     tokens   0 1 | 2 3 ──► norm ──► ┌───────────┐ ──► weights ──► ┌────────────────┐ ──► 0 1 | 2 3
              rank 0 rank 1          │ all_gather│    sharded      │ reduce_scatter │
                                     └───────────┘                 └────────────────┘
 
     function                      forward           backward
-    scatter_to_sequence           nothing           all_gather
+    scatter_to_sequence           none              all_gather
     gather_from_sequence          all_gather        reduce_scatter
     reduce_scatter_to_sequence    reduce_scatter    all_gather
-    share_parameters              nothing           all_reduce
+    share_parameters              none              all_reduce
 
-Tokens are dim 1 of [b, s, h], or `dim`. A parameter used on some tokens only has a part of its
-gradient on each rank: `share_parameters` adds the parts up, as `SequenceLayerNorm` needs it.
+Tokens are dim 1 of [b, s, h], or `dim`. If each rank uses a parameter for some tokens only, it has
+a part of the gradient: `share_parameters` sums the parts, and `SequenceLayerNorm` uses it.
 
 Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models", section
-4.2.2: g is gather_from_sequence, g with a bar is reduce_scatter_to_sequence.
+4.2.2: there g is gather_from_sequence, and g with a bar is reduce_scatter_to_sequence.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 
 
 def scatter_to_sequence(tensor: Tensor, group: Group = None, dim: int = 1) -> Tensor:
-    """This rank's tokens, of a tensor that all ranks have.
+    """Return this rank's tokens of a tensor that is the same on all ranks.
 
-    Raises: ValueError where the ranks do not divide the tokens.
+    Raises: ValueError if the tokens are not divisible by the ranks.
     """
     check_tokens("scatter_to_sequence", tensor, group, dim)
     return _Scatter.apply(tensor, group, dim)  # type: ignore[no-any-return, no-untyped-call]
@@ -58,36 +58,36 @@ def scatter_to_sequence(tensor: Tensor, group: Group = None, dim: int = 1) -> Te
 def gather_from_sequence(
     tensor: Tensor, group: Group = None, dim: int = 1, *, then_sharded: bool = True
 ) -> Tensor:
-    """All tokens, of ranks that each have as many.
+    """Concatenate the tokens of all ranks; each rank must have the same number.
 
-    `then_sharded`: each rank goes on with weights of its own and finds a part of the gradient;
-    the parts add up. False: all go on alike, each with the whole gradient, as at the end of a
-    model; then backward sends nothing.
+    `then_sharded=True`: each rank continues with different weights, so it has a part of the
+    gradient, and the parts are summed. False: all ranks compute the same from here on, as at the
+    end of a model, so each has the whole gradient and backward does not communicate.
     """
     return _Gather.apply(tensor, group, dim, then_sharded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reduce_scatter_to_sequence(tensor: Tensor, group: Group = None, dim: int = 1) -> Tensor:
-    """The sum of the tensors of all ranks, at this rank's tokens.
+    """Return the sum over ranks of this rank's tokens of the tensors.
 
-    Raises: ValueError where the ranks do not divide the tokens.
+    Raises: ValueError if the tokens are not divisible by the ranks.
     """
     check_tokens("reduce_scatter_to_sequence", tensor, group, dim)
     return _ReduceScatter.apply(tensor, group, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def share_parameters(*parameters: Tensor, group: Group = None) -> tuple[Tensor, ...]:
-    """Parameters that all ranks have, to be used on this rank's tokens; gradients become sums.
+    """Return replicated parameters for use on this rank's tokens; their gradients are summed.
 
-    All gradients travel in one all-reduce. So hand over together what is used together.
+    One all-reduce sums all gradients, so pass parameters that are used together in one call.
     """
     return _Share.apply(group, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class SequenceLayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` on this rank's tokens: its parameters get the gradients of all tokens.
+    """`nn.LayerNorm` on this rank's tokens; its parameters get the gradients of all tokens.
 
-    Backward sends them: 2h elements in one all-reduce.
+    Backward needs one all-reduce of 2h elements.
     """
 
     def __init__(self, *args: Any, group: Group = None, **kwargs: Any) -> None:
@@ -95,14 +95,14 @@ class SequenceLayerNorm(nn.LayerNorm):
         self.group = group
 
     def forward(self, input: Tensor) -> Tensor:
-        """As `nn.LayerNorm`."""
-        own = [each for each in (self.weight, self.bias) if each is not None]
-        weight, bias, *_ = (*share_parameters(*own, group=self.group), None, None)
+        """Normalize as `nn.LayerNorm` does."""
+        parameters = [each for each in (self.weight, self.bias) if each is not None]
+        weight, bias, *_ = (*share_parameters(*parameters, group=self.group), None, None)
         return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
 def check_tokens(name: str, tensor: Tensor, group: Group, dim: int) -> None:
-    """Refuse a sequence that the ranks do not divide, before anything is sent."""
+    """Raise ValueError if tokens are not divisible by ranks, before communication."""
     tokens, ranks = tensor.shape[dim], dist.get_world_size(group)
     if tokens % ranks:
         raise ValueError(
@@ -133,10 +133,10 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         if ctx.then_sharded:
-            own = start_reduce_scatter(gradient, ctx.dim, ctx.group)()
+            part = start_reduce_scatter(gradient, ctx.dim, ctx.group)()
         else:
-            own = own_part(gradient, ctx.dim, ctx.group).contiguous()
-        return own, None, None, None
+            part = own_part(gradient, ctx.dim, ctx.group).contiguous()
+        return part, None, None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
@@ -155,12 +155,12 @@ class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: Group, *parameters: Tensor) -> Any:
         ctx.group = group
-        return tuple(one.view_as(one) for one in parameters)
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        sums = [each.clone() for each in gradients]
+        sums = [gradient.clone() for gradient in gradients]
         if dist.get_world_size(ctx.group) > 1:
             for pack in packs(sums):
                 dist.all_reduce(pack, group=ctx.group)

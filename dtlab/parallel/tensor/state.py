@@ -1,8 +1,8 @@
 """State dicts and gradient norms of modules with both divided and replicated parameters.
 
-                     rank 0    rank 1     dense state        squares of the gradient's norm
-shared: weights      w w . .   . . w w    w w w w  gathered  added up over ranks
-whole: norms, bias   b b       b b        b b      once      counted once
+                      rank 0    rank 1     dense state        squares of the gradient's norm
+divided: weights      w w . .   . . w w    w w w w  gathered  summed over ranks
+whole: norms, bias    b b       b b        b b      once      counted once
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ State = dict[str, Any]
 
 
 def full_state_dict(module: nn.Module) -> State:
-    """The `state_dict` of the dense module: on every rank, in memory of its own.
+    """Return the `state_dict` of the dense module, copied, on every rank.
 
-    Call it on all ranks of the group; shared tensors are gathered one by one. A tensor under two
-    names, as of a tied embedding, is one tensor in it too.
+    Call it on all ranks of the group; divided tensors are gathered one by one. A tensor with two
+    names, such as a tied embedding, is one tensor in the result too.
     """
     shards, state, done = _shards(module), module.state_dict(), dict[int, Tensor]()
     for name, tensor in state.items():
@@ -45,40 +45,40 @@ def full_state_dict(module: nn.Module) -> State:
 
 
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what `full_state_dict` or the dense module gave, at any number of ranks.
+    """Load the state of `full_state_dict` or of the dense module, on any number of ranks.
 
-    Each rank takes its part of the dense tensors, which it has to have; nothing is sent.
+    Each rank takes its part of the dense tensors, without communication.
     Raises: RuntimeError for names that are missing or unknown, ValueError for other shapes.
     """
-    shards, own = _shards(module), module.state_dict()
+    shards, current = _shards(module), module.state_dict()
     parts = dict(state)
-    for name, tensor in own.items():
+    for name, tensor in current.items():
         shard = shards.get(_key(tensor)) if isinstance(tensor, Tensor) else None
         if shard and name in state:
             layer, split = shard
             try:
                 parts[name] = split.part(state[name], layer.rank, layer.ranks)
             except ValueError as error:
-                raise ValueError(f"{name}: {error} Give the state of the dense module.") from None
+                raise ValueError(f"{name}: {error} Pass the state of the dense module.") from None
     module.load_state_dict(parts)
 
 
 def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
-    """Give a module this rank's part of each parameter of a dense module that has the same names.
+    """Copy this rank's part of each parameter of a dense module with the same names.
 
-    Parameters are copied, trained or not as they are there. Returns the module. Raises:
-    ValueError where parameters differ in name.
+    `requires_grad` is copied too. Returns the module. Raises: ValueError if the names of
+    parameters differ.
     """
-    own, wanted = (
+    present, expected = (
         {name for name, _ in each.named_parameters(remove_duplicate=False)}
         for each in (module, dense)
     )
-    if own != wanted:
+    if present != expected:
         raise ValueError(
-            f"{type(module).__name__} has the parameters {sorted(own)}, the dense "
-            f"{type(dense).__name__} {sorted(wanted)}: not the same layer."
+            f"{type(module).__name__} has the parameters {sorted(present)}, the dense "
+            f"{type(dense).__name__} {sorted(expected)}: not the same layer."
         )
-    for prefix in {name.rpartition(".")[0] for name in own}:
+    for prefix in {name.rpartition(".")[0] for name in present}:
         part, whole = module.get_submodule(prefix), dense.get_submodule(prefix)
         if isinstance(part, ShardedLayer):
             part.take(whole)
@@ -90,13 +90,13 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
 
 
 def _shards(module: nn.Module) -> dict[int, tuple[ShardedLayer, Split]]:
-    """Layer and split of each shared parameter, by where it lies: names depend on wrappers."""
-    found = {}
+    """Return layer and split of each divided parameter, by address: names depend on wrappers."""
+    shards = {}
     for layer in module.modules():
         if isinstance(layer, ShardedLayer):
             for name, split in layer.splits.items():
-                found[_key(layer.get_parameter(name))] = layer, split
-    return found
+                shards[_key(layer.get_parameter(name))] = layer, split
+    return shards
 
 
 def _key(tensor: Tensor) -> int:
@@ -115,22 +115,22 @@ def gathered(shard: Tensor, layer: ShardedLayer, split: Split) -> Tensor:
 
 @torch.no_grad()
 def clip_grad_norm_(module: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """Scale gradients so that the norm of the dense module's would be at most `max_norm`.
+    """Scale gradients so that the norm of the dense module's gradients is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`, which sees one rank's shards, and other ones on each rank:
-    so ranks would scale by different factors. Returns the norm before, on every rank. One
-    all-reduce of one number. Raises: ValueError where no layer in the module is shared, or layers
-    are shared by different groups.
+    `torch.nn.utils.clip_grad_norm_` would compute the norm of one rank's shards, so ranks would
+    scale by different factors. Returns the norm before scaling, on every rank. It needs one
+    all-reduce of one number. Raises: ValueError if no layer of the module is divided among ranks,
+    or layers use different groups.
     """
     layers = [each for each in module.modules() if isinstance(each, ShardedLayer)]
     if len({id(layer.group) for layer in layers}) != 1:
         problem = "layers have different groups" if layers else "no layer is shared by ranks"
         raise ValueError(
-            f"clip_grad_norm_: {problem}. Give it a module whose parallel layers have one group."
+            f"clip_grad_norm_: {problem}. Pass a module whose parallel layers have one group."
         )
     first, shards = layers[0], _shards(module)
-    gradients = {_key(one): one.grad for one in module.parameters() if one.grad is not None}
-    # What all ranks have counts on the first one: so all get the same sum, to the last bit.
+    gradients = {_key(p): p.grad for p in module.parameters() if p.grad is not None}
+    # Rank 0 alone counts replicated tensors, so all ranks get the same sum, to the last bit.
     counted = [g for key, g in gradients.items() if key in shards or first.rank == 0]
     total = _norm_over_ranks(counted, norm_type, first)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -142,9 +142,9 @@ def clip_grad_norm_(module: nn.Module, max_norm: float, norm_type: float = 2.0) 
 def _norm_over_ranks(tensors: list[Tensor], norm_type: float, layer: ShardedLayer) -> Tensor:
     device = tensors[0].device if tensors else device_of(layer.group)
     norms = torch.zeros(len(tensors) + 1, dtype=torch.float64, device=device)
-    for place, one in enumerate(tensors):
-        wide = torch.promote_types(one.dtype, torch.float32)
-        norms[place] = torch.linalg.vector_norm(one, norm_type, dtype=wide)
+    for place, tensor in enumerate(tensors):
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        norms[place] = torch.linalg.vector_norm(tensor, norm_type, dtype=wide)
     if norm_type == float("inf"):
         total = norms.max()
         dist.all_reduce(total, dist.ReduceOp.MAX, layer.group)

@@ -5,11 +5,12 @@
     rank 1  rows 3 4                                 rank 2   zero   zero   row 6
     rank 2  rows 5 6                                 sum      row 1  row 4  row 6
 
-Each rank looks up the tokens that it has, and an all-reduce adds up.
+Each rank looks up the tokens whose rows it has, and an all-reduce sums the results.
 
-The loss of a token t with logits z is log sum exp(z) - z_t. Each rank has a part of the sum and
-one of them has z_t, so a few numbers per token travel, never the logits: the largest logit (so
-that no exp overflows), and then the sum together with z_t. Backward sends nothing.
+The loss of a token t with logits z is log sum exp(z) - z_t. Each rank has a part of the sum, and
+one rank has z_t. So only a few numbers per token are sent, never the logits: first the largest
+logit (so that exp does not overflow), then the sum together with z_t. Backward does not
+communicate.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
@@ -38,13 +39,14 @@ class VocabParallelEmbedding(ShardedLayer):
     """`nn.Embedding` of which each rank has some rows: token ids [...] to [..., embedding_dim].
 
     Args:
-        num_embeddings, embedding_dim, device, dtype: of the dense table. Where the ranks do not
-            divide the rows, the first ones have one more.
-        sequence_parallel: the output is this rank's tokens, of ids [b, s] that all ranks have.
+        num_embeddings, embedding_dim, device, dtype: of the dense table. If the rows are not
+            divisible by the ranks, the first ranks have one more.
+        sequence_parallel: the output is this rank's tokens; the ids [b, s] are the same on all
+            ranks.
         group: the ranks that share the table; None: all.
 
-    Raises: ValueError for fewer rows than ranks, or tokens that the ranks do not divide;
-        IndexError, on all ranks, for an id that no rank has.
+    Raises: ValueError for fewer rows than ranks, or tokens that are not divisible by the ranks;
+        IndexError, on all ranks, for an id outside the table.
     """
 
     weight: Tensor
@@ -68,26 +70,26 @@ class VocabParallelEmbedding(ShardedLayer):
 
     @classmethod
     def from_dense(cls, dense: nn.Embedding, **options: Any) -> Self:
-        """The shard of a table that all ranks have; `options` as those of the class."""
+        """Make this rank's shard of a dense table; `options` are arguments of the class."""
         layer = cls(dense.num_embeddings, dense.embedding_dim, device="meta", **options)
         layer.take(dense)
         return layer
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Rows of the dense table."""
+        """Return the rows of the dense table, of all tokens or of this rank's tokens."""
         _check_ids(type(self).__name__, tokens, self.num_embeddings)
         if self.sequence_parallel:
             check_tokens(type(self).__name__, tokens, self.group, 1)
-        own = tokens - self.rows.start
-        others = (own < 0) | (own >= len(self.rows))
-        found = F.embedding(own.masked_fill(others, 0), self.weight)
-        found = found.masked_fill(others.unsqueeze(-1), 0)
+        local_ids = tokens - self.rows.start
+        missing = (local_ids < 0) | (local_ids >= len(self.rows))
+        rows = F.embedding(local_ids.masked_fill(missing, 0), self.weight)
+        rows = rows.masked_fill(missing.unsqueeze(-1), 0)
         if self.sequence_parallel:
-            return reduce_scatter_to_sequence(found, self.group)
-        return reduce_from_region(found, self.group)
+            return reduce_scatter_to_sequence(rows, self.group)
+        return reduce_from_region(rows, self.group)
 
     def extra_repr(self) -> str:
-        """Sizes of the dense table, and this rank's rows."""
+        """Return the sizes of the dense table, and this rank's rows."""
         rows = f"{self.rows.start} to {self.rows.stop - 1}"
         return f"{self.num_embeddings}, {self.embedding_dim}, rows {rows}"
 
@@ -100,20 +102,20 @@ def vocab_parallel_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """`F.cross_entropy` of logits [..., vocabulary / ranks], the same on every rank.
+    """Compute `F.cross_entropy` of logits [..., vocabulary / ranks], the same on every rank.
 
     Args:
-        logits: of this rank's part of the vocabulary, in the order of the ranks. Parts may differ
-            in size.
+        logits: logits of this rank's part of the vocabulary, in the order of the ranks. Parts may
+            differ in size.
         target: ids [...] in the whole vocabulary, the same on all ranks.
-        ignore_index: a target that counts for nothing.
-        reduction: "mean" over the targets that count, "sum", or "none".
+        ignore_index: a target that is not counted.
+        reduction: "mean" over the counted targets, "sum", or "none".
         group: the ranks that share the vocabulary; None: all.
 
-    Two all-reduces, of one number per token and rank's size, and of two per token. 16-bit logits
-    are taken to 32.
+    It needs two all-reduces: one of a number per token plus one per rank, and one of two numbers
+    per token. 16-bit logits are converted to 32 bits.
 
-    Raises: ValueError where shapes do not fit or for another `reduction`; IndexError, on all
+    Raises: ValueError if shapes do not match, or for an unknown `reduction`; IndexError, on all
         ranks, for a target outside the vocabulary.
     """
     if logits.shape[:-1] != target.shape:
@@ -122,7 +124,7 @@ def vocab_parallel_cross_entropy(
             f"{tuple(logits.shape[:-1])}, not {tuple(target.shape)}."
         )
     if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f'reduction is "none", "mean" or "sum", not {reduction!r}.')
+        raise ValueError(f'reduction must be "none", "mean" or "sum", not {reduction!r}.')
     counts = target != ignore_index
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
     ids = target.masked_fill(~counts, 0).flatten()
@@ -134,36 +136,36 @@ def vocab_parallel_cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Losses [n] of logits [n, part of the vocabulary] and ids [n]."""
+    """Computes losses [n] of logits [n, part of the vocabulary] and ids [n]."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, group: Group) -> Tensor:
         largest, sizes = _largest(logits, group)
         _check_ids("vocab_parallel_cross_entropy", ids, sum(sizes))
-        own = ids - sum(sizes[: dist.get_rank(group)])
-        others = (own < 0) | (own >= logits.shape[1])
-        own.masked_fill_(others, 0)
+        local_ids = ids - sum(sizes[: dist.get_rank(group)])
+        missing = (local_ids < 0) | (local_ids >= logits.shape[1])
+        local_ids.masked_fill_(missing, 0)
         shifted = logits - largest.unsqueeze(1)
-        picked = shifted.gather(1, own.unsqueeze(1)).squeeze(1).masked_fill(others, 0)
+        picked = shifted.gather(1, local_ids.unsqueeze(1)).squeeze(1).masked_fill(missing, 0)
         softmax = shifted.exp_()
         sums = torch.stack([softmax.sum(1), picked])
         dist.all_reduce(sums, group=group)
         softmax /= sums[0].unsqueeze(1)
-        ctx.save_for_backward(softmax, own, others)
+        ctx.save_for_backward(softmax, local_ids, missing)
         return sums[0].log() - sums[1]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        softmax, own, others = ctx.saved_tensors
+        softmax, local_ids, missing = ctx.saved_tensors
         of_logits = softmax * gradient.unsqueeze(1)
-        at_target = gradient.masked_fill(others, 0).unsqueeze(1)
-        of_logits.scatter_add_(1, own.unsqueeze(1), -at_target)
+        at_target = gradient.masked_fill(missing, 0).unsqueeze(1)
+        of_logits.scatter_add_(1, local_ids.unsqueeze(1), -at_target)
         return of_logits, None, None
 
 
 def _largest(logits: Tensor, group: Group) -> tuple[Tensor, list[int]]:
-    """The largest logit of each token, and each rank's part of the vocabulary, in one message."""
+    """Return each token's largest logit, and each rank's vocabulary size, with one all-reduce."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     sizes = logits.new_zeros(ranks)
     sizes[rank] = logits.shape[1]
@@ -173,7 +175,7 @@ def _largest(logits: Tensor, group: Group) -> tuple[Tensor, list[int]]:
 
 
 def _check_ids(name: str, ids: Tensor, size: int) -> None:
-    """Refuse an id outside the vocabulary: no rank has it, so it would become zeros unnoticed."""
+    """Raise IndexError for an id outside the vocabulary: no rank has it, so it would become 0."""
     outside = ids[(ids < 0) | (ids >= size)]
     if outside.numel():
-        raise IndexError(f"{name}: id {int(outside[0])} is outside of a vocabulary of {size}.")
+        raise IndexError(f"{name}: id {int(outside[0])} is outside of the vocabulary of {size}.")

@@ -1,11 +1,11 @@
-"""A bucket of ZeRO stages 1 and 2: all values of some parameters, a shard of everything else.
+"""A bucket of ZeRO stages 1 and 2: whole values of some parameters, a shard of everything else.
 
-    values         [ a a a | a b b | b c . ]    every rank has all: a, b and c are views
-    the shard              | a b b |            stepped by its owner, who keeps optimizer state
-    stepped as             [ a b b ]            one tensor, while its parameters are used alike;
-                           [ a ][b b]           else one for each that has a part in it
+    values         [ a a a | a b b | b c . ]    on every rank; a, b and c are views
+    shard                  | a b b |            stepped by its owner, which keeps optimizer state
+    segments               [ a b b ]            one, if all its parameters are used together;
+                           [ a ][b b]           otherwise one for each parameter in the shard
 
-Gradients have the same places, for as long as it takes to bring them to the owners.
+Gradients have the same layout, but exist only until they are reduced to the owners.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["ShardedBucket"]
 class ShardedBucket:
     """Parameters of one dtype, device and parameter group, of which this rank steps a shard.
 
-    Once all gradients are there they go to the owners in a flat tensor, and are freed. `gradient`
-    is what arrives here: the mean over ranks, added up over backward passes.
+    Once all gradients have arrived they are reduced to the owners in a flat tensor, and freed.
+    `gradient` is this rank's result: the mean over ranks, accumulated over backward passes.
 
     Args:
-        numbers: of the parameters, counted through all groups.
-        master_dtype: in which the shard is stepped, if it is wider than that of the parameters.
+        numbers: numbers of the parameters, counted through all groups.
+        master_dtype: dtype in which the shard is stepped, if wider than that of the parameters.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ShardedBucket:
             dist.broadcast(self.flat, group=transport.group, group_src=0)
         for parameter, view in zip(self.parameters, self.layout.views(self.flat), strict=True):
             parameter.data = view
-        self._pointers = [one.data_ptr() for one in self.parameters]
+        self._pointers = [parameter.data_ptr() for parameter in self.parameters]
         self.shard = self.layout.shard(self.flat, transport.rank)
         wider = master_dtype is not None and master_dtype.itemsize > self.flat.itemsize
         self.master = self.shard.to(master_dtype) if wider else self.shard
@@ -57,14 +57,14 @@ class ShardedBucket:
         self.runs = [self.pieces] if self.pieces else []  # the pieces of each segment
         self.segments = self._made_segments()
         self.gradient: Tensor | None = None
-        self.used: set[int] = set()  # places of parameters that have had a gradient
-        self.is_sent = False  # in the pass that is going on
-        self._arrived: set[int] = set()  # places of those in this pass
-        self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # what is sent stays until then
+        self.used: set[int] = set()  # indices of parameters that have had a gradient
+        self.is_sent = False  # in the current backward pass
+        self._arrived: set[int] = set()  # indices of gradients that arrived in this pass
+        self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # keeps the sent tensor alive
 
     def parts(self, shard: Tensor) -> list[Tensor]:
-        """The parameters' elements in a shard, as views; without padding."""
-        return [shard.narrow(0, one.offset, one.stop - one.start) for one in self.pieces]
+        """Return each parameter's elements in a shard, as views, without padding."""
+        return [shard.narrow(0, piece.offset, piece.stop - piece.start) for piece in self.pieces]
 
     # ------------------------------------------------------------------ segments
 
@@ -79,23 +79,23 @@ class ShardedBucket:
         ]
 
     def states(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """An optimizer's state of each piece: its elements as views, and the rest as it is."""
-        found = []
+        """Return the optimizer state of each piece: its elements as views, other state as is."""
+        states = []
         for run, segment in zip(self.runs, self.segments, strict=True):
             state = optimizer.state.get(segment, {})
             for piece in run:
                 begin = piece.offset - run[0].offset
                 cut = slice(begin, begin + piece.stop - piece.start)
-                found.append({
+                states.append({
                     key: value[cut]
                     if isinstance(value, Tensor) and value.shape == segment.shape
                     else value
                     for key, value in state.items()
                 })  # fmt: skip
-        return found
+        return states
 
     def split(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on step each parameter by itself: some are used where others are not."""
+        """From now on step each parameter separately, as some are used without the others."""
         if len(self.runs) == len(self.pieces):
             return
         (old,), states = self.segments, self.states(optimizer)
@@ -106,23 +106,23 @@ class ShardedBucket:
             if state:
                 optimizer.state[segment] = copy.deepcopy(state)
         for group in optimizer.param_groups:
-            places = [n for n, one in enumerate(group["params"]) if one is old]
+            places = [n for n, tensor in enumerate(group["params"]) if tensor is old]
             for place in places:
                 group["params"][place : place + 1] = self.segments
 
-    # ------------------------------------------------------------------ gradients to their owners
+    # ------------------------------------------------------------------ reducing gradients
 
     @property
     def full(self) -> bool:
-        """Whether the gradients of all parameters are waiting to be sent."""
+        """Whether the gradients of all parameters have arrived and are not sent."""
         return len(self._arrived) == len(self.parameters) and not self.is_sent
 
     def arrives(self, place: int) -> None:
-        """A gradient is in `.grad`, and waits there for those of the other parameters."""
+        """Note that the gradient of a parameter is in `.grad`; it waits there for the others."""
         self._arrived.add(place)
 
     def send(self) -> None:
-        """Start to reduce the gradients to their owners, and free them; what is missing is 0."""
+        """Start to reduce the gradients, and free them; a missing gradient counts as 0."""
         flat = self.layout.empty()
         parts = [self._taken(place) for place in range(len(self.parameters))]
         torch.cat(parts, out=flat[: self.layout.num_elements])
@@ -139,14 +139,14 @@ class ShardedBucket:
             return self.flat.new_zeros(parameter.numel())
         if gradient.is_sparse:
             raise TypeError(
-                f"a gradient of shape {tuple(gradient.shape)} is sparse, and shards are not. "
+                f"a gradient of shape {tuple(gradient.shape)} is sparse, but shards are dense. "
                 "Make the embedding with sparse=False, or leave it to a parameter server."
             )
         self.used.add(place)
         return in_memory_order(gradient, parameter)
 
     def receive(self) -> None:
-        """Wait for what was sent, add this rank's share of it to `gradient`, and free the rest."""
+        """Wait for the reduce, add this rank's result to `gradient`, and free the buffers."""
         if self._arriving is None:
             return
         arriving, wait, _ = self._arriving
@@ -155,7 +155,7 @@ class ShardedBucket:
         self._forget_sent()
 
     def drop(self) -> None:
-        """Forget all gradients."""
+        """Discard all gradients."""
         if self._arriving is not None:
             self._arriving[1]()
         self._forget_sent()
@@ -169,7 +169,7 @@ class ShardedBucket:
     # ------------------------------------------------------------------ the step
 
     def hand_reduced(self, used: Sequence[int], optimizer: torch.optim.Optimizer) -> None:
-        """Give the segments the reduced gradient; none where no rank has used the parameter."""
+        """Give the segments the reduced gradient, or None if no rank has used the parameter."""
         assert self.gradient is not None
         if len({bool(used[piece.index]) for piece in self.pieces}) > 1:
             self.split(optimizer)
@@ -178,22 +178,22 @@ class ShardedBucket:
             segment.grad = part.to(segment.dtype) if used[run[0].index] else None
 
     def hand_averaged(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the segments their parts of gradients that are whole and averaged already."""
+        """Give the segments their parts of gradients that are already averaged."""
         gradients = [self.parameters[piece.index].grad for piece in self.pieces]
-        if len({one is None for one in gradients}) > 1:
+        if len({gradient is None for gradient in gradients}) > 1:
             self.split(optimizer)
-        left = iter(gradients)
+        remaining = iter(gradients)
         for run, segment in zip(self.runs, self.segments, strict=True):
             parts = [
-                in_memory_order(one, self.parameters[piece.index])[piece.start : piece.stop]
-                for piece, one in [(piece, next(left)) for piece in run]
-                if one is not None
+                in_memory_order(gradient, self.parameters[piece.index])[piece.start : piece.stop]
+                for piece, gradient in [(piece, next(remaining)) for piece in run]
+                if gradient is not None
             ]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
             segment.grad = None if whole is None else whole.to(segment.dtype)
 
     def check_place(self) -> None:
-        """Raises RuntimeError where a parameter's memory is not the flat tensor's any more."""
+        """Raise RuntimeError if a parameter does not lie in the flat tensor any more."""
         for parameter, pointer in zip(self.parameters, self._pointers, strict=True):
             if parameter.data_ptr() != pointer:
                 raise RuntimeError(
@@ -203,13 +203,13 @@ class ShardedBucket:
                 )
 
     def refresh_master(self) -> None:
-        """Take over parameters that someone has changed, as `model.load_state_dict` does."""
+        """Copy parameters that were changed outside the optimizer, as by `load_state_dict`."""
         if self.master is not self.shard:
             same = self.master.to(self.shard.dtype) == self.shard
             self.master.copy_(torch.where(same, self.master, self.shard.to(self.master.dtype)))
 
     def take_stepped(self) -> None:
-        """After the step: its results become this rank's shard of the values."""
+        """Copy the stepped segments into this rank's shard of the values."""
         for segment in self.segments:
             segment.grad = None
         if self.master is not self.shard:

@@ -1,12 +1,12 @@
 """ZeRO stage 3: each rank keeps 1/N of the parameters, gradients and optimizer state.
 
-The module is cut into blocks. A block's parameters are gathered just before it computes, in
-forward and again in backward, and freed after it; its gradients go to their owners by a
-reduce-scatter. Of P parameters each rank sends 3P (N-1)/N elements in a step, where data
-parallelism sends 2P (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
+The module is cut into blocks. The parameters of a block are gathered just before it computes, in
+forward and again in backward, and freed after that. A reduce-scatter sends its gradients to their
+owners. For P parameters each rank sends 3P (N-1)/N elements per step, while data parallelism sends
+2P (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 
 `SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module, and waits for
-each collective. `Zero3` lets them travel while blocks compute (Zhao et al.
+each collective. `Zero3` overlaps the collectives with the computation of other blocks (Zhao et al.
 2023, "PyTorch FSDP", section 3.3):
 
     forward     compute   root  block 0       block 1       block 2
@@ -60,25 +60,24 @@ __all__ = [
 
 
 class SimpleShardedLinear(torch.autograd.Function):
-    """Stage 3 in its simplest form: y = x @ weight.T, where each rank keeps 1/N of the rows.
+    """ZeRO stage 3 in its simplest form: y = x @ weight.T; each rank keeps 1/N of the rows.
 
         y = SimpleShardedLinear.apply(x, shard)      # shard: this rank's rows, a parameter
 
-    The weight is gathered, used and freed: once in forward, and once more in backward. The
-    gradient of the weight goes to the owners of its rows by a reduce-scatter, as the mean of all
-    ranks'.
+    The weight is gathered, used and freed in forward, and once more in backward. A reduce-scatter
+    sends the gradient of the weight to the owners of its rows, averaged over the ranks.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
-        """x [rows, in] and this rank's shard [out / N, in] to y [rows, out]."""
+        """Return y [rows, out] for x [rows, in] and this rank's shard [out / N, in]."""
         ctx.save_for_backward(x, shard)
         weight = _gather_rows(shard)
-        return x @ weight.T  # on return, nobody holds `weight` any more
+        return x @ weight.T  # on return, the memory of `weight` is freed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of x and of the shard."""
+        """Return the gradients of x and of the shard."""
         x, shard = ctx.saved_tensors
         (dy,) = gradients
         of_weight, of_shard = dy.T @ x, torch.empty_like(shard)
@@ -97,10 +96,10 @@ def _gather_rows(shard: Tensor) -> Tensor:
 
 
 class NaiveZero3(ShardedModule):
-    """Stage 3 of a module, block by block: gather, use, free; reduce once a block is through.
+    """ZeRO stage 3 of a module, block by block: gather, compute, free; reduce after backward.
 
-    For modules in which every parameter is trained, and used by one call of its block in each
-    forward pass. Arguments as of `Zero3`.
+    Every parameter must be trained, and used by exactly one call of its block in each forward
+    pass. For the arguments see `Zero3`.
     """
 
     def __init__(
@@ -119,48 +118,49 @@ class NaiveZero3(ShardedModule):
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
         block.free()
         for tensor in tensors_in(output):
-            if tensor.requires_grad:  # the gradient of its output is what backward begins with
+            if tensor.requires_grad:  # the block's backward begins with its output's gradient
                 tensor.register_hook(lambda _: block.gather())  # type: ignore[no-untyped-call]
 
     def _arrived(self, block: ShardedBlock, shard: FlatShard, index: int, _: Tensor) -> None:
         shard.take(index)
-        if all(one.all_arrived for one in block.trained):
-            block.free()  # whose gradient is complete is not needed any more
+        if all(each.all_arrived for each in block.trained):
+            block.free()  # all gradients are computed: backward does not need the block any more
             block.start_reduce()
             block.finish_reduce()
 
 
 class Zero3(ShardedModule):
-    """Fully sharded data parallelism: gathers ahead, and reduces beside backward.
+    """Fully sharded data parallelism that gathers ahead and overlaps reduce-scatter with backward.
 
-    Used as the module itself, in the plain loop, as PyTorch's `fully_shard` is. `parameters()` are
-    this rank's pieces, one for each parameter of the module, under its name: flat, and empty where
-    another rank has all of it. They are the parameter objects that the module had, so groups
-    made before wrapping, by shape for example, and groups made after, by name, both hold. After
-    `backward` each has the mean gradient over all ranks of `group`.
+    Call it like the module itself, in the plain training loop, as with PyTorch's `fully_shard`.
+    `parameters()` are this rank's pieces, one for each parameter of the module, under its name.
+    A piece is one-dimensional, and empty if other ranks have the whole parameter. The pieces are
+    the parameter objects of the original module, so parameter groups remain valid whether they
+    were made before wrapping (for example by shape) or after it (by name). After `backward` each
+    has the mean gradient over all ranks of `group`.
 
-    Every rank has to call the same blocks in the same order. A parameter that some ranks do not
-    use counts as zero there; one that nobody uses gets no gradient. Buffers are each rank's own.
+    Every rank must call the same blocks in the same order. A parameter that a rank does not use
+    counts as zero there; one that no rank uses gets no gradient. Buffers are not synchronized.
 
     Args:
-        module: its parameters and buffers become those of the group's first rank. What is frozen
-            now (`requires_grad_(False)`) stays so.
+        module: its parameters and buffers become those of the group's first rank. A parameter
+            that is frozen now (`requires_grad_(False)`) must stay frozen.
         group: the ranks that share parameters and batch; None: all.
-        blocks: a class of modules, a function that says whether a module is a block, or a list of
-            submodules. None: the siblings that leave the least to gather at once, as the elements
-            of a `ModuleList` of layers. The module itself takes the rest. []: all at once.
-        dtype: of parameters while they compute, and of floating-point inputs of the module; None:
-            their own. Shards keep theirs, usually fp32.
-        reduce_dtype: of gradients on their way; None: as they were computed.
-        reshard_after_forward: whether blocks are freed between forward and backward, and travel
-            three times. False: they stay, and travel twice. None: only the root stays.
-        prefetch: blocks that are gathered ahead of the one that computes.
+        blocks: a class of modules, a predicate on modules, or a list of submodules. None: the
+            siblings that minimize the memory gathered at once, such as the elements of a
+            `ModuleList` of layers. The root block has the remaining parameters. []: root only.
+        dtype: of parameters during computation, and of floating-point inputs of the module; None:
+            their original dtype. Shards keep the original dtype, usually fp32.
+        reduce_dtype: of gradients during reduce-scatter; None: the dtype they were computed in.
+        reshard_after_forward: True: blocks are freed between forward and backward, so that a step
+            has 3 collectives per block. False: they stay, so it has 2. None: only the root stays.
+        prefetch: number of blocks that are gathered ahead of the current one.
         all_gather, reduce_scatter: see `Transport`; `dtlab.collectives` has rings.
 
     Raises:
-        ValueError: no parameter needs a gradient, parameters without memory (device meta), or
-            blocks that are no submodules.
-        RuntimeError: where the module is moved or frozen once it is wrapped.
+        ValueError: no parameter needs a gradient, parameters are on the meta device, or `blocks`
+            contains modules that are not submodules.
+        RuntimeError: the module is moved, frozen or unfrozen after it was wrapped.
         TypeError: in backward, for a sparse gradient; in `step` of an optimizer that does not work
             element by element.
     """
@@ -185,13 +185,13 @@ class Zero3(ShardedModule):
             reshard_after_forward, prefetch, dtype,
         )  # fmt: skip
         self._averages = True  # not inside `no_sync`
-        self._in_forward = False  # of the root
-        self._task = -1  # the backward pass that is going on, as autograd numbers them
-        self._order = CallOrder([one for one in self.blocks if one.is_leaf])
-        self._calls: dict[ShardedBlock, _Use] = {}  # forward passes that are going on
-        self._uses: dict[ShardedBlock, WeakSet[_Use]] = {one: WeakSet() for one in self.blocks}
-        self._open: dict[ShardedBlock, set[_Use]] = {}  # whose backward is going on
-        self._owing: dict[ShardedBlock, None] = {}  # whose gradients have not been sent yet
+        self._in_forward = False  # during the root's forward
+        self._task = -1  # autograd's number of the current backward pass
+        self._order = CallOrder([block for block in self.blocks if block.is_leaf])
+        self._calls: dict[ShardedBlock, _Use] = {}  # calls that have not returned
+        self._uses: dict[ShardedBlock, WeakSet[_Use]] = {block: WeakSet() for block in self.blocks}
+        self._open: dict[ShardedBlock, set[_Use]] = {}  # calls whose backward has begun
+        self._owing: dict[ShardedBlock, None] = {}  # blocks whose gradients have not been sent
         self._sending: list[ShardedBlock] = []
         for block in self.blocks:
             self._register(block)
@@ -199,17 +199,17 @@ class Zero3(ShardedModule):
     def _register(self, block: ShardedBlock) -> None:
         before, after = partial(self._before_forward, block), partial(self._after_forward, block)
         block.module.register_forward_pre_hook(before, with_kwargs=True)
-        block.module.register_forward_hook(after, always_call=True)  # after an exception too
+        block.module.register_forward_hook(after, always_call=True)  # also after an exception
         for shard, index, whole in block.trained_parameters():
             on_gradient(whole, partial(_take, shard, index))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside it leave their gradients on this rank, whole, where they add up.
+        """Accumulate whole gradients on this rank without reducing them.
 
-        The first backward after it reduces the sum. That saves reduce-scatters, and no gather:
-        k microbatches send (2k + 1)P (N-1)/N elements instead of 3kP (N-1)/N, and each rank keeps
-        the gradients of all P parameters meanwhile.
+        The first backward pass after the block reduces the sum. That saves reduce-scatters, but no
+        gathers: k microbatches send (2k + 1)P (N-1)/N elements instead of 3kP (N-1)/N, and until
+        then each rank keeps the gradients of all P parameters.
         """
         before, self._averages = self._averages, False
         try:
@@ -222,7 +222,7 @@ class Zero3(ShardedModule):
     def _before_forward(
         self, block: ShardedBlock, module: nn.Module, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        first_time = not in_backward()  # and not a checkpointed part that is computed once more
+        first_time = not in_backward()  # False if a checkpoint recomputes the block
         if block is self.root and first_time:
             self._begin_forward()
         if block is self.root and self._dtype is not None:
@@ -235,15 +235,15 @@ class Zero3(ShardedModule):
         if torch.is_grad_enabled() and not is_recomputing():
             use = self._calls[block] = _Use()
             self._uses[block].add(use)
-            inputs = [one for one in tensors_in((args, kwargs)) if one.requires_grad]
+            inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
             if inputs:
-                through = partial(self._after_backward, block, use)
-                use.handle = register_multi_grad_hook(inputs, through)
+                after = partial(self._after_backward, block, use)
+                use.handle = register_multi_grad_hook(inputs, after)
         return args, kwargs
 
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
         if is_recomputing():
-            return  # its backward comes next
+            return  # the backward of the block follows
         block.hide()
         if not in_backward():
             if self._is_freed_after_forward(block):
@@ -251,16 +251,16 @@ class Zero3(ShardedModule):
             if block is self.root:
                 self._end_forward()
         use = self._calls.pop(block, None)
-        outputs = [one for one in tensors_in(output) if one.requires_grad]
+        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
         if use and outputs:
             before = partial(self._before_backward, block, use)
             register_multi_grad_hook(outputs, before, mode="any")
 
     def _begin_forward(self) -> None:
-        """Free what is left of a pass that was broken off: it may be older than the last step."""
+        """Free the remains of an interrupted pass, which may be older than the last step."""
         for block in self.blocks:
             block.check_frozen()
-            if self._task != -1:  # in backward
+            if self._task != -1:  # an interrupted backward
                 block.drop_gradients()
                 self._uses[block].clear()
         self._reset()
@@ -268,7 +268,7 @@ class Zero3(ShardedModule):
         self._order.begin()
 
     def _end_forward(self) -> None:
-        for block in self.blocks:  # gathered ahead, and not called
+        for block in self.blocks:  # also those that were gathered ahead but not called
             if self._is_freed_after_forward(block) or not self._order.was_called(block):
                 block.free()
         self._in_forward = False
@@ -286,7 +286,7 @@ class Zero3(ShardedModule):
     # ------------------------------------------------------------------ backward
 
     def _before_backward(self, block: ShardedBlock, use: _Use, _: Any) -> None:
-        """The gradient of one of its outputs is there."""
+        """Gather the block once the gradient of one of its outputs is ready."""
         if self._task == -1:
             self._task = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end_backward)
@@ -299,7 +299,7 @@ class Zero3(ShardedModule):
         block.gather()
 
     def _after_backward(self, block: ShardedBlock, use: _Use, _: Any) -> None:
-        """The gradients of all its inputs are there."""
+        """Free the block and send its gradients once all gradients of its inputs are ready."""
         use.handle.remove()
         self._uses[block].discard(use)
         if block not in self._open:
@@ -313,12 +313,12 @@ class Zero3(ShardedModule):
         self._gather_ahead_in_backward()
 
     def _gather_ahead_in_backward(self) -> None:
-        """Not while the one before is still there: that would be one block too many."""
+        """Gather ahead unless the previous block is still held: memory is for `prefetch` + 1."""
         leaves = sum(block.is_leaf for block in self._open)
         self._gather_ahead(self.prefetch + 1 - max(1, leaves))
 
     def _send(self, block: ShardedBlock) -> None:
-        """One at a time is on its way: each needs memory."""
+        """Start to reduce the block's gradients; one reduce at a time, to limit memory."""
         del self._owing[block]
         if self._averages:
             while self._sending:
@@ -327,9 +327,9 @@ class Zero3(ShardedModule):
             self._sending.append(block)
 
     def _end_backward(self) -> None:
-        for block in reversed(self.blocks):  # all ranks in this order
+        for block in reversed(self.blocks):  # in the same order on all ranks
             self._uses[block] -= self._open.get(block, set())
-            if block.has_arrived:  # late, or in `no_sync`
+            if block.has_arrived:  # gradients that arrived late, or in `no_sync`
                 self._owing[block] = None
             if block in self._owing:
                 self._send(block)
@@ -348,7 +348,7 @@ class Zero3(ShardedModule):
 
 
 class _Use:
-    """One call of a block in a forward pass; it lives as long as the graph that it is part of."""
+    """One call of a block in a forward pass; it lives as long as the call's autograd graph."""
 
     handle: Any = None
 
@@ -357,35 +357,35 @@ def _take(shard: FlatShard, index: int, _: Tensor) -> None:
     shard.take(index)
 
 
-# The order in which blocks are called: what to gather next is learned from the pass before -------
+# The order in which blocks are called, learned from the previous pass, to choose what to gather --
 
 
 class CallOrder:
-    """Blocks in the order of their calls, read forwards and then backwards.
+    """The order in which blocks are called, read forwards in forward and backwards in backward.
 
-    Until a first pass has shown the order, it is that of registration. A wrong guess costs a
-    gather that nobody needed. All ranks call the same blocks, so all guess the same.
+    Until the first pass is complete, the order of registration is used. A wrong guess costs one
+    useless gather. All ranks call the same blocks, so all ranks make the same guesses.
     """
 
     def __init__(self, blocks: Sequence[ShardedBlock]) -> None:
         self._order = list(blocks)
         self._seen: list[ShardedBlock] = []
-        self._at, self._step = -1, 1  # place of the last call, and where the next one is
+        self._at, self._step = -1, 1  # index of the last call, and the direction of the next
 
     def begin(self) -> None:
-        """A forward pass begins."""
+        """Begin a forward pass."""
         self._seen, self._at, self._step = [], -1, 1
 
     def learn(self) -> None:
-        """It is over."""
+        """End the forward pass and adopt its order."""
         self._order = self._seen or self._order
 
     def turn_round(self) -> None:
-        """A backward pass begins."""
+        """Begin a backward pass."""
         self._at, self._step = len(self._order), -1
 
     def called(self, block: ShardedBlock) -> None:
-        """Move on to the next call of this block, wherever that is."""
+        """Advance to the next call of this block in the order."""
         if not block.is_leaf:
             return
         if self._step > 0:
@@ -394,51 +394,51 @@ class CallOrder:
         self._at = next((n for n in places if self._order[n] is block), self._at)
 
     def was_called(self, block: ShardedBlock) -> bool:
-        """In this forward pass; blocks with others inside always count as called."""
+        """Return whether the block was called in this pass; always True for non-leaf blocks."""
         return not block.is_leaf or block in self._seen
 
     def next(self, count: int) -> list[ShardedBlock]:
-        """The blocks that should come next."""
+        """Return the blocks that are expected next, up to `count`."""
         places = [self._at + self._step * (1 + n) for n in range(count)]
         return [self._order[n] for n in places if 0 <= n < len(self._order)]
 
 
-# Small questions that hooks of modules and of autograd ask ---------------------------------------
+# Helpers for hooks of modules and of autograd ----------------------------------------------------
 
 
 def in_backward() -> bool:
-    """Whether autograd is at work on this thread."""
+    """Return whether autograd is running a backward pass on this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_recomputing() -> bool:
-    """Whether a checkpoint computes its part again, for tensors that it has not saved.
+    """Return whether a checkpoint is recomputing tensors that it did not save.
 
-    One with use_reentrant=True does not count: to autograd that is a forward pass like any other.
+    A checkpoint with use_reentrant=True does not count: autograd sees an ordinary forward pass.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return in_backward() and hooks is not None
 
 
-def cast(dtype: torch.dtype, one: Any) -> Any:
-    """Floating-point tensors in this dtype; anything else as it is."""
-    is_float = isinstance(one, Tensor) and one.is_floating_point()
-    return one.to(dtype) if is_float else one
+def cast(dtype: torch.dtype, value: Any) -> Any:
+    """Return a floating-point tensor in this dtype, and any other object unchanged."""
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_float else value
 
 
 def on_gradient(parameter: Tensor, do: Callable[[Tensor], None]) -> None:
-    """Once the gradient of a parameter is in `.grad`, all uses of it added up."""
+    """Call `do` when `.grad` of a parameter is complete, that is, summed over all its uses."""
     parameter.register_post_accumulate_grad_hook(do)  # type: ignore[no-untyped-call]
 
 
-def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """All tensors in what a module takes or returns; containers and dataclasses are opened."""
-    if isinstance(thing, Tensor):
-        yield thing
-    elif isinstance(thing, Mapping):
-        yield from tensors_in(list(thing.values()))
-    elif isinstance(thing, (list, tuple, set)):
-        for one in thing:
-            yield from tensors_in(one)
-    elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-        yield from tensors_in([getattr(thing, one.name) for one in dataclasses.fields(thing)])
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield all tensors in a module's arguments or output, inside containers and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (list, tuple, set)):
+        for element in value:
+            yield from tensors_in(element)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in dataclasses.fields(value)])

@@ -1,21 +1,22 @@
-"""ZeRO stages 1 and 2: each rank has all parameters and steps one of N shards of them.
+"""ZeRO stages 1 and 2: each rank has all parameters, and steps one of N shards of them.
 
 `SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` and `Zero2` divide
-parameters evenly, send them in buckets, and save and load their state. Stage 3, in which no rank
-has all parameters, wraps a module: `Zero3`, in `fully_sharded.py`.
+parameters evenly, reduce gradients in buckets, and save and load their state. ZeRO stage 3, in
+which no rank has all parameters, wraps a module: `Zero3`, in `fully_sharded.py`.
 
-    gradients of one's own ──► reduced to the owner of each shard ──► owner steps ──► gathered
+    each rank's gradients ──► reduced to each shard's owner ──► owner steps ──► all-gather
 
-What a rank keeps of Psi parameters in fp32 with Adam, and when its gradients travel (Rajbhandari
-et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5):
+Memory per rank in bytes for Psi parameters in fp32 with Adam, and when gradients are reduced
+(Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
+section 5):
 
                  parameters  gradients  optimizer
-    replicas     4 Psi       4 Psi      8 Psi         all-reduced in backward
+    DataParallel 4 Psi       4 Psi      8 Psi         all-reduced in backward
     Zero1        4 Psi       4 Psi      8 Psi/N       in `step`
     Zero2        4 Psi       4 Psi/N    8 Psi/N       in backward, bucket by bucket
 
-Both send 2 Psi (N-1)/N elements a step from each rank, as an all-reduce does: half to reduce
-gradients, half to gather parameters.
+Both stages send 2 Psi (N-1)/N elements per step from each rank, as an all-reduce does: half to
+reduce gradients, half to gather parameters.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ __all__ = ["SimpleZero1", "Zero1", "Zero2"]
 
 
 class SimpleZero1:
-    """ZeRO stage 1 in its simplest form: each parameter has one owner, which alone steps it.
+    """ZeRO stage 1 in its simplest form: each parameter has one owner, the only rank to step it.
 
-    An optimizer keeps state for the parameters that it is given. Each rank gives its own optimizer
-    1/N of them, so it keeps 1/N of the state. Every parameter has to have a gradient.
+    An optimizer keeps state only for the parameters that it is given. Each rank gives its
+    optimizer 1/N of the parameters, so it keeps 1/N of the state. Every parameter must have a
+    gradient.
     """
 
     def __init__(
@@ -50,11 +52,11 @@ class SimpleZero1:
     ) -> None:
         self.params: list[Any] = list(params)
         self.size = dist.get_world_size()
-        own = self.params[dist.get_rank() :: self.size]
-        self.optimizer = optimizer_class(own, **arguments) if own else None
+        owned = self.params[dist.get_rank() :: self.size]
+        self.optimizer = optimizer_class(owned, **arguments) if owned else None
 
     def step(self) -> None:
-        """Gradients to the owners, who step; the new parameters from the owners to all."""
+        """Reduce gradients to the owners, step there, and broadcast the new parameters."""
         for number, parameter in enumerate(self.params):
             dist.reduce(parameter.grad, dst=number % self.size)  # only the owner has the sum
             parameter.grad /= self.size
@@ -65,40 +67,41 @@ class SimpleZero1:
             parameter.grad = None
 
 
-# Evenly divided, and in buckets ------------------------------------------------------------------
+# The same with evenly divided parameters, in buckets ---------------------------------------------
 
-IN_FLIGHT = 2  # buckets of gradients on their way at a time: more would hold memory, not speed up
+IN_FLIGHT = 2  # buckets reduced at the same time: more would use memory and not save time
 
 
 class Zero1(ShardedOptimizer):
     """ZeRO stage 1: the state of an optimizer, divided among the ranks of a group.
 
-    Used as the optimizer itself, with a plain module: `loss.backward(); optimizer.step();
+    Use it like the optimizer itself, with a plain module: `loss.backward(); optimizer.step();
     optimizer.zero_grad()`. Gradients stay on their rank until `step` reduces them to the owners of
-    the shards, so several backward passes before it add up and travel once. A step uses the
-    gradients up: `.grad` is None after it. All parameters begin as the first rank's.
+    the shards, so gradients of several backward passes are accumulated and reduced once. A step
+    consumes the gradients: `.grad` is None after it. All parameters begin as the first rank's.
 
-    `param_groups` are live, as a scheduler of `torch.optim.lr_scheduler` needs them. Parameters
-    that are frozen are left alone, and those without a gradient on any rank are not stepped.
+    You may change `param_groups` between steps, as `torch.optim.lr_scheduler` does. Frozen
+    parameters do not change, and parameters without a gradient on any rank are not stepped.
 
     Args:
-        params: parameters, or groups of them. Their memory becomes that of flat tensors, so a
-            module is moved to its device and dtype before.
-        optimizer_class: works element by element, as SGD and Adam do; tried, see `elementwise`.
-        group: the ranks that share; None: all.
-        reduces: False: beside `DataParallel` or PyTorch's DDP, which have averaged the gradients
-            and keep them. Traffic is then 3 Psi, and parameters are not made the same at first.
-        master_dtype: parameters in fewer bits, as bfloat16, are stepped in this one: torch.float32
-            for mixed precision. These master weights count as optimizer state.
-        bucket_cap_mb: MiB of parameters that travel together. None: a twentieth of all, but not
-            below 1 nor above 25; some buckets are what a rank needs beside the table above.
+        params: parameters, or groups of them. Their memory moves into flat tensors, so move the
+            module to its device and dtype first.
+        optimizer_class: must work element by element, as SGD and Adam do; this is tested.
+        group: the ranks that share the state; None: all.
+        reduces: False: use it together with `DataParallel` or PyTorch's DDP, which average the
+            gradients and keep them. Traffic is then 3 Psi, and parameters are not broadcast.
+        master_dtype: dtype in which narrower parameters, such as bfloat16, are stepped:
+            torch.float32 for mixed precision. These master weights count as optimizer state.
+        bucket_cap_mb: size of a bucket in MiB. None: a twentieth of all parameters, but between 1
+            and 25. A rank needs memory for a few buckets in addition to the table above.
         all_gather, reduce_scatter: see `dtlab.parallel.zero.shards.Transport`.
-        optimizer_arguments: those of `optimizer_class`.
+        optimizer_arguments: arguments of `optimizer_class`.
 
     Raises:
         TypeError: the optimizer does not work element by element, or a gradient is sparse.
-        ValueError: no parameter needs a gradient, two share memory, or a bucket has no size.
-        RuntimeError: in `step`: parameters have moved, or gradients came after clipping.
+        ValueError: no parameter needs a gradient, two share memory, or `bucket_cap_mb` is not
+            above 0.
+        RuntimeError: in `step`, if parameters were moved, or gradients computed after clipping.
     """
 
     def __init__(
@@ -110,31 +113,31 @@ class Zero1(ShardedOptimizer):
         reduces: bool = True,
         **arguments: Any,
     ) -> None:
-        self._queue: list[ShardedBucket] = []  # in the order in which all ranks send gradients
+        self._queue: list[ShardedBucket] = []  # in the order in which all ranks reduce
         self._on_their_way: deque[ShardedBucket] = deque()
-        self._is_reduced = False  # all gradients since the last step have gone to their owners
-        self._asked: tuple[Tensor, Any] | None = None  # which parameters any rank has used
+        self._is_reduced = False  # whether all gradients since the last step have been reduced
+        self._asked: tuple[Tensor, Any] | None = None  # flags of parameters used by any rank
         super().__init__(params, optimizer_class, group, reduces, **arguments)
 
     def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        made = super()._divide(group)
-        self._queue += made
-        return made
+        buckets = super()._divide(group)
+        self._queue += buckets
+        return buckets
 
     # ------------------------------------------------------------------ gradients
 
     def _collect(self) -> None:
-        """See to it that the gradients are with their owners."""
+        """Ensure that the gradients are reduced to their owners."""
         if not self._is_reduced:
             self._reduce()
-        elif any(one.grad is not None for bucket in self._buckets for one in bucket.parameters):
+        elif any(p.grad is not None for bucket in self._buckets for p in bucket.parameters):
             raise RuntimeError(
-                "gradients have arrived since clip_grad_norm_ reduced the others. Clip once, "
+                "gradients were computed after clip_grad_norm_ had reduced the others. Clip once, "
                 "after the last backward pass of a step."
             )
 
     def _reduce(self) -> None:
-        """Send all gradients that are not on their way to their owners, and wait for all."""
+        """Reduce all gradients that are not in flight, and wait for all."""
         for bucket in self._queue:
             if not bucket.is_sent:
                 self._send(bucket)
@@ -152,18 +155,18 @@ class Zero1(ShardedOptimizer):
         self._on_their_way.append(bucket)
 
     def _ask_who_uses(self) -> None:
-        """Start to find out which parameters have had a gradient on any rank: the others rest."""
+        """Start to find out which parameters have a gradient on any rank, and must be stepped."""
         if self._asked is not None:
             self._asked[1].wait()
         places = [(bucket, n) for bucket in self._buckets for n in range(len(bucket.parameters))]
-        own = [n in bucket.used for bucket, n in places]
-        flags = torch.tensor(own, dtype=torch.uint8, device=device_of(self._group))
+        used = [n in bucket.used for bucket, n in places]
+        flags = torch.tensor(used, dtype=torch.uint8, device=device_of(self._group))
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
         self._asked = flags, work
 
     @property
     def gradients(self) -> list[Tensor]:
-        """What this rank keeps of the reduced gradients, one shard for each bucket."""
+        """This rank's shards of the reduced gradients, one per bucket."""
         return [bucket.gradient for bucket in self._buckets if bucket.gradient is not None]
 
     def reduced_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
@@ -189,7 +192,7 @@ class Zero1(ShardedOptimizer):
         return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, those that wait to be reduced as well as this rank's shards."""
+        """Discard all gradients: those not yet reduced, and this rank's shards."""
         super().zero_grad(set_to_none)
         self._on_their_way.clear()
         for bucket in self._buckets:
@@ -197,32 +200,32 @@ class Zero1(ShardedOptimizer):
         self._is_reduced = False
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the gradients so that the norm of all of them is at most `max_norm`.
+        """Scale the gradients so that their total norm is at most `max_norm`.
 
         Call it on all ranks, after the last backward pass and before `step`. Gradients are
-        reduced first, and the norm is that of their mean over the ranks: not of a shard, nor of
-        one rank's own. Returns the norm before.
+        reduced first. The norm is that of all parameters' mean gradients over the ranks, not of a
+        shard or of one rank's gradients. Returns the norm before scaling.
         """
-        if not self._reduces:  # whole, and the same everywhere
-            everything = all_of(self.param_groups)
-            return nn.utils.clip_grad_norm_(everything, max_norm, norm_type)
+        if not self._reduces:  # gradients are whole, and equal on all ranks
+            parameters = all_of(self.param_groups)
+            return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
         self._collect()
-        parts = [part for one in self._buckets if one.gradient is not None
-                 for part in one.parts(one.gradient)]  # fmt: skip
+        parts = [part for bucket in self._buckets if bucket.gradient is not None
+                 for part in bucket.parts(bucket.gradient)]  # fmt: skip
         return clip_sharded_grad_norm_(parts, max_norm, norm_type, self._group)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """For accumulation, as `DataParallel.no_sync`. Stage 1 sends nothing in backward."""
+        """Do nothing: stage 1 reduces in `step`. See `DataParallel.no_sync`."""
         yield
 
     # ------------------------------------------------------------------ the step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce what is not reduced yet, step this rank's shard, and gather all parameters.
+        """Reduce remaining gradients, step this rank's shard, and gather all parameters.
 
-        Call it on all ranks. A closure is run once, before. Returns what it returns, or None.
+        Call it on all ranks. A closure runs once, before the step; its result is returned.
         """
         loss = None
         if closure is not None:
@@ -237,7 +240,7 @@ class Zero1(ShardedOptimizer):
         return loss
 
     def _hand_gradients(self) -> None:
-        """To the segments. What is reduced is not needed after it."""
+        """Give the segments their gradients, then free the reduced gradients."""
         assert self._inner is not None
         if not self._reduces:
             for bucket in self._buckets:
@@ -256,14 +259,15 @@ class Zero1(ShardedOptimizer):
 
 
 class Zero2(Zero1):
-    """ZeRO stage 2: as `Zero1`, and each rank keeps the gradients of its own shard only.
+    """ZeRO stage 2: as `Zero1`, but each rank keeps only the gradients of its shard.
 
-    A bucket of gradients goes to its owners as soon as it is full, beside backward, and its memory
-    is freed; after backward every `.grad` is None. Each backward pass reduces: k of them before a
-    step send k + 1 times Psi (N-1)/N elements. Inside `no_sync` gradients stay, whole, and the
-    next pass outside reduces them: 2 Psi (N-1)/N again, and stage 1's memory.
+    A bucket of gradients is reduced to its owners as soon as it is full, overlapping with
+    backward, and its memory is freed; after backward every `.grad` is None. Each backward pass
+    reduces: k passes before a step send k + 1 times Psi (N-1)/N elements. Inside `no_sync` whole
+    gradients stay, and the next pass outside reduces them: 2 Psi (N-1)/N again, but with stage 1's
+    memory.
 
-    Takes what `Zero1` takes, but no `reduces`: it goes over a plain module, as it reduces itself.
+    It takes the arguments of `Zero1` except `reduces`: it reduces itself and needs a plain module.
     """
 
     def __init__(
@@ -274,27 +278,27 @@ class Zero2(Zero1):
         **arguments: Any,
     ) -> None:
         if "reduces" in arguments:
-            raise TypeError("Zero2 reduces gradients itself: leave reduces= out, or take Zero1.")
+            raise TypeError("Zero2 reduces gradients itself: omit reduces=, or use Zero1.")
         self._reduces_now = True  # not inside `no_sync`
-        self._task = -1  # the backward pass that is going on, as autograd numbers them
-        self._order: list[int] | None = []  # in which buckets become full, until the first step
+        self._task = -1  # autograd's number of the current backward pass
+        self._order: list[int] | None = []  # the order in which buckets fill, until the first step
         super().__init__(params, optimizer_class, group, **arguments)
 
     def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        _refuse_others([one for one in group["params"] if one.requires_grad])
-        made = super()._divide(group)
-        for bucket in made:
+        _refuse_others([param for param in group["params"] if param.requires_grad])
+        buckets = super()._divide(group)
+        for bucket in buckets:
             for place, parameter in enumerate(bucket.parameters):
                 hook = self._hook(bucket, place)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        return made
+        return buckets
 
     def _hook(self, bucket: ShardedBucket, place: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
             self._is_reduced = False
             if not self._reduces_now:
                 return
-            if bucket.is_sent:  # reentrant checkpoints: a pass within the pass was here before
+            if bucket.is_sent:  # a reentrant checkpoint has run a backward pass inside this one
                 self._reduce()
             task = torch._C._current_graph_task_id()
             if task != self._task:
@@ -308,7 +312,7 @@ class Zero2(Zero1):
         return arrived
 
     def _send_full_ones(self) -> None:
-        """Those whose turn it is: all ranks send them in the same order."""
+        """Reduce the buckets that are full, in the order that is the same on all ranks."""
         for bucket in self._queue:
             if not (bucket.is_sent or bucket.full):
                 return
@@ -316,18 +320,18 @@ class Zero2(Zero1):
                 self._send(bucket)
 
     def _finish(self) -> None:
-        """At the end of a backward pass; once, though passes within it may have had their own."""
+        """Reduce what remains, once, at the end of a pass and of reentrant passes inside it."""
         if self._task != -1:
             self._reduce()
 
     def _hand_gradients(self) -> None:
-        """See `Zero1._hand_gradients`; in the first step all ranks agree on an order."""
+        """See `Zero1._hand_gradients`; after the first step all ranks agree on an order."""
         super()._hand_gradients()
         if self._order is not None:
             self._queue_as_they_come(self._order)
 
     def _queue_as_they_come(self, order: list[int]) -> None:
-        """From now on as the first rank's buckets became full: groups may lie side by side."""
+        """Adopt the first rank's order of filling: gradients of groups may be interleaved."""
         rest = [n for n in range(len(self._queue)) if n not in order]
         agreed = torch.tensor([*dict.fromkeys(order), *rest], device=device_of(self._group))
         dist.broadcast(agreed, group=self._group, group_src=0)
@@ -339,15 +343,15 @@ class Zero2(Zero1):
         self._task = -1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `Zero1.zero_grad`; also what is left of a pass that was broken off."""
+        """See `Zero1.zero_grad`; also discards an interrupted pass."""
         super().zero_grad(set_to_none)
         self._task = -1
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside it leave whole gradients on this rank, where they add up.
+        """Accumulate whole gradients on this rank without reducing them.
 
-        The first pass outside, or else `step`, reduces them.
+        The first pass after the block, or else `step`, reduces them.
         """
         before, self._reduces_now = self._reduces_now, False
         try:
@@ -357,12 +361,12 @@ class Zero2(Zero1):
 
 
 def _refuse_others(parameters: Sequence[Tensor]) -> None:
-    """Gradients that another one of this package takes as they arrive are not there for us."""
+    """Raise ValueError if DataParallel or another Zero2 already has hooks on the gradients."""
     ours = ("dtlab.parallel.data.data_parallel", __name__)
-    for one in parameters:
-        hooks = getattr(one, "_post_accumulate_grad_hooks", None) or {}
+    for parameter in parameters:
+        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         if any(hook.__module__ in ours for hook in hooks.values()):
             raise ValueError(
-                f"the gradient of a parameter of shape {tuple(one.shape)} is already taken by "
-                "DataParallel or another Zero2. Give Zero2 the parameters of a plain module."
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is already taken "
+                "by DataParallel or another Zero2. Give Zero2 the parameters of a plain module."
             )

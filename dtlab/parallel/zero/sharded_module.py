@@ -39,17 +39,16 @@ __all__ = [
     "sharded_state",
 ]
 
-_OF_A_GROUP = {"params", "param_names", "initial_lr"}  # keys of a group that are no options
+_OF_A_GROUP = {"params", "param_names", "initial_lr"}  # keys of a group that are not options
 
 
 class ShardedModule(nn.Module):
-    """Keeps a shard of each block's parameters on each rank; when to gather is left to others.
+    """Keeps a shard of each block's parameters on each rank; subclasses decide when to gather.
 
     Attributes:
-        module: the one that was wrapped. Outside its forward pass its parameters are this rank's
-            pieces.
-        blocks: the root first, then in the order of registration. Blocks without parameters of
-            their own are left out.
+        module: the wrapped module. Outside its forward pass its parameters are this rank's pieces.
+        blocks: the root first, then in the order of registration. Blocks without parameters are
+            omitted.
         shapes: of the whole parameters, by their names in `module`.
     """
 
@@ -67,15 +66,15 @@ class ShardedModule(nn.Module):
         _check(module, group)
         self.module, self.group = module, group
         self.transport = Transport(group, all_gather, reduce_scatter)
-        self.shapes = {name: one.shape for name, one in module.named_parameters()}
+        self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         broadcast(module.buffers(), group)
-        found = ownership(module, blocks)
+        owned = ownership(module, blocks)
         self.blocks = [
-            ShardedBlock(index, one, found[one], self.transport, dtype, reduce_dtype)
-            for index, one in enumerate(found)
-            if found[one] or one is module
+            ShardedBlock(index, block, owned[block], self.transport, dtype, reduce_dtype)
+            for index, block in enumerate(owned)
+            if owned[block] or block is module
         ]
-        self.root, modules = self.blocks[0], {one.module for one in self.blocks}
+        self.root, modules = self.blocks[0], {block.module for block in self.blocks}
         for block in self.blocks:
             inside = set(block.module.modules()) & modules
             block.is_leaf = block is not self.root and inside == {block.module}
@@ -83,41 +82,41 @@ class ShardedModule(nn.Module):
         _Watcher(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own."""
+        """Call the wrapped module."""
         return self.module(*args, **kwargs)
 
     def _apply(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            "a sharded module cannot be moved or converted: its pieces share memory. Do that to "
-            "the module before it is wrapped; dtype= is for computing in another dtype."
+            "a sharded module cannot be moved or converted: its pieces share memory. Convert the "
+            "module before you wrap it; use dtype= to compute in another dtype."
         )
 
-    # ------------------------------------------------------------------ what is held
+    # ------------------------------------------------------------------ memory
 
     @property
     def gathered(self) -> list[Tensor]:
-        """Flat tensors of the blocks that are whole right now, or are being gathered."""
-        return [one.flat for block in self.blocks for one in block.shards if one.is_gathered]
+        """The blocks' flat tensors that are gathered now, or are being gathered."""
+        return [shard.flat for block in self.blocks for shard in block.shards if shard.is_gathered]
 
     @property
     def unreduced(self) -> list[Tensor]:
-        """Whole gradients that have not been reduced yet, or are on their way."""
-        return [one for block in self.blocks for shard in block.shards for one in shard.unreduced]
+        """Whole gradients that have not been reduced yet, or are being reduced."""
+        return [g for block in self.blocks for shard in block.shards for g in shard.unreduced]
 
     # ------------------------------------------------------------------ optimizers
 
     def accept(self, optimizer: Optimizer) -> None:
-        """See that an optimizer that steps pieces of this module works element by element.
+        """Check that an optimizer that steps pieces of this module works element by element.
 
-        Asked by itself before the optimizer's first step. Raises TypeError where it does not.
+        Called automatically before the optimizer's first step. Raises TypeError if it does not.
         """
         if optimizer in self._accepted:
             return
         pieces = set(self.parameters())
-        groups = [one for one in optimizer.param_groups if not pieces.isdisjoint(one["params"])]
+        groups = [each for each in optimizer.param_groups if not pieces.isdisjoint(each["params"])]
         if not groups:
             return
-        options = [{k: v for k, v in one.items() if k not in _OF_A_GROUP} for one in groups]
+        options = [{k: v for k, v in each.items() if k not in _OF_A_GROUP} for each in groups]
         taken = inspect.signature(type(optimizer)).parameters
         arguments = {k: v for k, v in optimizer.defaults.items() if k in taken}
         device = next(self.parameters()).device
@@ -127,20 +126,20 @@ class ShardedModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their norm, over all ranks, is at most `max_norm`.
 
-        Every rank calls it, after backward. Returns the norm before, as
+        Call it on every rank, after backward. Returns the norm before scaling, as
         `torch.nn.utils.clip_grad_norm_` does in one process.
         """
-        pieces = [one.grad for one in self.parameters() if one.grad is not None]
-        return clip_sharded_grad_norm_(pieces, max_norm, norm_type, self.group)
+        gradients = [piece.grad for piece in self.parameters() if piece.grad is not None]
+        return clip_sharded_grad_norm_(gradients, max_norm, norm_type, self.group)
 
     # ------------------------------------------------------------------ saving and loading
 
     def state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:  # type: ignore[override]
-        """This rank's pieces, buffers and, if asked, optimizer state; see `sharded_state`."""
+        """Return this rank's pieces, buffers and optional optimizer state; see `sharded_state`."""
         return sharded_state(self, optimizer)
 
     def full_state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
-        """The state of the unwrapped module, whole on every rank: all of them call it.
+        """Return the state of the unwrapped module, whole, on every rank. Call it on all ranks.
 
         With an optimizer: {"model": that, "optimizer": its state, by names of parameters}.
         """
@@ -162,68 +161,68 @@ class ShardedModule(nn.Module):
         state: Mapping[str, Any] | Iterable[Mapping[str, Any]],
         optimizer: Optimizer | None = None,
     ) -> None:
-        """Take this rank's part of a state that was saved at this or another number of ranks.
+        """Load this rank's part of a state, which may come from another number of ranks.
 
-        `state` is what `state_dict` returned on all ranks, in any order, as a list or a generator
-        that reads one file after the other; or what `full_state_dict` returned, or the
-        `state_dict` of the unwrapped module. Raises ValueError where something is missing.
+        `state` is a list or generator of what `state_dict` returned on all ranks, in any order: a
+        generator may read one file at a time. It may also be what `full_state_dict` returned, or
+        the `state_dict` of the unwrapped module. Raises ValueError if something is missing.
         """
         load(self, state, optimizer)
 
 
 class _Watcher:
-    """Asks a module about every optimizer that is about to step, as long as the module lives."""
+    """Calls `accept` of a module before every optimizer step, as long as the module lives."""
 
     def __init__(self, model: ShardedModule) -> None:
         self.model = weakref.ref(model)
         handle = register_optimizer_step_pre_hook(self)
         hooks = handle.hooks_dict_ref() or {}
-        # Those of modules that are gone go now: their end may fall into the middle of a step.
-        for key, one in list(hooks.items()):
-            if isinstance(one, _Watcher) and one.model() is None:
+        # Remove the hooks of freed modules here: a module may be freed in the middle of a step.
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, _Watcher) and hook.model() is None:
                 del hooks[key]
 
     def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        found = self.model()
-        if found is not None:
-            found.accept(optimizer)
+        model = self.model()
+        if model is not None:
+            model.accept(optimizer)
 
 
 def _check(module: nn.Module, group: ProcessGroup | None) -> None:
     if dist.get_rank(group) < 0:
-        raise ValueError("this rank is not in the group. Wrap the module on its ranks only.")
+        raise ValueError("this rank is not in the group. Wrap the module only on its ranks.")
     parameters = dict(module.named_parameters())
-    if not any(one.requires_grad for one in parameters.values()):
+    if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ValueError("no parameter of this module needs a gradient: nothing to train.")
-    for name, one in parameters.items():
-        if one.is_meta:
+    for name, parameter in parameters.items():
+        if parameter.is_meta:
             raise ValueError(
-                f"{name} is on the meta device and has no numbers to share out. Make the module "
-                "on a device, or call module.to_empty(device=...) and draw its parameters first."
+                f"{name} is on the meta device and has no values. Make the module on a device, or "
+                "call module.to_empty(device=...) and initialize its parameters first."
             )
 
 
-# The state of a sharded module: saved by N ranks, loaded by any number of ranks ------------------
+# The state of a sharded module, saved by N ranks and loaded by any number of ranks ---------------
 #
-# Each rank saves its pieces of parameters, and which elements of the whole parameter they are.
-# That says nothing of blocks, padding or ranks, so whoever loads takes from each file what
-# overlaps:
+# Each rank saves its pieces, and which elements of the whole parameters they are. The format does
+# not depend on blocks, padding or ranks, so each loading rank copies the overlap with its pieces
+# from every file:
 #
 #     saved by 2 ranks      weight[0:6]            weight[6:12]
 #     loaded by 3 ranks     weight[0:4]    weight[4:8]    weight[8:12]
 #
 #     torch.save(model.state_dict(optimizer), f"rank{rank}.pt")
-#     model.load_state_dict((torch.load(one) for one in files), optimizer)
+#     model.load_state_dict((torch.load(file) for file in files), optimizer)
 #
-# Optimizer state that has a number for each element goes with the pieces; the rest, as a count of
-# steps, is the same on all ranks.
+# Optimizer state with one value per element is saved with the pieces; other state, such as the
+# step count, is the same on all ranks.
 
 State = dict[str, Any]
-Span = tuple[int, int]  # elements of a parameter, in the order in which they lie in memory
+Span = tuple[int, int]  # start and stop of elements of a parameter, in memory order
 
 
 def sharded_state(model: ShardedModule, optimizer: Optimizer | None = None) -> State:
-    """What this rank keeps: views, so save it before the next step.
+    """Return this rank's state as views: save it before the next step.
 
     {"parameters": {name: {"shape", "start", "values"}}, "buffers": {name: tensor}}, and with an
     optimizer "optimizer": {"groups": [...], "state": {name: {key: value}}}.
@@ -233,44 +232,44 @@ def sharded_state(model: ShardedModule, optimizer: Optimizer | None = None) -> S
         shape = tuple(model.shapes[name])
         state["parameters"][name] = {"shape": shape, "start": start, "values": piece.detach()}
     if optimizer is not None:
-        found = {name: optimizer.state.get(one) for name, (one, _) in pieces_of(model).items()}
+        states = {name: optimizer.state.get(p) for name, (p, _) in pieces_of(model).items()}
         state["optimizer"] = {
             "groups": groups_of(model, optimizer),
-            "state": {name: dict(values) for name, values in found.items() if values},
+            "state": {name: dict(values) for name, values in states.items() if values},
         }
     return state
 
 
 def pieces_of(model: ShardedModule) -> dict[str, tuple[nn.Parameter, Span]]:
-    """This rank's pieces that have elements, and which elements of the whole these are."""
-    names = {one: name for name, one in model.module.named_parameters()}
-    found = {}
+    """Return this rank's nonempty pieces, each with its range of elements of the whole."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
+    pieces = {}
     for block in model.blocks:
         for shard in block.shards:
             for piece in shard.layout.pieces(model.transport.rank):
-                own = shard.parameters[piece.index]
-                found[names[own]] = own, (piece.start, piece.stop)
-    return found
+                parameter = shard.parameters[piece.index]
+                pieces[names[parameter]] = parameter, (piece.start, piece.stop)
+    return pieces
 
 
 def buffers_of(model: ShardedModule) -> dict[str, Tensor]:
-    """Those that belong to the state of a module."""
-    everything, names = nn.Module.state_dict(model.module), dict(model.module.named_buffers())
-    return {name: everything[name] for name in names if name in everything}
+    """Return the persistent buffers of a module."""
+    state, names = nn.Module.state_dict(model.module), dict(model.module.named_buffers())
+    return {name: state[name] for name in names if name in state}
 
 
 def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
-    """Parameter groups with names in the place of parameters."""
-    names = {one: name for name, one in model.module.named_parameters()}
+    """Return the optimizer's parameter groups, with names in place of parameters."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
     groups: list[State] = []
     for number, group in enumerate(optimizer.param_groups):
-        strangers = [one for one in group["params"] if one not in names]
+        strangers = [parameter for parameter in group["params"] if parameter not in names]
         if strangers:
             raise ValueError(
-                f"group {number} of the optimizer has {len(strangers)} tensors that are no "
+                f"group {number} of the optimizer has {len(strangers)} tensors that are not "
                 "parameters of this model. Save and load it with the model that it steps."
             )
-        groups.append({**group, "params": [names[one] for one in group["params"]]})
+        groups.append({**group, "params": [names[parameter] for parameter in group["params"]]})
     return groups
 
 
@@ -279,17 +278,17 @@ def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
 
 def full_state(model: ShardedModule, optimizer: Optimizer | None = None) -> State:
     """See `ShardedModule.full_state_dict`."""
-    wholes = dict(_gathered(model, lambda own: own.detach()))
-    names = {one: name for name, one in model.module.named_parameters()}
-    aliases = dict(model.module.named_parameters(remove_duplicate=False))  # tied: under all names
+    wholes = dict(_gathered(model, lambda piece: piece.detach()))
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
+    aliases = dict(model.module.named_parameters(remove_duplicate=False))  # tied: all their names
     buffers = buffers_of(model)
-    everything = {
+    full = {
         name: wholes[names[aliases[name]]] if name in aliases else buffers[name].clone()
         for name in nn.Module.state_dict(model.module)
     }
     if optimizer is None:
-        return everything
-    return {"model": everything, "optimizer": _full_optimizer(model, optimizer)}
+        return full
+    return {"model": full, "optimizer": _full_optimizer(model, optimizer)}
 
 
 def _gathered(
@@ -297,42 +296,42 @@ def _gathered(
     take: Callable[[nn.Parameter], Tensor | None],
     dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole tensors, of which every rank gives what it takes for each of its pieces."""
-    names = {one: name for name, one in model.module.named_parameters()}
+    """Yield names and whole tensors; `take` returns this rank's part of each, or None."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
     for block in model.blocks:
         for shard in block.shards:
-            mine = torch.zeros_like(shard.shard, dtype=dtype)
+            local = torch.zeros_like(shard.shard, dtype=dtype)
             for piece in shard.layout.pieces(model.transport.rank):
                 part = take(shard.parameters[piece.index])
                 if part is not None:
-                    mine[piece.offset : piece.offset + piece.stop - piece.start] = part
-            wholes = model.transport.whole(shard.layout, mine)
-            for own, whole in zip(shard.parameters, wholes, strict=True):
-                yield names[own], whole.clone()
+                    local[piece.offset : piece.offset + piece.stop - piece.start] = part
+            wholes = model.transport.whole(shard.layout, local)
+            for parameter, whole in zip(shard.parameters, wholes, strict=True):
+                yield names[parameter], whole.clone()
 
 
 def _full_optimizer(model: ShardedModule, optimizer: Optimizer) -> State:
-    """{"groups": with names for parameters, "state": {name: {key: value}}}, on all ranks."""
-    own: dict[str, State] = {}  # a dtype stands for a tensor with a number for each element
+    """Return {"groups": with parameter names, "state": {name: {key: value}}}, on all ranks."""
+    local: dict[str, State] = {}  # a dtype stands for a tensor with one value per element
     for name, (piece, _) in pieces_of(model).items():
         values = optimizer.state.get(piece, {})
-        own[name] = {
+        local[name] = {
             key: value.dtype if is_by_element(value, piece) else value
             for key, value in values.items()
         }
     every: list[dict[str, State]] = [{} for _ in range(model.transport.world_size)]
-    dist.all_gather_object(every, own, group=model.group)
+    dist.all_gather_object(every, local, group=model.group)
     state: dict[str, State] = {}
-    for one in every:
-        for name, values in one.items():
+    for states in every:
+        for name, values in states.items():
             state.setdefault(name, {}).update(values)
     state = {name: state[name] for name in sorted(state) if state[name]}
-    tensors = {k: v for one in state.values() for k, v in one.items() if type(v) is torch.dtype}
+    tensors = {k: v for each in state.values() for k, v in each.items() if type(v) is torch.dtype}
     for key in sorted(tensors):
 
         def take(piece: nn.Parameter, key: str = key) -> Tensor | None:
-            found: Tensor | None = optimizer.state.get(piece, {}).get(key)
-            return found
+            value: Tensor | None = optimizer.state.get(piece, {}).get(key)
+            return value
 
         for name, whole in _gathered(model, take, tensors[key]):
             if type(state.get(name, {}).get(key)) is torch.dtype:
@@ -341,11 +340,11 @@ def _full_optimizer(model: ShardedModule, optimizer: Optimizer) -> State:
 
 
 def is_by_element(value: Any, piece: Tensor) -> bool:
-    """Whether it has a number for each element; a count of steps has not."""
+    """Return whether a state value has one number per element; a step count does not."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape == piece.shape
 
 
-# Loading what `sharded_state` has saved, at any number of ranks, piece by piece ------------------
+# Loading the result of `sharded_state` on any number of ranks, piece by piece --------------------
 
 
 def load(
@@ -364,7 +363,7 @@ def _is_shard(state: Mapping[str, Any]) -> bool:
 
 
 def _as_shard(model: ShardedModule, full: Mapping[str, Any]) -> State:
-    """A whole state, with or without that of an optimizer, as the shard of a single rank."""
+    """Convert a whole state, with or without an optimizer's, to the shard of a single rank."""
     tensors = full["model"] if isinstance(full.get("model"), Mapping) else full
     parameters, like = {}, _likes(model)
     for name in model.shapes:
@@ -384,13 +383,13 @@ def _as_shard(model: ShardedModule, full: Mapping[str, Any]) -> State:
 
 
 def _likes(model: ShardedModule) -> dict[str, Tensor]:
-    """Tensors of the shapes and the memory layout that the whole parameters have."""
-    names = {one: name for name, one in model.module.named_parameters()}
+    """Return tensors with the shapes and memory layouts of the whole parameters."""
+    names = {parameter: name for name, parameter in model.module.named_parameters()}
     return {
-        names[own]: whole
+        names[parameter]: whole
         for block in model.blocks
         for shard in block.shards
-        for own, whole in zip(shard.parameters, shard.whole, strict=True)
+        for parameter, whole in zip(shard.parameters, shard.whole, strict=True)
     }
 
 
@@ -399,7 +398,7 @@ def _flat(value: Any, like: Tensor) -> Any:
 
 
 class _Loading:
-    """This rank's pieces, filled from one shard after the other."""
+    """Fills this rank's pieces from one shard after the other."""
 
     def __init__(self, model: ShardedModule, optimizer: Optimizer | None) -> None:
         self.model, self.optimizer, self.pieces = model, optimizer, pieces_of(model)
@@ -410,17 +409,17 @@ class _Loading:
 
     @torch.no_grad()
     def take(self, shard: State) -> None:
-        """Copy what overlaps. Buffers are those of the first shard."""
+        """Copy the elements that this rank needs. Buffers are taken from the first shard."""
         strangers = [name for name in shard["parameters"] if name not in self.model.shapes]
         if strangers:
-            raise ValueError(f"the saved state has {strangers[0]}, which this model has not.")
+            raise ValueError(f"the saved state has {strangers[0]}, which is not in this model.")
         for name, saved in shard["parameters"].items():
             shape = tuple(self.model.shapes[name])
-            if (other := tuple(saved["shape"])) != shape:
-                raise ValueError(f"{name} is {shape} here and {other} in the saved state.")
+            if (saved_shape := tuple(saved["shape"])) != shape:
+                raise ValueError(f"{name} is {shape} here and {saved_shape} in the saved state.")
             if name in self.pieces:
-                piece, own = self.pieces[name]
-                self.missing[name] -= _copy_overlap(saved["values"], saved["start"], piece, own)
+                piece, span = self.pieces[name]
+                self.missing[name] -= _copy_overlap(saved["values"], saved["start"], piece, span)
         if "optimizer" in shard and self.optimizer is not None:
             self.groups = self.groups or shard["optimizer"]["groups"]
             for name, values in shard["optimizer"]["state"].items():
@@ -428,29 +427,29 @@ class _Loading:
         self.buffers = self.buffers or shard["buffers"]
 
     def _take_state(self, name: str, values: State, saved: State) -> None:
-        """Of one parameter; a rank without elements of it needs none."""
+        """Load the optimizer state of one parameter, unless this rank has no elements of it."""
         if name not in self.pieces:
             return
-        piece, own = self.pieces[name]
-        mine = self.state.setdefault(name, {})
+        piece, span = self.pieces[name]
+        state = self.state.setdefault(name, {})
         for key, value in values.items():
             if is_by_element(value, saved["values"]):
-                place = mine.setdefault(key, torch.zeros_like(piece, dtype=value.dtype))
-                _copy_overlap(value, saved["start"], place, own)
+                place = state.setdefault(key, torch.zeros_like(piece, dtype=value.dtype))
+                _copy_overlap(value, saved["start"], place, span)
             else:
-                mine.setdefault(key, value)
+                state.setdefault(key, value)
 
     def finish(self) -> None:
-        """See that nothing is missing, and hand the optimizer its state."""
+        """Check that nothing is missing, and load the buffers and the optimizer's state."""
         missing = {name: count for name, count in self.missing.items() if count}
         if missing:
             name, count = next(iter(missing.items()))
             raise ValueError(
-                f"the saved state lacks {count} elements of {name} that this rank needs, and of "
-                f"{len(missing) - 1} more parameters. Pass what all ranks have saved."
+                f"the saved state lacks {count} elements of {name} that this rank needs, and "
+                f"elements of {len(missing) - 1} more parameters. Pass the states of all ranks."
             )
-        own = buffers_of(self.model)
-        for name, buffer in own.items():
+        buffers = buffers_of(self.model)
+        for name, buffer in buffers.items():
             if name not in (self.buffers or {}):
                 raise ValueError(f"the saved state lacks the buffer {name}.")
             buffer.copy_((self.buffers or {})[name])
@@ -459,24 +458,26 @@ class _Loading:
 
     def _load_optimizer(self, optimizer: Optimizer) -> None:
         if self.groups is None:
-            raise ValueError("the saved state has none of an optimizer: save it with one.")
+            raise ValueError("the saved state has no optimizer state: pass the optimizer to save.")
         here = groups_of(self.model, optimizer)
-        if [one["params"] for one in here] != [one["params"] for one in self.groups]:
+        if [each["params"] for each in here] != [each["params"] for each in self.groups]:
             raise ValueError(
-                "the optimizer has other groups of parameters than the saved one. Make it over "
-                "the same parameters, in the same order."
+                "the optimizer's parameter groups differ from the saved ones. Make it over the "
+                "same parameters, in the same order."
             )
         order = [name for group in here for name in group["params"]]
         groups = [
-            {**saved, "params": own["params"]}  # numbers, as torch has them
-            for saved, own in zip(self.groups, optimizer.state_dict()["param_groups"], strict=True)
+            {**saved, "params": current["params"]}  # numbers, as in torch's format
+            for saved, current in zip(
+                self.groups, optimizer.state_dict()["param_groups"], strict=True
+            )
         ]
         state = {n: self.state[name] for n, name in enumerate(order) if name in self.state}
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _copy_overlap(values: Tensor, start: int, into: Tensor, span: Span) -> int:
-    """Elements from `start` on go into a tensor that has those of `span`; how many did."""
+    """Copy elements from `start` on into a tensor that has those of `span`; return how many."""
     first, last = max(start, span[0]), min(start + values.numel(), span[1])
     if first >= last:
         return 0

@@ -1,10 +1,10 @@
 """An optimizer whose parameter groups are divided among the ranks.
 
-    all parameters      [ group 0: lr 0.1   | group 1: lr 0.01 ]     `param_groups`, for the user
+    all parameters      [ group 0: lr 0.1   | group 1: lr 0.01 ]     `param_groups`, public
     their buckets       [ bucket 0 | bucket 1 | bucket 2 | ... ]     flat, cut into N shards each
     this rank's shards    [segment]  [segment]   [ s ][ s ]          parameters of `_inner`
 
-What brings gradients to the segments is left to the classes of `zero.py`.
+The subclasses in `optimizers.py` reduce gradients to the segments.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dtlab.training.metrics import device_of
 __all__ = ["ShardedOptimizer", "all_of", "defaults_of_elementwise"]
 
 MIB = 2**20
-SMALLEST, LARGEST = 1 * MIB, 25 * MIB  # bytes of a bucket, as the first and others in DataParallel
-TOGETHER = 4 * MIB  # bytes gathered at a time: fewer cost messages, more cost gloo's copy of them
-OF_A_GROUP = {"params", "param_names"}  # keys of a parameter group that are no options
+SMALLEST, LARGEST = 1 * MIB, 25 * MIB  # bytes of a bucket, as in DataParallel
+TOGETHER = 4 * MIB  # bytes per gather: less costs messages, more costs time in gloo's copies
+OF_A_GROUP = {"params", "param_names"}  # keys of a parameter group that are not options
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -57,8 +57,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._frozen: list[Tensor] = []
         params = list(params)
         super().__init__(params, self._try_out(params))
-        for each in self.param_groups:
-            self._divide(each)
+        for param_group in self.param_groups:
+            self._divide(param_group)
         if not self._buckets:
             raise ValueError("no parameter needs a gradient: there is nothing to step.")
         self._inner = self._over_segments(self.param_groups)
@@ -67,15 +67,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     # ------------------------------------------------------------------ parameters and groups
 
     def _try_out(self, params: Sequence[Any]) -> dict[str, Any]:
-        """The optimizer's defaults; raises TypeError where it cannot step parts of parameters."""
-        groups = [one for one in params if isinstance(one, Mapping)]
-        options = [{k: v for k, v in one.items() if k not in OF_A_GROUP} for one in groups]
+        """Return the optimizer's defaults; raise TypeError if it needs whole parameters."""
+        groups = [each for each in params if isinstance(each, Mapping)]
+        options = [{k: v for k, v in each.items() if k not in OF_A_GROUP} for each in groups]
         device = device_of(self._transport.group)
         return defaults_of_elementwise(self._class, options or [{}], self._arguments, device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As `torch.optim.Optimizer.add_param_group`; on all ranks, between two steps."""
-        if self._inner is None:  # PyTorch's constructor is at work
+        """Add a group, as `torch.optim.Optimizer` does; call it on all ranks, between steps."""
+        if self._inner is None:  # called by PyTorch's constructor
             super().add_param_group(param_group)
             return
         self._try_out([param_group])
@@ -85,40 +85,40 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._share_state()
 
     def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        """Buckets of a group's parameters, about in the order of their gradients."""
-        numbers = {one: n for n, one in enumerate(all_of(self.param_groups))}
+        """Make buckets of a group's parameters, roughly in the order of their gradients."""
+        numbers = {parameter: n for n, parameter in enumerate(all_of(self.param_groups))}
         _refuse_shared_memory(list(numbers))
-        once = dict.fromkeys(group["params"])
-        trained = [one for one in once if one.requires_grad]
-        frozen = [one for one in once if not one.requires_grad]
+        unique = dict.fromkeys(group["params"])
+        trained = [parameter for parameter in unique if parameter.requires_grad]
+        frozen = [parameter for parameter in unique if not parameter.requires_grad]
         self._frozen += frozen
         if self._reduces:
             broadcast(frozen, self._group)
-        made = [
+        buckets = [
             ShardedBucket(
-                pack, [numbers[one] for one in pack], self._transport, self._master_dtype,
+                pack, [numbers[p] for p in pack], self._transport, self._master_dtype,
                 same_start=self._reduces,
             )
             for pack in in_packs(trained[::-1], *self._caps())
         ]  # fmt: skip
-        self._buckets += made
-        return made
+        self._buckets += buckets
+        return buckets
 
     def _caps(self) -> tuple[int, int]:
-        """Bytes of the first bucket, and of the others."""
+        """Return the bytes of the first bucket, and of the others."""
         if self._cap_mb is not None:
             return int(self._cap_mb * MIB), int(self._cap_mb * MIB)
-        everything = sum(one.nbytes for one in all_of(self.param_groups))
-        return SMALLEST, max(SMALLEST, min(everything // 20, LARGEST))
+        total = sum(parameter.nbytes for parameter in all_of(self.param_groups))
+        return SMALLEST, max(SMALLEST, min(total // 20, LARGEST))
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
         return self._transport.group
 
     def _options(self, group: dict[str, Any]) -> dict[str, Any]:
-        """A parameter group as the inner optimizer sees it: of this rank's segments."""
-        own = set(group["params"])
-        buckets = [one for one in self._buckets if one.parameters[0] in own]
+        """Return a parameter group for the inner optimizer, with this rank's segments."""
+        parameters = set(group["params"])
+        buckets = [bucket for bucket in self._buckets if bucket.parameters[0] in parameters]
         segments = [segment for bucket in buckets for segment in bucket.segments]
         options = {key: value for key, value in group.items() if key not in OF_A_GROUP}
         return {**options, "params": segments}
@@ -131,15 +131,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _check_parameters(self) -> None:
         for bucket in self._buckets:
             bucket.check_place()
-        for one in self._frozen:
-            if one.grad is not None:
+        for parameter in self._frozen:
+            if parameter.grad is not None:
                 raise RuntimeError(
-                    f"a parameter of shape {tuple(one.shape)} was frozen when the optimizer was "
-                    "made, and has a gradient now. Unfreeze it first, then make the optimizer."
+                    f"a parameter of shape {tuple(parameter.shape)} was frozen when the optimizer "
+                    "was made, but has a gradient. Unfreeze it before you make the optimizer."
                 )
 
     def _step_own(self) -> None:
-        """The inner optimizer steps the segments, with the options that the groups have now."""
+        """Step the segments by the inner optimizer, with the current options of the groups."""
         assert self._inner is not None
         for bucket in self._buckets:
             bucket.refresh_master()
@@ -148,30 +148,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._copy_options(self._inner.param_groups, self.param_groups)
 
     def _gather(self) -> None:
-        """Bring the new shards together, several small ones at a time."""
-        together: list[Tensor] = []
+        """All-gather the new shards, several small ones at a time."""
+        pending: list[Tensor] = []
         for bucket in self._buckets:
             bucket.take_stepped()
-            together.append(bucket.flat)
-            if sum(one.nbytes for one in together) >= TOGETHER or bucket is self._buckets[-1]:
-                self._transport.gather_together(together)()
-                together = []
+            pending.append(bucket.flat)
+            if sum(flat.nbytes for flat in pending) >= TOGETHER or bucket is self._buckets[-1]:
+                self._transport.gather_together(pending)()
+                pending = []
 
     @staticmethod
     def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
-        for one, other in zip(source, target, strict=True):
-            other.update({k: v for k, v in one.items() if k not in OF_A_GROUP})
+        for new, old in zip(source, target, strict=True):
+            old.update({k: v for k, v in new.items() if k not in OF_A_GROUP})
 
     # ------------------------------------------------------------------ saving and loading
 
     def _share_state(self) -> None:
-        """`state`: what this rank keeps: the inner optimizer's, and master weights."""
+        """Set `state` to what this rank keeps: the inner optimizer's state, and master weights."""
         assert self._inner is not None
         state: Any = {"optimizer": self._inner.state, "masters": self._masters()}
         self.state = state
 
     def _masters(self) -> list[Tensor]:
-        return [one.master for one in self._buckets if one.master is not one.shard]
+        return [bucket.master for bucket in self._buckets if bucket.master is not bucket.shard]
 
     def _shard_name(self) -> dict[str, Any]:
         sizes = [bucket.layout.num_elements for bucket in self._buckets]
@@ -179,20 +179,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "bucket_elements": sizes}  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's shard of the state, without communication; to be loaded on the same rank."""
+        """Return this rank's shard of the state, without communication; load it on this rank."""
         assert self._inner is not None
-        own = shard_state(self._buckets, self._inner, self.param_groups)
-        return {**own, "shard": self._shard_name()}
+        state = shard_state(self._buckets, self._inner, self.param_groups)
+        return {**state, "shard": self._shard_name()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave on this rank, with as many ranks and the same buckets.
+        """Load the result of `state_dict` on this rank; needs the same world size and buckets.
 
         Raises: ValueError for the state of another shard.
         """
         saved = state_dict.get("shard")
         if saved != self._shard_name():
             raise ValueError(
-                f"this is not the state of this shard: saved from {saved}, here is "
+                f"this is the state of another shard: it was saved from {saved}, but this rank is "
                 f"{self._shard_name()}. For another number of ranks save full_state_dict()."
             )
         self._load(state_dict, is_whole=False)
@@ -205,45 +205,45 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._share_state()
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole state on every rank, in the form that the optimizer in one process has it.
+        """Return the whole state on every rank, in the format of the optimizer in one process.
 
-        Call it on all ranks. It can be loaded by `load_full_state_dict` with any number of ranks,
-        or by `optimizer_class` itself over the same parameters; master weights come beside it.
+        Call it on all ranks. `load_full_state_dict` loads it with any number of ranks, and so does
+        `optimizer_class` itself over the same parameters. Master weights have a separate key.
         """
         assert self._inner is not None
         state: dict[str, Any] = full_state(self._buckets, self._inner, self.param_groups)
         return state
 
     def load_full_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a whole state: each rank takes its part. Parameters are the model's own to load.
+        """Load this rank's part of a whole state. Load the parameters with the model.
 
-        Raises: ValueError where it does not have the same parameters.
+        Raises: ValueError if the state has other parameters.
         """
         self._load(state_dict, is_whole=True)
 
 
 def all_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """The parameters of all groups."""
-    return [one for group in groups for one in group["params"]]
+    """Return the parameters of all groups."""
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _refuse_shared_memory(parameters: Sequence[Tensor]) -> None:
-    begins: dict[tuple[torch.device, int], Tensor] = {}
-    for one in parameters:
-        if one.numel() and begins.setdefault((one.device, one.data_ptr()), one) is not one:
+    first_at: dict[tuple[torch.device, int], Tensor] = {}
+    for p in parameters:
+        if p.numel() and first_at.setdefault((p.device, p.data_ptr()), p) is not p:
             raise ValueError(
-                f"two parameters, one of shape {tuple(one.shape)}, share memory, which flat "
-                "tensors would part. Tie them by using one nn.Parameter in both places."
+                f"two parameters, one of shape {tuple(p.shape)}, share memory, but flat tensors "
+                "would separate them. Tie them by using one nn.Parameter in both places."
             )
 
 
-# Which optimizers may step a part of a parameter as if it were a parameter of its own ------------
+# Which optimizers may step a part of a parameter as if it were a whole parameter -----------------
 #
 #     whole      optimizer([a a a a a a a a a a a a], [b b b])
 #     one rank   optimizer([a a a a a])
-#     another    optimizer([a a a a a a a], [b b b])           the same numbers, or refused
+#     another    optimizer([a a a a a a a], [b b b])           must compute the same numbers
 #
-# SGD and Adam pass: what becomes of an element depends on that element and its gradients alone. An
+# SGD and Adam pass: the new value of an element depends only on that element and its gradients. An
 # optimizer that takes a norm, factors a matrix, or needs a closure does not.
 
 _STEPS, _CUT = 3, 5
@@ -255,12 +255,12 @@ def defaults_of_elementwise(
     arguments: Mapping[str, Any],
     device: torch.device,
 ) -> dict[str, Any]:
-    """The optimizer's default options, once it has shown on a few numbers that it can be cut.
+    """Return the optimizer's default options, after a test on small parameters that it can be cut.
 
-    The rule is tried, so it holds for classes of your own: with each of `options`, those of a
-    parameter group, three steps on two small parameters must be the same as those on their parts.
+    The test also covers custom classes. With each of `options`, the options of a parameter group,
+    three steps on two small parameters must give the same result as steps on their parts.
 
-    Raises: TypeError where they are not; and what the class itself says of its arguments.
+    Raises: TypeError if they do not; and errors of the class itself about its arguments.
     """
     if not (
         isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
@@ -277,18 +277,18 @@ def defaults_of_elementwise(
         optimizer = _made(optimizer_class, whole, *settings)
         defaults = optimizer_class([torch.zeros(2, 2, device=device)], **arguments).defaults
         try:
-            wanted = _stepped(optimizer)
+            expected = _stepped(optimizer)
             parts = [[whole[0].flatten()[:_CUT]], [whole[0].flatten()[_CUT:], whole[1]]]
-            got = [
+            actual = [
                 _stepped(_made(optimizer_class, part, *settings), n)
                 for n, part in enumerate(parts)
             ]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(_refusal(optimizer_class, f"says: {error}")) from error
-        change = wanted - torch.cat([one.flatten() for one in whole])
-        differ = (torch.cat(got) - wanted).abs().max()
+            raise TypeError(_refusal(optimizer_class, f"raises: {error}")) from error
+        change = expected - torch.cat([tensor.flatten() for tensor in whole])
+        differ = (torch.cat(actual) - expected).abs().max()
         if not differ <= 1e-6 * change.abs().max():
-            raise TypeError(_refusal(optimizer_class, "does something else with them"))
+            raise TypeError(_refusal(optimizer_class, "computes a different result"))
     return defaults
 
 
@@ -296,13 +296,13 @@ def _refusal(optimizer_class: type, why: str) -> str:
     name = optimizer_class.__name__
     return (
         f"{name} does not work element by element: given the parts of a parameter, as ranks "
-        f"have them, it {why.rstrip('.')}. Take one that does, as SGD, Adam or AdamW, or keep "
-        f"whole parameters on every rank: DataParallel, and {name} itself."
+        f"have them, it {why.rstrip('.')}. Use one that does, such as SGD, Adam or AdamW, or keep "
+        f"whole parameters on every rank: DataParallel and {name} itself."
     )
 
 
 def _moving(options: dict[str, Any]) -> dict[str, Any]:
-    """A rate of 0, as a warm-up may begin with, would hide what the optimizer does."""
+    """Replace a learning rate of 0, as in a warm-up's first step: it would hide the update."""
     if "lr" in options and not isinstance(options["lr"], Tensor) and options["lr"] == 0:
         options["lr"] = 0.1
     return options
@@ -314,12 +314,12 @@ def _made(
     arguments: Mapping[str, Any],
     group: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    copies = [torch.nn.Parameter(one.clone()) for one in tensors]
+    copies = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
     return optimizer_class([{**group, "params": copies}], **arguments)
 
 
 def _stepped(optimizer: torch.optim.Optimizer, part: int | None = None) -> Tensor:
-    """All elements after some steps, whose gradients are drawn for all, or cut from those."""
+    """Return all elements after some steps on random gradients; for a part, on their part."""
     parameters = optimizer.param_groups[0]["params"]
     begin, length = {None: (0, 15), 0: (0, _CUT), 1: (_CUT, 15 - _CUT)}[part]
     for step in range(_STEPS):
@@ -328,4 +328,4 @@ def _stepped(optimizer: torch.optim.Optimizer, part: int | None = None) -> Tenso
         for parameter, gradient in zip(parameters, pieces, strict=True):
             parameter.grad = gradient.view_as(parameter).to(parameter.device)
         optimizer.step()
-    return torch.cat([one.detach().flatten() for one in parameters])
+    return torch.cat([parameter.detach().flatten() for parameter in parameters])

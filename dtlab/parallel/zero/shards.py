@@ -1,14 +1,14 @@
 """Flat, padded tensors divided evenly among ranks, and the collectives on them.
 
-Parameters of one dtype and device lie end to end in one flat tensor, whose length is padded to a
-multiple of the number of ranks N. Each rank owns one of N equal shards. Where a shard begins has
-nothing to do with where a parameter begins: here three ranks share a (4 elements), b (3), c (1).
+Parameters of one dtype and device are concatenated into one flat tensor, whose length is padded to
+a multiple of the number of ranks N. Each rank owns one of N equal shards. Shards do not begin
+where parameters begin. Here three ranks share a (4 elements), b (3), c (1):
 
     flat    a a a | a b b | b c .
             rank 0  rank 1  rank 2      the dot is padding
 
-`FlatLayout` says what lies where, and knows no ranks. `Transport` moves flat tensors of S bytes
-between ranks: a gather and a reduce-scatter send (N-1)/N S bytes from each rank.
+`FlatLayout` computes positions without communication. `Transport` moves flat tensors of S bytes
+between ranks: a gather and a reduce-scatter each send (N-1)/N S bytes from each rank.
 """
 
 from __future__ import annotations
@@ -40,47 +40,47 @@ __all__ = [
 ]
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
-Wait = Callable[[], object]  # returns once what was started is done
+Wait = Callable[[], object]  # returns once the collective is complete
 Collective = Callable[..., Any]
 
 
-# Laying tensors into one ---------------------------------------------------------------------
+# Laying out tensors in one flat tensor -------------------------------------------------------
 
 
-def in_packs(parameters: Sequence[AnyTensor], first: int, others: int) -> list[list[AnyTensor]]:
-    """Parameters in this order, in packs of one dtype and device each.
+def in_packs(parameters: Sequence[AnyTensor], first: int, rest: int) -> list[list[AnyTensor]]:
+    """Divide parameters, in this order, into packs of one dtype and device each.
 
-    A pack is closed once it has `first` bytes, or `others` if it is not the first of its kind.
-    Packs come in the order of their last parameters.
+    A pack is closed once it has `first` bytes, or `rest` bytes if it is not the first of its
+    dtype and device. Packs are sorted by the position of their last parameters.
     """
     closed: list[tuple[int, list[AnyTensor]]] = []
-    for kind in dict.fromkeys((one.dtype, one.device) for one in parameters):
-        limit, taken, size = first, list[AnyTensor](), 0
-        own = [(n, p) for n, p in enumerate(parameters) if (p.dtype, p.device) == kind]
-        for number, parameter in own:
-            taken.append(parameter)
+    for kind in dict.fromkeys((p.dtype, p.device) for p in parameters):
+        limit, pack, size = first, list[AnyTensor](), 0
+        same = [(n, p) for n, p in enumerate(parameters) if (p.dtype, p.device) == kind]
+        for number, parameter in same:
+            pack.append(parameter)
             size += parameter.numel() * parameter.element_size()
-            if size >= limit or number == own[-1][0]:
-                closed.append((number, taken))
-                limit, taken, size = others, [], 0
+            if size >= limit or number == same[-1][0]:
+                closed.append((number, pack))
+                limit, pack, size = rest, [], 0
     return [pack for _, pack in sorted(closed, key=lambda pair: pair[0])]
 
 
 def views(flat: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """A place in `flat` for each tensor, one after the other, laid out in memory as it is.
+    """Yield a view of `flat` for each tensor, one after the other, with the tensor's strides.
 
-    A transposed weight has a transposed place. So copies between both run straight through.
+    The view of a transposed weight is transposed too, so copies between both are contiguous.
     """
     start = flat.storage_offset()
-    for one in tensors:
-        yield flat.as_strided(one.shape, _dense_strides(one), start)
-        start += one.numel()
+    for tensor in tensors:
+        yield flat.as_strided(tensor.shape, _dense_strides(tensor), start)
+        start += tensor.numel()
 
 
 def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
-    """The elements of `tensor` in the order in which those of `like` lie in memory, in one dim.
+    """Return the elements of `tensor`, one-dimensional, in the memory order of `like`.
 
-    A view of `tensor` where its memory is in this order, else a copy.
+    The result is a view if the memory of `tensor` has this order, and a copy otherwise.
     """
     strides = _dense_strides(like)
     if tensor.stride() != strides:
@@ -91,7 +91,7 @@ def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """In the order of the tensor's own, without gaps."""
+    """Return strides in the order of the tensor's own, but without gaps."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
@@ -108,32 +108,32 @@ class Piece:
 
 
 class FlatLayout:
-    """Which element of which parameter lies where in a flat tensor that N ranks share evenly.
+    """Positions of parameters in a flat tensor that N ranks share evenly.
 
     Attributes:
-        num_elements: of the parameters together; `padding` more make it a multiple of N.
+        num_elements: total of the parameters; `padding` more make it a multiple of N.
         shard_size: elements of each of the N shards, at least one.
 
-    Raises: ValueError where there is no parameter, or parameters differ in dtype or device.
+    Raises: ValueError if there is no parameter, or parameters differ in dtype or device.
     """
 
     def __init__(self, parameters: Sequence[Tensor], world_size: int) -> None:
-        kinds = {(one.dtype, one.device) for one in parameters}
+        kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
         if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+            listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
             raise ValueError(
-                f"parameters in one flat tensor have one dtype and one device, not: {found}. "
-                "Make a layout for each kind: see in_packs."
+                f"parameters in one flat tensor need one dtype and one device, not: {listed}. "
+                "Make one layout for each dtype and device: see in_packs."
             )
         self.dtype, self.device = kinds.pop()
         self.world_size = world_size
-        self._places = [torch.empty_like(one, device="meta") for one in parameters]
-        self.num_elements = sum(one.numel() for one in parameters)
+        self._places = [torch.empty_like(parameter, device="meta") for parameter in parameters]
+        self.num_elements = sum(parameter.numel() for parameter in parameters)
         self.shard_size = max(1, -(-self.num_elements // world_size))
         self.padding = self.shard_size * world_size - self.num_elements
 
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
-        """A flat tensor with room for all, of the parameters' dtype or another; padding is 0."""
+        """Return an uninitialized flat tensor of this or the parameters' dtype; padding is 0."""
         length = self.shard_size * self.world_size
         flat = torch.empty(length, dtype=dtype or self.dtype, device=self.device)
         if self.padding:
@@ -141,51 +141,51 @@ class FlatLayout:
         return flat
 
     def pack(self, tensors: Iterable[Tensor]) -> Tensor:
-        """A flat tensor with a copy of tensors that have the parameters' shapes."""
+        """Return a flat tensor with copies of tensors that have the parameters' shapes."""
         flat = self.empty()
         for view, tensor in zip(self.views(flat), tensors, strict=True):
             view.copy_(tensor.detach())
         return flat
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The place of each parameter in `flat`."""
+        """Return the view of each parameter in `flat`."""
         return list(views(flat, self._places))
 
     def shard(self, flat: Tensor, rank: int) -> Tensor:
-        """The view of `flat` that a rank owns."""
+        """Return the view of `flat` that a rank owns."""
         return flat.narrow(0, rank * self.shard_size, self.shard_size)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What a rank's shard consists of; padding belongs to no piece."""
-        begin, found, start = rank * self.shard_size, [], 0
+        """Return the pieces of parameters in a rank's shard; padding belongs to no piece."""
+        begin, pieces, start = rank * self.shard_size, [], 0
         for index, place in enumerate(self._places):
             first = max(begin - start, 0)
             last = min(begin + self.shard_size - start, place.numel())
             if first < last:
-                found.append(Piece(index, first, last, start + first - begin))
+                pieces.append(Piece(index, first, last, start + first - begin))
             start += place.numel()
-        return found
+        return pieces
 
 
-# Moving them between ranks -------------------------------------------------------------------
+# Moving flat tensors between ranks -----------------------------------------------------------
 
 
 def exchange_reduce_scatter(
     output: Tensor, input: Tensor, op: Op = SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Reduce-scatter as one all-to-all: each rank sends each chunk to its owner, who adds up.
+    """Reduce-scatter as one all-to-all: each rank sends each chunk to its owner, which adds them.
 
         rank 0    0 1 2 ── chunk 1 ──► rank 1: 1 + 1 + 1
         rank 1    0 1 2
         rank 2    0 1 2 ── chunk 1 ──►
 
-    As `torch.distributed.reduce_scatter_single`, for SUM and AVG. Cost, S bytes in `input`:
-    (N-1) a + (N-1)/N S/B, the bytes of a ring, and S bytes to receive into. 16-bit numbers are
-    rounded once, after the sum. Gloo's own reduce-scatter is an all-reduce that forgets the rest,
-    and sends twice as much.
+    Equals `torch.distributed.reduce_scatter_single` for SUM and AVG. Cost for S bytes in `input`:
+    (N-1) a + (N-1)/N S/B, the bytes of a ring, and a receive buffer of S bytes. 16-bit numbers are
+    rounded once, after the sum. Gloo's own reduce-scatter is an all-reduce that discards the other
+    chunks, and sends twice as much.
     """
     if op not in (SUM, AVG):
-        raise ValueError(f"exchange_reduce_scatter adds up: op is SUM or AVG, not {op!r}.")
+        raise ValueError(f"exchange_reduce_scatter supports the ops SUM and AVG, not {op!r}.")
     received = torch.empty_like(input)
     work = dist.all_to_all_single(received, input, group=group, async_op=True)
     done = _Sum(work, output, received.view(-1, output.numel()), op)
@@ -195,15 +195,15 @@ def exchange_reduce_scatter(
 def best_reduce_scatter(
     output: Tensor, input: Tensor, op: Op = SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Reduce-scatter by what is best where `input` lies: NCCL has a real one, gloo has not."""
-    moves = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
+    """Reduce-scatter with NCCL's function on GPUs, and with the exchange above on gloo."""
+    moves = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
     on_gloo = moves.get(input.device.type) == "gloo"
     reduce_scatter = exchange_reduce_scatter if on_gloo else dist.reduce_scatter_single
     return reduce_scatter(output, input, op=op, group=group, async_op=async_op)
 
 
 class _Sum:
-    """Work that ends with the sum of what has arrived."""
+    """Work that is complete once the received rows are summed."""
 
     def __init__(self, work: Any, output: Tensor, rows: Tensor, op: Op) -> None:
         self._work, self._output, self._rows, self._op = work, output, rows, op
@@ -216,17 +216,17 @@ class _Sum:
 
 
 class Transport:
-    """Gathers and reduce-scatters flat tensors among the ranks of `group`, without waiting.
+    """Starts all-gathers and reduce-scatters of flat tensors in `group`, without waiting.
 
     Args:
         group: None: all ranks.
         all_gather: `f(output, input, group=...)`; None: torch.distributed's. Also
             `dtlab.collectives.ring_all_gather`.
-        reduce_scatter: `f(output, input, group=...)`; None: torch.distributed's for tensors that
-            NCCL moves, and `exchange_reduce_scatter` for those that gloo does.
+        reduce_scatter: `f(output, input, group=...)`; None: torch.distributed's for tensors on
+            NCCL, and `exchange_reduce_scatter` for tensors on gloo.
             Also `dtlab.collectives.ring_reduce_scatter`.
 
-    A function that does not take `async_op` runs in a thread, in the order of the calls.
+    A function without the argument `async_op` runs in a thread, in the order of the calls.
     """
 
     def __init__(
@@ -240,22 +240,22 @@ class Transport:
         self._all_gather = all_gather or dist.all_gather_single
         self._reduce_scatter = reduce_scatter or best_reduce_scatter
         self._asynchronous = [
-            one
-            for one in (self._all_gather, self._reduce_scatter)
-            if "async_op" in inspect.signature(one).parameters
+            collective
+            for collective in (self._all_gather, self._reduce_scatter)
+            if "async_op" in inspect.signature(collective).parameters
         ]
         self._thread: ThreadPoolExecutor | None = None
 
     def gather(self, flat: Tensor) -> Wait:
-        """Start to fill `flat` with the shards of all ranks; this rank's lies in it already."""
-        own = flat.view(self.world_size, -1)[self.rank]
-        return self._start(self._all_gather, flat, own)
+        """Start to fill `flat` with the shards of all ranks; this rank's shard must be in it."""
+        shard = flat.view(self.world_size, -1)[self.rank]
+        return self._start(self._all_gather, flat, shard)
 
     def gather_together(self, flats: Sequence[Tensor]) -> Wait:
-        """Start to gather several flat tensors, in one message for those of a kind.
+        """Start to gather several flat tensors, with one collective per dtype and device.
 
-        On gloo each collective costs threads and copies: seven of 0.5 MB in one took half the time
-        on 2 ranks, and less on 4.
+        On gloo each collective costs threads and copies: gathering seven tensors of 0.5 MB in one
+        collective took half the time on 2 ranks, and saved less on 4.
         """
         if self._all_gather is not dist.all_gather_single:
             waits = [self.gather(flat) for flat in flats]
@@ -267,20 +267,20 @@ class Transport:
         for alike in kinds.values():
             with _coalescing_manager(self.group, async_ops=True) as together:
                 for flat in alike:
-                    own = flat.view(self.world_size, -1)[self.rank]
-                    dist.all_gather_single(flat, own, group=self.group)
+                    shard = flat.view(self.world_size, -1)[self.rank]
+                    dist.all_gather_single(flat, shard, group=self.group)
             works.append(together)
         return lambda: [work.wait() for work in works]
 
     def reduce_scatter(self, flat: Tensor, shard: Tensor) -> Wait:
-        """Start to put the sum of all ranks' `flat`, as far as this rank owns it, into `shard`.
+        """Start to write this rank's shard of the sum of all ranks' `flat` into `shard`.
 
-        Until it is done `flat` must not change; `shard` may not be a part of it.
+        Until it is complete `flat` must not change. `shard` must not be a part of `flat`.
         """
         return self._start(self._reduce_scatter, shard, flat)
 
     def whole(self, layout: FlatLayout, shard: Tensor) -> list[Tensor]:
-        """The whole tensors of which each rank gives its shard: for states to be saved."""
+        """Gather and return whole tensors, given this rank's shard: for states to be saved."""
         flat = layout.empty(shard.dtype)
         layout.shard(flat, self.rank).copy_(shard.detach())
         self.gather(flat)()
@@ -299,16 +299,16 @@ def clip_sharded_grad_norm_(
 ) -> Tensor:
     """Scale gradients so that their norm over the shards of all ranks is at most `max_norm`.
 
-    `gradients` are this rank's, without padding, in place; a rank may have none. What is true of
-    one shard says nothing of the whole, so the ranks add up their norms to the power of
-    `norm_type` (or take the largest, for infinity). Returns the norm before, on every rank, as
-    `torch.nn.utils.clip_grad_norm_` does.
+    `gradients` are this rank's, without padding, and are scaled in place; a rank may have none.
+    The norm of one shard is not the norm of the whole. So the ranks add their norms to the power
+    of `norm_type`, or take the maximum for infinity. Returns the norm before scaling, on every
+    rank, as `torch.nn.utils.clip_grad_norm_` does.
     """
     device = gradients[0].device if gradients else device_of(group)
     each = torch.zeros(len(gradients) + 1, dtype=torch.float64, device=device)
-    for place, one in enumerate(gradients):
-        wide = torch.promote_types(one.dtype, torch.float32)
-        each[place] = torch.linalg.vector_norm(one, norm_type, dtype=wide)
+    for place, gradient in enumerate(gradients):
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        each[place] = torch.linalg.vector_norm(gradient, norm_type, dtype=wide)
     if norm_type == float("inf"):
         total = each.max()
         dist.all_reduce(total, dist.ReduceOp.MAX, group)
@@ -317,6 +317,6 @@ def clip_sharded_grad_norm_(
         dist.all_reduce(total, group=group)
         total = total ** (1 / norm_type)
     scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for one in gradients:
-        one.mul_(scale.to(one.device))
+    for gradient in gradients:
+        gradient.mul_(scale.to(gradient.device))
     return total.float()

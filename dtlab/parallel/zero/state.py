@@ -3,8 +3,8 @@
     rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
     rank 1    exp_avg of a | b b    ── gathered ──► as one process has it ──► cut for any ranks
 
-What has one number for each element is gathered; the rest, as a count of steps, is the same for
-all parts of a parameter and goes along as it is.
+State with one number per element is gathered. Other state, such as a step count, is the same for
+all parts of a parameter and is copied unchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["full_state", "load_state", "shard_state"]
 
 Buckets = Sequence[ShardedBucket]
 Groups = Sequence[Mapping[str, Any]]
-State = dict[int, dict[str, Any]]  # by number of parameter, counted through all groups
+State = dict[int, dict[str, Any]]  # by parameter number, counted through all groups
 
 
 def shard_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Groups) -> Any:
-    """The state of this rank's part of each parameter."""
+    """Return the state of this rank's part of each parameter."""
     state: State = {}
     masters: dict[int, Tensor] = {}
     for bucket in buckets:
@@ -41,27 +41,27 @@ def shard_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Grou
 
 
 def full_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Groups) -> Any:
-    """The state of whole parameters, on all ranks."""
-    own = shard_state(buckets, optimizer, groups)
-    found = _described(buckets, own["state"])
+    """Return the state of whole parameters, on all ranks."""
+    local = shard_state(buckets, optimizer, groups)
+    described = _described(buckets, local["state"])
     state: State = {
         number: {k: v for k, v in values.items() if not isinstance(v, torch.dtype)}
-        for number, values in sorted(found.items())
+        for number, values in sorted(described.items())
     }
     masters: dict[int, Tensor] = {}
     for bucket in buckets:
-        for key, dtype in _gathered_keys(bucket, found).items():
-            parts = {n: values[key] for n, values in own["state"].items() if key in values}
+        for key, dtype in _gathered_keys(bucket, described).items():
+            parts = {n: values[key] for n, values in local["state"].items() if key in values}
             for number, whole in _gather(bucket, parts, dtype).items():
-                if isinstance(found.get(number, {}).get(key), torch.dtype):
+                if isinstance(described.get(number, {}).get(key), torch.dtype):
                     state[number][key] = whole
         if bucket.master is not bucket.shard:
-            masters |= _gather(bucket, own["masters"], bucket.master.dtype)
-    return {"state": state, "param_groups": own["param_groups"], "masters": masters}
+            masters |= _gather(bucket, local["masters"], bucket.master.dtype)
+    return {"state": state, "param_groups": local["param_groups"], "masters": masters}
 
 
 def _numbered(groups: Groups) -> list[dict[str, Any]]:
-    """Parameter groups with numbers in the place of parameters."""
+    """Return parameter groups with numbers in place of parameters."""
     packed, start = [], 0
     for group in groups:
         count = len(group["params"])
@@ -70,15 +70,15 @@ def _numbered(groups: Groups) -> list[dict[str, Any]]:
     return packed
 
 
-def _described(buckets: Buckets, own: State) -> State:
-    """Of all ranks: for each parameter its state, where a dtype stands for what is to be gathered.
+def _described(buckets: Buckets, local: State) -> State:
+    """Return the state of all ranks' parameters, with a dtype for each tensor to be gathered.
 
-    A rank knows only of parameters that it has a part of.
+    A rank has state only for parameters of which it has a part, so the ranks exchange it.
     """
     described: State = {}
     for bucket in buckets:
         for piece in bucket.pieces:
-            values = own.get(bucket.numbers[piece.index], {})
+            values = local.get(bucket.numbers[piece.index], {})
             described[bucket.numbers[piece.index]] = {
                 key: value.dtype if _covers(value, piece) else value
                 for key, value in values.items()
@@ -87,23 +87,23 @@ def _described(buckets: Buckets, own: State) -> State:
     every: list[State] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(every, described, group=group)
     merged: State = {}
-    for one in every:
-        for number, values in one.items():
+    for states in every:
+        for number, values in states.items():
             merged.setdefault(number, {}).update(values)
     return {number: values for number, values in merged.items() if values}
 
 
 def _covers(value: Any, piece: Piece) -> bool:
-    """Whether it has a number for each element of a piece."""
+    """Return whether a value has one number per element of a piece."""
     return isinstance(value, Tensor) and value.shape == (piece.stop - piece.start,)
 
 
-def _gathered_keys(bucket: ShardedBucket, found: State) -> dict[str, torch.dtype]:
-    """In the same order on all ranks, for all of them gather."""
+def _gathered_keys(bucket: ShardedBucket, described: State) -> dict[str, torch.dtype]:
+    """Return the keys to gather, in the same order on all ranks because gathers are collective."""
     return {
         key: value
         for number in sorted(bucket.numbers)
-        for key, value in sorted(found.get(number, {}).items())
+        for key, value in sorted(described.get(number, {}).items())
         if isinstance(value, torch.dtype)
     }
 
@@ -111,14 +111,14 @@ def _gathered_keys(bucket: ShardedBucket, found: State) -> dict[str, torch.dtype
 def _gather(
     bucket: ShardedBucket, parts: Mapping[int, Tensor], dtype: torch.dtype
 ) -> dict[int, Tensor]:
-    """Whole tensors by number of parameter, of the parts that each rank has."""
+    """Gather whole tensors from the parts on each rank; return them by parameter number."""
     shard = torch.zeros(bucket.layout.shard_size, dtype=dtype, device=bucket.layout.device)
     for piece, place in zip(bucket.pieces, bucket.parts(shard), strict=True):
         part = parts.get(bucket.numbers[piece.index])
         if part is not None:
             place.copy_(part)
     whole = bucket.transport.whole(bucket.layout, shard)
-    return {n: one.clone() for n, one in zip(bucket.numbers, whole, strict=True)}
+    return {n: view.clone() for n, view in zip(bucket.numbers, whole, strict=True)}
 
 
 # Loading -------------------------------------------------------------------------------------
@@ -132,29 +132,29 @@ def load_state(
     *,
     is_whole: bool,
 ) -> None:
-    """Load this rank's part of a state, master weights with it, from a whole one or a shard's.
+    """Load this rank's part of a state and of master weights, from a whole state or a shard's.
 
-    Raises: ValueError where it does not have the same parameters.
+    Raises: ValueError if the state has other parameters.
     """
     sizes = [len(group["params"]) for group in groups]
-    theirs = [len(group["params"]) for group in saved["param_groups"]]
-    if theirs != sizes:
+    saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
+    if saved_sizes != sizes:
         raise ValueError(
-            f"the saved state has groups of {theirs} parameters, and this optimizer of {sizes}. "
+            f"the saved state has groups of {saved_sizes} parameters, this optimizer has {sizes}. "
             "Make both over the same parameters in the same order."
         )
-    own: dict[Tensor, dict[str, Any]] = {}
+    states: dict[Tensor, dict[str, Any]] = {}
     for bucket in buckets:
         parts = [_part(bucket, piece, saved, is_whole) for piece in bucket.pieces]
         if not _go_together(bucket, parts):
             bucket.split(optimizer)
-        left = iter(parts)
+        remaining = iter(parts)
         for run, segment in zip(bucket.runs, bucket.segments, strict=True):
-            values = [next(left) for _ in run]
+            values = [next(remaining) for _ in run]
             if values[0]:
-                own[segment] = _joined(run, values)
-    segments = [one for group in optimizer.param_groups for one in group["params"]]
-    numbered = {number: own[one] for number, one in enumerate(segments) if one in own}
+                states[segment] = _joined(run, values)
+    segments = [segment for group in optimizer.param_groups for segment in group["params"]]
+    numbered = {n: states[segment] for n, segment in enumerate(segments) if segment in states}
     inner = optimizer.state_dict()["param_groups"]
     merged = [
         {**new, "params": old["params"]}
@@ -166,7 +166,7 @@ def load_state(
 def _part(
     bucket: ShardedBucket, piece: Piece, saved: Mapping[str, Any], is_whole: bool
 ) -> dict[str, Any]:
-    """The state of a piece; its master weights are put in place."""
+    """Return the state of a piece, and load its master weights."""
     number, like = bucket.numbers[piece.index], bucket.parameters[piece.index]
 
     def cut(key: str, value: Any) -> Any:
@@ -181,25 +181,25 @@ def _part(
 
 
 def _is_by_element(key: str, value: Any, like: Tensor) -> bool:
-    """Whether it has a number for each element; a count of steps beside one number has not."""
+    """Return whether a value has one number per element; a scalar's step count does not."""
     if not isinstance(value, Tensor) or value.shape != like.shape:
         return False
     return like.ndim > 0 or key != "step"
 
 
 def _go_together(bucket: ShardedBucket, parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all have the same state but for their elements, as a count of steps."""
+    """Return whether all parts have the same state apart from their elements: the step count."""
     rest = [
         {k: v.tolist() if isinstance(v, Tensor) else v
          for k, v in part.items() if not _covers(v, piece)}
         for piece, part in zip(bucket.pieces, parts, strict=True)
     ]  # fmt: skip
     keys = [part.keys() for part in parts]
-    return all(one == rest[0] for one in rest) and all(one == keys[0] for one in keys)
+    return all(each == rest[0] for each in rest) and all(each == keys[0] for each in keys)
 
 
 def _joined(run: Sequence[Piece], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of pieces that are stepped as one, a copy."""
+    """Return a copy of the state of pieces that are stepped as one tensor."""
     return {
         key: torch.cat([part[key] for part in parts])
         if _covers(value, run[0])

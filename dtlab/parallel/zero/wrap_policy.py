@@ -1,11 +1,11 @@
 """Wrap policies: which submodules become blocks, and to which block a parameter belongs.
 
 A block is a submodule whose parameters are gathered together when it is called. The module itself
-is the outermost one, the root, and takes what no other block has:
+is the outermost block, the root, and has the parameters that no other block has:
 
-    GPT                      root      embeddings, the last norm, the head tied to the embedding
-      blocks.0               block 0   all of it
-      blocks.1               block 1   all of it
+    GPT                      root      embeddings, last norm, output layer tied to the embedding
+      blocks.0               block 0   all its parameters
+      blocks.1               block 1   all its parameters
 
 A tied parameter belongs to the innermost block that contains all of its uses.
 """
@@ -25,16 +25,17 @@ _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDic
 
 @dataclass
 class Owned:
-    """A parameter, and every module and attribute it is found at."""
+    """A parameter, and every module and attribute name that refers to it."""
 
     parameter: nn.Parameter
     places: list[tuple[nn.Module, str]] = field(default_factory=list)
 
 
 def ownership(module: nn.Module, blocks: Blocks) -> dict[nn.Module, list[Owned]]:
-    """The blocks of a module, the root first, and the parameters of each; some may have none.
+    """Return the blocks of a module, the root first, with their parameters; some have none.
 
-    Raises: ValueError where `blocks` names what is no submodule, is never called, or is nothing.
+    Raises: ValueError if `blocks` contains a module that is not a submodule or is never called, or
+    matches no submodule.
     """
     chosen = dict.fromkeys([module, *_chosen(module, blocks)])
     owned: dict[nn.Parameter, Owned] = {}
@@ -49,72 +50,72 @@ def ownership(module: nn.Module, blocks: Blocks) -> dict[nn.Module, list[Owned]]
             before = around.setdefault(parameter, chain)
             shared = [a for a, b in zip(before, chain, strict=False) if a is b]
             around[parameter] = shared
-    found: dict[nn.Module, list[Owned]] = {block: [] for block in chosen}
+    blocks_owned: dict[nn.Module, list[Owned]] = {block: [] for block in chosen}
     for parameter, entry in owned.items():
-        found[around[parameter][-1]].append(entry)
-    return found
+        blocks_owned[around[parameter][-1]].append(entry)
+    return blocks_owned
 
 
 def _walk(
     module: nn.Module, chain: list[nn.Module], chosen: Iterable[nn.Module]
 ) -> Iterator[tuple[list[nn.Module], nn.Module]]:
-    """Every module below, by every path that leads to it, with the blocks around it."""
+    """Yield every module on every path below, each with the blocks that contain it."""
     yield chain, module
     for child in module.children():
         yield from _walk(child, [*chain, child] if child in chosen else chain, chosen)
 
 
 def _chosen(module: nn.Module, blocks: Blocks) -> list[nn.Module]:
-    """The submodules that are to be blocks of their own, in the order of registration."""
+    """Return the submodules that become blocks, in the order of registration."""
     if blocks is None:
         return _smallest_peak(module)
-    below = [one for one in module.modules() if one is not module]
+    below = [child for child in module.modules() if child is not module]
     if isinstance(blocks, type):
-        found = [one for one in below if isinstance(one, blocks)]
+        matching = [child for child in below if isinstance(child, blocks)]
     elif isinstance(blocks, Sequence):
-        strangers = [one for one in blocks if one not in below]
+        strangers = [block for block in blocks if block not in below]
         if strangers:
             raise ValueError(
-                f"blocks= has {len(strangers)} modules that are no submodules of the one to be "
-                f"sharded; the first is {type(strangers[0]).__name__}. Take them from the module."
+                f"blocks= has {len(strangers)} modules that are not submodules of the sharded "
+                f"module; the first is a {type(strangers[0]).__name__}. Pass only submodules."
             )
-        return _callable([one for one in below if one in blocks])
+        return _callable([child for child in below if child in blocks])
     else:
-        found = [one for one in below if blocks(one)]
-    if not found:
-        what = blocks.__name__ if isinstance(blocks, type) else "what blocks= asks for"
+        matching = [child for child in below if blocks(child)]
+    if not matching:
+        wanted = blocks.__name__ if isinstance(blocks, type) else "accepted by blocks="
         raise ValueError(
-            f"no submodule is {what}: the whole module would be gathered at once. Name its "
+            f"no submodule is {wanted}: the whole module would be gathered at once. Name its "
             "layers, or pass blocks=[] if that is what you want."
         )
-    return _callable(found)
+    return _callable(matching)
 
 
-def _callable(found: list[nn.Module]) -> list[nn.Module]:
-    for one in found:
-        if isinstance(one, _NEVER_CALLED):
+def _callable(blocks: list[nn.Module]) -> list[nn.Module]:
+    for block in blocks:
+        if isinstance(block, _NEVER_CALLED):
             raise ValueError(
-                f"a {type(one).__name__} cannot be a block: nobody calls it, so it would never be "
-                "gathered. Make its elements blocks: blocks=list(it)."
+                f"a {type(block).__name__} cannot be a block: it is never called, so it would not "
+                "be gathered. Make its elements blocks: blocks=list(it)."
             )
-    return found
+    return blocks
 
 
 def _smallest_peak(module: nn.Module) -> list[nn.Module]:
-    """The siblings that leave the least to hold at once: the root's share and the largest block.
+    """Return the siblings that minimize the peak memory: the root's share plus the largest block.
 
-    Asked are the elements of each container, nn.Sequential or nn.ModuleList, and the children of
-    the module itself.
+    Candidates are the elements of each nn.Sequential or nn.ModuleList, and the children of the
+    module itself.
     """
     total = _elements(module)
     best, least = list[nn.Module](), total
     for parent in module.modules():
         if parent is not module and not isinstance(parent, (nn.Sequential, nn.ModuleList)):
             continue
-        siblings = [one for one in dict.fromkeys(parent.children()) if _elements(one)]
-        if any(isinstance(one, _NEVER_CALLED) for one in siblings):
+        siblings = [child for child in dict.fromkeys(parent.children()) if _elements(child)]
+        if any(isinstance(child, _NEVER_CALLED) for child in siblings):
             continue
-        sizes = [_elements(one) for one in siblings]
+        sizes = [_elements(child) for child in siblings]
         peak = max(0, total - sum(sizes)) + max(sizes, default=total)
         if peak < least:
             best, least = siblings, peak
@@ -122,4 +123,4 @@ def _smallest_peak(module: nn.Module) -> list[nn.Module]:
 
 
 def _elements(module: nn.Module) -> int:
-    return sum(one.numel() for one in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
