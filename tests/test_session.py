@@ -119,7 +119,7 @@ def test_wrappers_of_before_a_hang_say_what_to_do(own: dtlab.Session) -> None:
     own.cell("old = dist.new_group([0, 1, 2])")
     with pytest.raises(dtlab.DeadlockError):
         own.cell(ALL_REDUCE, ranks=0)
-    with pytest.raises(dtlab.RankError, match="made before the ranks got their new process"):
+    with pytest.raises(dtlab.RankError, match="created before the ranks got their new process"):
         own.cell("raise RuntimeError('Connection closed by peer [127.0.0.1]:1')", ranks=0)
 
 
@@ -127,7 +127,7 @@ def test_a_second_session_says_that_cells_run_there(
     own: dtlab.Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with dtlab.session(1):
-        assert "%%ranks runs on this session from now on" in capsys.readouterr().out
+        assert "%%ranks uses this session from now on" in capsys.readouterr().out
 
 
 def test_closing_does_not_wait_for_a_cell_of_another_thread(warm: None) -> None:
@@ -147,7 +147,7 @@ def test_closing_does_not_wait_for_a_cell_of_another_thread(warm: None) -> None:
     session.close()
     thread.join(10)
     assert time.perf_counter() - start < 5 and not session.is_open
-    assert "closed meanwhile" in str(told[0])
+    assert "closed during this call" in str(told[0])
 
 
 def test_the_last_expression_is_shown_by_rank(
@@ -296,7 +296,7 @@ def test_what_cannot_be_sent_back_is_told(shared: dtlab.Session) -> None:
 def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
     for ask, words in (
         (lambda: shared.cell("1", ranks=3), "there is no rank 3: the session has ranks 0 to 2"),
-        (lambda: shared.cell("1", ranks=[]), "no rank is named"),
+        (lambda: shared.cell("1", ranks=[]), "ranks is empty"),
         (lambda: shared.cell("1", timeout=0), "timeout is a number of seconds above 0"),
         (lambda: shared.run("print"), "runs a function on its ranks, not 'print'"),
         (lambda: shared.run(threading.Lock().acquire), "cannot be sent to the ranks"),
@@ -312,7 +312,7 @@ def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
 def test_under_torchrun_launch_is_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    with pytest.raises(dtlab.LaunchError, match="Use dtlab.launch, which runs here in place"):
+    with pytest.raises(dtlab.LaunchError, match="Use dtlab.launch, which runs in this process"):
         dtlab.session(2)
 
 
