@@ -357,7 +357,7 @@ def test_a_collective_on_some_ranks_names_those_that_are_missing(own: dtlab.Sess
 
 
 def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
-    with pytest.raises(dtlab.DeadlockError, match="All ranks have to pass the same"):
+    with pytest.raises(dtlab.DeadlockError, match="All ranks must pass the same"):
         own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
     goes_on(own)
 
@@ -365,7 +365,7 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
 def test_threads_of_an_earlier_turn_are_not_blamed(own: dtlab.Session) -> None:
     own.cell("import threading\nt = threading.Thread(target=dist.all_reduce, args=(x,))\n"
              "t.start()\nt.join()\ndist.all_reduce(x)")  # fmt: skip
-    with pytest.raises(dtlab.DeadlockError, match="All ranks have to pass the same") as caught:
+    with pytest.raises(dtlab.DeadlockError, match="All ranks must pass the same") as caught:
         own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
     assert "Several threads" not in str(caught.value)
 

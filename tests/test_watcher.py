@@ -432,7 +432,7 @@ def misfit(
     expected = {
         r: (op, tuple(p for p in range(world_size) if p != r), piece) for r in range(world_size)
     }
-    advice = says or (f"All ranks have to pass the same to {op}", "wrong numbers")
+    advice = says or (f"All ranks must pass the same arguments to {op}", "wrong numbers")
     return fault(world_size, expected, *advice, mismatch=mismatch, some=True)
 
 
@@ -657,7 +657,7 @@ def the_world_against_a_subgroup() -> None:
 @fault(
     3,
     {0: ("new_group", (1, 2), "dist.new_group"), 1: ("new_group", (0, 2), "dist.new_group")},
-    "Every rank has to call new_group", mismatch="ranks 0 and 1",
+    "Every rank must call new_group", mismatch="ranks 0 and 1",
 )  # fmt: skip
 def new_group_by_its_members_only() -> None:
     """The most frequent mistake with groups."""
@@ -669,7 +669,7 @@ def new_group_by_its_members_only() -> None:
     3,
     {0: ("new_group", (1, 2), "new_group"), 1: ("new_group", (0, 2), "new_group"),
      2: ("barrier", (0, 1), "barrier")},
-    "Every rank has to call new_group", mismatch="new_group", some=True,
+    "Every rank must call new_group", mismatch="new_group", some=True,
 )  # fmt: skip
 def new_group_by_its_members_while_the_other_waits() -> None:
     """The same, and rank 2 is at the next barrier."""

@@ -162,4 +162,3 @@ def receive_request(sock: socket.socket) -> tuple[bytes, list[int]]:
             raise Closed("the connection was closed in the middle of a message")
         fds.extend(received)
     return kind, fds
-

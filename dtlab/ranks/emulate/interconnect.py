@@ -58,9 +58,7 @@ class Wire:
 
     # ------------------------------------------------------------------ posting
 
-    def carrier(
-        self, operator: Operator, redispatch: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def carrier(self, operator: Operator, redispatch: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an operator's `redispatch` so that it also posts the operation to the ports."""
         post = self._post_message if operator.is_message else self._post_collective
         work_at, async_at = operator.work, operator.async_op

@@ -308,4 +308,3 @@ def _plain(extra: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of a span as plain values, which can be sent to another process."""
     plain = (bool, int, float, str, type(None))
     return {key: value if type(value) in plain else str(value) for key, value in extra.items()}
-
