@@ -1,12 +1,12 @@
 """IPython magics `%%ranks` and `%ranks`, which run cells on the ranks of a session.
 
-%%ranks             runs this cell on all ranks of the session
-%%ranks 0,2-3       runs it on these ranks
-%%ranks --timeout 120
-%ranks              shows the session
-%ranks open 4       opens a session of four ranks; --cluster NAME: on an emulated cluster
-%ranks restart      starts new ranks
-%ranks close        ends the ranks
+    %%ranks             runs this cell on all ranks of the session
+    %%ranks 0,2-3       runs it on these ranks
+    %%ranks --timeout 120
+    %ranks              shows the session
+    %ranks open 4       opens a session of four ranks; --cluster NAME: on an emulated cluster
+    %ranks restart      starts new ranks
+    %ranks close        ends the ranks
 """
 
 from __future__ import annotations
