@@ -81,8 +81,8 @@ class RanksMagics(Magics):  # type: ignore[misc]
         print(f"{session}; `%ranks open 4` opens another")
         return session
 
-    def _line(self, words: list[str]) -> Session | None:
-        options = _line_parser().parse_args(words)
+    def _line(self, arguments: list[str]) -> Session | None:
+        options = _line_parser().parse_args(arguments)
         session = sessions.current()
         if options.what == "open":
             cluster = self._cluster(options.cluster) if options.cluster else None

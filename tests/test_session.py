@@ -439,7 +439,7 @@ def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
     )
     with pytest.raises(dtlab.RankTimeoutError) as caught:
         own.cell(stubborn, ranks=[1], timeout=0.2)
-    assert "The session is closed: rank 1 did not come back" in str(caught.value)
+    assert "The session is closed: rank 1 did not stop" in str(caught.value)
     assert not own.is_open
     with pytest.raises(dtlab.LaunchError, match=r"session.restart\(\) begins it anew"):
         own.pull("x")

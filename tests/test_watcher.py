@@ -151,7 +151,7 @@ def test_ranks_that_all_receive_first(world_size: int, size: int, wait: bool) ->
     expected = {r: ("recv", ((r - 1) % world_size,), piece) for r in range(world_size)}
     assert_waits(error.waiting, fn, expected, some=False)
     assert error.mismatch is None
-    assert str(error).startswith("no rank can move any more (noticed after ")
+    assert str(error).startswith("no rank can make progress (detected after ")
     assert f"rank 0 waits in recv(src={world_size - 1})" in str(error)
     assert "Post the send first (isend), then receive" in flat(error)
 
@@ -265,7 +265,7 @@ def nobody_receives_64_megabytes() -> None:
         dist.send(torch.ones(LARGE), 0)
 
 
-@fault(3, {0: ("recv", (1, 2), "dist.recv")}, "ranks 1 and 2", "anybody")
+@fault(3, {0: ("recv", (1, 2), "dist.recv")}, "ranks 1 and 2", "from any rank")
 def nobody_sends_to_who_receives_from_anybody() -> None:
     """Rank 0 expects one message more than there are."""
     if me():
@@ -1040,7 +1040,7 @@ def test_a_message_that_nobody_receives(capsys: pytest.CaptureFixture[str]) -> N
 
     dtlab.launch(lost)
     said = capsys.readouterr().out
-    assert "nobody received" in said
+    assert "no rank received" in said
     assert "rank 0" in said
     assert "dist.isend(torch.ones(10), 1, tag=4)" in said
 

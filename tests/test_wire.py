@@ -537,7 +537,7 @@ def test_a_deadlock_is_told_at_once() -> None:
         dtlab.launch(_cycle, cluster=Cluster(1, 2, LINK))
     waiting = [(each.op, each.peers) for each in caught.value.waiting]
     assert waiting == [("recv", (1,)), ("recv", (0,))]
-    assert float(str(caught.value).partition("noticed after ")[2].partition(" s")[0]) < 3
+    assert float(str(caught.value).partition("detected after ")[2].partition(" s")[0]) < 3
 
 
 def _slow_backward() -> None:

@@ -109,15 +109,15 @@ def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
             f"{count} ranks need a GPU each, but {VISIBLE} names {len(cards)} existing GPUs: "
             f"{', '.join(cards) or 'none'}. Use fewer ranks, or name more GPUs."
         )
-    queue, told = None, False
+    queue, announced = None, False
     try:
         while True:
             queue = queue or _bound(queue_of_node)
             mine, free = _try(cards, count) if queue else ([], _free(cards))
             if mine:
                 return mine
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 print(
                     f"Waiting for {count} GPU{'s' * (count > 1)}: {free} of {len(cards)} "
                     f"{'is' if free == 1 else 'are'} free, the others are reserved by launches of "

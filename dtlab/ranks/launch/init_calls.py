@@ -65,10 +65,10 @@ class InitCalls:
         if rank not in (-1, None, self._rank):
             wrong.append(("rank", rank, self._rank))
         if wrong:
-            asked = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
+            given = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
             actual = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
             raise ValueError(
-                f"init_process_group({asked}): dtlab.launch has already initialised this rank's "
+                f"init_process_group({given}): dtlab.launch has already initialised this rank's "
                 f"process group, with {actual}. Leave the call out, or write these values. To "
                 "change them, pass backend and world_size to dtlab.launch. nccl needs a GPU per "
                 "rank."

@@ -132,7 +132,7 @@ class _Source:
 
     def _keep(self, text: str) -> None:
         self.written += len(text)
-        kept = text[: self._room]
-        self._room -= len(kept)
-        self.dropped += len(text) - len(kept)
-        self.kept.append(kept)
+        stored = text[: self._room]
+        self._room -= len(stored)
+        self.dropped += len(text) - len(stored)
+        self.kept.append(stored)

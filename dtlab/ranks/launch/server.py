@@ -80,9 +80,9 @@ def _forget_environment() -> None:
 
     Forked processes, which run learners' code, inherit this process's memory.
     """
-    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
-    if kept != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    if environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def _prepare(modules: Sequence[str]) -> None:
@@ -151,7 +151,7 @@ class _Chores:
 def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chores) -> None:
     child_ended = system.wake_on_child()
     forked: set[int] = set()
-    asked = False
+    requested = False
     served_at = time.monotonic()
     while os.getppid() == parent:
         watched: list[Any] = [sock, child_ended]
@@ -164,12 +164,12 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
             if os.waitstatus_to_exitcode(status) == protocol.ASKED_FOR_SLOW_MODULES:
                 slow = protocol.SLOW_MODULES
                 chores.modules = [name for name in slow if name not in sys.modules]
-                asked = True
+                requested = True
         for orphan in set(system.children()) - forked:
             system.kill(orphan)  # left behind by a supervisor that was killed
-        if asked and chores.modules:  # at once, or else all ranks of later launches import it
+        if requested and chores.modules:  # at once, or else all ranks of later launches import it
             chores.have([chores.modules.pop(0)])
-            asked = False
+            requested = False
         if sock in ready and forked and chores.had_better_wait():
             time.sleep(0.001)
         elif sock in ready:

@@ -240,7 +240,7 @@ class Supervisor:
 
     def _heard(self) -> None:
         """Handle a message of the notebook; in a launch it only means that the launch must end."""
-        raise Closed("the notebook asked to stop, or has gone")
+        raise Closed("the notebook has closed the control socket")
 
     def _sample_traffic(self) -> None:
         now = time.monotonic()

@@ -214,15 +214,15 @@ RENDEZVOUS = 256 * 1024  # bytes
 LOOKS = 20  # attempts to read the final counts of sockets that are being closed
 
 
-def hidden_bytes(loopback: int, seen: int, rendezvous: int) -> int:
+def hidden_bytes(loopback: int, known: int, rendezvous: int) -> int:
     """Bytes on the loopback device that belong to no known socket; 0 if within the tolerance.
 
-    `loopback` counts the bytes of the device, `seen` those that known sockets have sent, and
+    `loopback` counts the bytes of the device, `known` those that known sockets have sent, and
     `rendezvous` those to and from the store, all with headers. Up to `RENDEZVOUS` bytes of the
     store's traffic are allowed, a little more than creating groups needs.
     """
-    hidden = loopback - seen - min(rendezvous, RENDEZVOUS)
-    return hidden if hidden > TOLERANCE + TOLERANCE_PER_BYTE * seen else 0
+    hidden = loopback - known - min(rendezvous, RENDEZVOUS)
+    return hidden if hidden > TOLERANCE + TOLERANCE_PER_BYTE * known else 0
 
 
 class Traffic:
@@ -250,17 +250,17 @@ class Traffic:
 
     def sample(self, pids: Sequence[int]) -> None:
         """Read the counters once."""
-        seen = None if self.ignore is None else socket_counts(pids, self.ignore)
-        if seen is None:
+        counts = None if self.ignore is None else socket_counts(pids, self.ignore)
+        if counts is None:
             self.ignore = None
             return
         gone = self._closed.read(self.ignore or ()) if self._closed is not None else {}
         self._gone |= gone.keys()
-        for pid, sockets in seen.items():
+        for pid, sockets in counts.items():
             known = self.latest.setdefault(pid, {})
             known.update(sockets)
             known.update({key: gone[key] for key in known.keys() & gone.keys()})
-        self._open = {key for sockets in seen.values() for key in sockets}
+        self._open = {key for sockets in counts.values() for key in sockets}
 
     def total(self, pids: Sequence[int]) -> list[int | None]:
         """Bytes sent by each process since `start`; None if they cannot be counted."""
@@ -303,8 +303,8 @@ class Traffic:
         if self.loopback is None or self.ignore is None:
             return None
         since = [sent for pid in self.latest for sent in self._since(pid)]
-        seen = sum(sent.whole for sent in since if not sent.aside)
-        return hidden_bytes(self.loopback, seen, sum(sent.whole for sent in since if sent.aside))
+        known = sum(sent.whole for sent in since if not sent.aside)
+        return hidden_bytes(self.loopback, known, sum(sent.whole for sent in since if sent.aside))
 
     def _all_known(self) -> bool:
         known = {key for sockets in self.latest.values() for key in sockets}

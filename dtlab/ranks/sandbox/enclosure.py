@@ -157,14 +157,14 @@ class Room:
         self._line.close()
         self._ends.close()
 
-    def _ask(self, tag: bytes, words: Any, wanted: bytes, most: int, limit: float) -> Any:
+    def _ask(self, tag: bytes, request: Any, expected: bytes, most: int, limit: float) -> Any:
         """Send a request and return the answer; `limit` is in seconds for the whole answer."""
         patience = self._enclosure.patience(limit)
         try:
             self._line.settimeout(limit)
-            send_frame(self._line, tag, encode(words))
+            send_frame(self._line, tag, encode(request))
             answered, size = HEADER.unpack(self._receive(HEADER.size, patience))
-            if answered != wanted or size > most:
+            if answered != expected or size > most:
                 raise RoomGone("its answer was of the wrong kind, or too long")
             return opened(self._receive(size, patience))
         except TimeoutError:

@@ -95,7 +95,7 @@ class Session:
         self.renewed = False  # whether the ranks have replaced their process group
         self._open()
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def world_size(self) -> int:
@@ -129,7 +129,7 @@ class Session:
         state = f"opened in {self.seconds:.2f} s" if self.is_open else "closed"
         return f"session of {what}, {state}"
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ running code
 
     def run(
         self,

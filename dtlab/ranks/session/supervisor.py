@@ -129,7 +129,7 @@ class SessionSupervisor(Supervisor):
                     break
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
-            return f"{ranks_in_words(missing)} did not come back when interrupted"
+            return f"{ranks_in_words(missing)} did not stop when interrupted"
         return self._who_died()
 
     def _missing(self) -> list[Rank]:

@@ -61,7 +61,7 @@ def call_of(op: OpInfo, world_size: int = 0) -> str:
     inner = op.description.partition("(")[2].removesuffix(")")
     if op.name in POINT_TO_POINT:
         end = "dst" if op.name == "send" else "src"
-        peer = f"{end}={op.partners[0]}" if len(op.partners) == 1 else "from anybody"
+        peer = f"{end}={op.partners[0]}" if len(op.partners) == 1 else "from any rank"
         tag = f", tag={op.tag}" if op.tag else ""
         return f"{op.name}({peer}{tag})"
     return f"{op.name}({inner})"
@@ -82,8 +82,8 @@ def _lines(finding: Finding, world_size: int) -> list[str]:
 
 
 def _standstill(finding: Finding) -> tuple[str, str]:
-    noticed = f"noticed after {finding.seconds:.1f} s"
-    return f"no rank can move any more ({noticed}).", _pattern(finding)
+    detected = f"detected after {finding.seconds:.1f} s"
+    return f"no rank can make progress ({detected}).", _pattern(finding)
 
 
 def _pattern(finding: Finding) -> str:
@@ -107,7 +107,7 @@ def _pattern(finding: Finding) -> str:
         return f"Several ranks wait for the same rank. {NEIGHBOURS}"
     if names == {"recv"} and not finding.left:
         return (
-            "Every rank receives before it sends, so nobody sends. Post the send first (isend), "
+            "Every rank receives before it sends, so no rank sends. Post the send first (isend), "
             "then receive."
         )
     if names == {"send"} and not finding.left:

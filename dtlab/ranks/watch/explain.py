@@ -246,7 +246,7 @@ def warnings_of(collected: Collected) -> list[str]:
         texts.append(f"{wrapped(text, indent='')}\n  {waiting_of(op).place}")
     for op in collected.outcome.unreceived if collected.outcome else []:
         texts.append(
-            f"warning: nobody received what rank {op.rank} sent by {call_of(op)}."
+            f"warning: no rank received the message of rank {op.rank}: {call_of(op)}."
             f"\n  {waiting_of(op).place}"
         )
     return texts
