@@ -21,7 +21,7 @@ from typing import NamedTuple
 ISSUE = 1  # an operation is about to be issued; the rank continues
 CALL = 2  # an operation is about to be issued, and the rank waits until it is complete
 WAIT = 3  # the rank waits for an operation that it has issued
-SOURCE = 4  # an any-source receive is complete; `peer` is the sender
+SOURCE = 4  # an any-source receive (`recv` without src) is complete; `peer` is the sender
 STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
 LEFT = 6  # the function has returned
 QUEUE = 7  # an operation is about to enter a GPU queue; neither it nor a wait blocks the rank

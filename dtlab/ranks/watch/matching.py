@@ -216,9 +216,10 @@ class Machine:
         actor.blocked = None
         return (actor,)
 
-    # An any-source receive takes one of the posted messages; which one is known only after a wait
-    # for it. Until then, the machine treats the possible senders as blocked, unless they have
-    # further records. `could_come` is true for them, so that no deadlock is reported too early.
+    # An any-source receive (`recv` without `src`) takes one of the posted messages. Which one is
+    # known only after a wait for it. Until then, the machine treats the possible senders as blocked,
+    # unless they have further records. `could_come` is true for them, so that no deadlock is
+    # reported too early.
 
     def _has_gone_on(self, actor: Actor) -> bool:
         """Whether a thread blocked in a send has continued: an any-source receive took it."""
