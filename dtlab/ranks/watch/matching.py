@@ -217,7 +217,7 @@ class Machine:
         return (actor,)
 
     # An any-source receive (`recv` without `src`) takes one of the posted messages. Which one is
-    # known only after a wait for it. Until then, the machine treats the possible senders as blocked,
+    # known only after a wait for it. Until then, the machine treats possible senders as blocked,
     # unless they have further records. `could_come` is true for them, so that no deadlock is
     # reported too early.
 
