@@ -436,7 +436,7 @@ def test_the_lazy_face_is_complete() -> None:
     for name in dtlab.__all__:
         assert getattr(dtlab, name) is not None
     assert dtlab.__all__ == sorted(dtlab.__all__)
-    with pytest.raises(AttributeError, match="dtlab has no 'lunch'"):
+    with pytest.raises(AttributeError, match="dtlab has no name 'lunch'"):
         dtlab.lunch  # noqa: B018
 
 
