@@ -378,7 +378,7 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, object], piece: st
 
 def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "_gpu_count", lambda: 0)
-    with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; here is none"):
+    with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; there is none"):
         dtlab.launch(lambda: None, world_size=4, backend="nccl")
     monkeypatch.setattr(asked, "_gpu_count", lambda: 2)
     with pytest.raises(dtlab.LaunchError, match="here are 2. Use world_size=2"):
