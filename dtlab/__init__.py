@@ -1,8 +1,8 @@
-"""dtlab: learn distributed training by running it, for real, in a notebook.
+"""dtlab: learn distributed training by running real processes from a notebook.
 
-This face is lazy: `import dtlab` loads neither torch nor anything else until a name is used. In a
-notebook's kernel it also starts the process that ranks are forked from, which imports torch while
-the first cells are read.
+Attributes of this module are imported at first use, so `import dtlab` does not load torch. In a
+notebook's kernel the import also starts the server process from which ranks are forked; it
+imports torch while you read the first cells.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dtlab.training.held import held_bytes as held_bytes
     from dtlab.training.repeats import repeats as repeats
 
-_HOMES = {  # public name -> the module it lives in; None for a module of that name
+_MODULE_OF = {  # public name -> the module that defines it; None if the name is a module
     "Cluster": "predict",
     "DeadlockError": "errors",
     "DtlabError": "errors",
@@ -58,7 +58,7 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "Trace": "trace",
     "Waiting": "errors",
     "ask": "grading",
-    "bench": None,  # not imported above: grading imports this face, and bench is above grading
+    "bench": None,  # not imported above: grading imports this file, and bench is above grading
     "check": "grading",
     "collectives": None,
     "compute": "ranks.emulate.compute",
@@ -76,16 +76,16 @@ _HOMES = {  # public name -> the module it lives in; None for a module of that n
     "show": None,
     "span": "trace",
 }
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULE_OF)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"dtlab has no {name!r}. It has: {', '.join(__all__)}.")
-    home = _HOMES[name]
-    module = importlib.import_module(f"dtlab.{home or name}")
-    return module if home is None else getattr(module, name)
+    if name not in _MODULE_OF:
+        raise AttributeError(f"dtlab has no name {name!r}. It has: {', '.join(__all__)}.")
+    path = _MODULE_OF[name]
+    module = importlib.import_module(f"dtlab.{path or name}")
+    return module if path is None else getattr(module, name)
 
 
 def __dir__() -> list[str]:
@@ -93,12 +93,12 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext dtlab`: adds `%%ranks` and `%ranks`."""
+    """Register the magics `%%ranks` and `%ranks`; IPython calls this for `%load_ext dtlab`."""
     importlib.import_module("dtlab.magics").load(shell)
 
 
 def _prepare_ranks() -> None:
-    """In a notebook's kernel, start the process that ranks are forked from, if memory allows."""
+    """Start the server that forks ranks, if this is a notebook's kernel and memory is free."""
     if "IPython" not in sys.modules:
         return
     system = importlib.import_module("dtlab.ranks.system")

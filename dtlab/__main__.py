@@ -1,4 +1,4 @@
-"""`python -m dtlab` is the command `dtlab`."""
+"""Run the `dtlab` command for `python -m dtlab`."""
 
 import sys
 

@@ -1,16 +1,16 @@
-"""Every error that dtlab raises on purpose, and the records they carry.
+"""Exceptions that dtlab raises, and the records that they carry.
 
     DtlabError
-    ├── LaunchError          what was asked for cannot be launched
+    ├── LaunchError          the ranks cannot be started with these arguments
     └── RanksError           something went wrong while ranks were running
         ├── RankError          a rank raised, exited, was killed, or ran out of memory
-        ├── DeadlockError      no rank can move any more, or operations do not fit each other
-        └── RankTimeoutError   some rank was still computing at the time limit
+        ├── DeadlockError      no rank can make progress, or operations do not match
+        └── RankTimeoutError   some rank was still running at the time limit
     KeyboardInterrupt
     └── Interrupted          Ctrl-C, or Interrupt Kernel, while ranks were running
 
 Each message says what happened, where, and what to do. This file imports neither torch nor
-anything else of dtlab, so that any room may raise from it.
+another module of dtlab, so every module can import it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FailureKind = Literal["exception", "exit", "signal", "memory", "result"]
 
 
 def place_in_words(file: str | None, line: int | None, code: str | None, cell: int | None) -> str:
-    """Where the learner has to look: `cell 7, line 4:   dist.recv(...)`."""
+    """The place of a learner's line, as text: `cell 7, line 4:   dist.recv(...)`."""
     if line is None:
         return ""
     where = f"cell {cell}, line {line}" if cell is not None else f"{file}, line {line}"
@@ -48,11 +48,11 @@ def place_in_words(file: str | None, line: int | None, code: str | None, cell: i
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank failed, and the learner's own line on which it did.
+    """How one rank failed, and the line of the learner's code that was running.
 
-    `kind` is "exception" (it raised), "exit" (it left by `sys.exit` or `os._exit`), "signal" (it
-    was killed or crashed), "memory" (it ran out of memory) or "result" (what it returned cannot be
-    sent back). `cell` is the number of the notebook cell, None outside a notebook.
+    `kind` is "exception" (it raised), "exit" (it called `sys.exit` or `os._exit`), "signal" (it
+    was killed or crashed), "memory" (it ran out of memory) or "result" (its return value cannot
+    be sent back). `cell` is the number of the notebook cell, None outside a notebook.
     """
 
     kind: FailureKind
@@ -62,21 +62,21 @@ class Failure:
     code: str | None = None
     cell: int | None = None
     traceback: str | None = field(default=None, repr=False, compare=False)
-    caller: str = ""  # the line in another of the learner's cells or files that led there
-    advice: str = field(default="", repr=False, compare=False)  # where more is known than the kind
+    caller: str = ""  # the calling line, if it is in another cell or file
+    advice: str = field(default="", repr=False, compare=False)  # more than `kind` tells
 
     @property
     def place(self) -> str:
-        """The learner's line in words; empty where it is not known."""
+        """The learner's line as text; empty if it is not known."""
         return place_in_words(self.file, self.line, self.code, self.cell)
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What one rank is doing that it does not come back from.
+    """What one rank was doing when its launch was stopped.
 
-    `op` is the operation it is blocked in ("recv", "all_reduce", ...), or "compute" for a rank
-    that is running code of its own; `peers` are the ranks that it waits for, as far as known.
+    `op` is the operation that blocks it ("recv", "all_reduce", ...), or "compute" if it runs
+    other code; `peers` are the ranks that it waits for, as far as known.
     """
 
     rank: int
@@ -89,18 +89,18 @@ class Waiting:
 
     @property
     def place(self) -> str:
-        """The learner's line in words; empty where it is not known."""
+        """The learner's line as text; empty if it is not known."""
         return place_in_words(self.file, self.line, self.code, self.cell)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, or Interrupt Kernel, while ranks were running; the message says what became of them.
+    """Ctrl-C, or Interrupt Kernel, while ranks were running; the message says how they ended.
 
-    It is no `DtlabError`: what catches those must not swallow an interrupt.
+    It is not a `DtlabError`, because `except DtlabError` must not swallow an interrupt.
     """
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback through dtlab's own frames."""
+        """The lines that IPython shows instead of a traceback through dtlab's own frames."""
         return [f"\x1b[1mKeyboardInterrupt\x1b[0m: {self}"]
 
 
@@ -112,12 +112,12 @@ class RemoteTraceback(Exception):
 
 
 class DtlabError(Exception):
-    """Base of all errors that dtlab raises on purpose."""
+    """Base class of the errors that dtlab raises."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback through dtlab's own frames."""
+        """The lines that IPython shows instead of a traceback through dtlab's own frames."""
         name, _, rest = f"{type(self).__name__}: {self}".partition(":")
-        return [f"\x1b[1m{name}\x1b[0m:{rest}"]  # bold; a colour would suit one theme only
+        return [f"\x1b[1m{name}\x1b[0m:{rest}"]  # bold, because a colour would suit only one theme
 
     def _repr_html_(self) -> str:
         name = type(self).__name__
@@ -129,14 +129,14 @@ class DtlabError(Exception):
 
 
 class LaunchError(DtlabError):
-    """What was asked for cannot be launched: the message says what is missing, and what to do."""
+    """Ranks cannot be started as requested; the message says what is missing and what to do."""
 
 
 class RanksError(DtlabError):
     """Something went wrong while ranks were running.
 
-    `values` holds the return values of the ranks that did finish (None for the others), `stdout`
-    what each rank had printed until then.
+    `values` holds the return values of the ranks that finished (None for the others), `stdout`
+    the text that each rank had printed by then.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class RanksError(DtlabError):
 
 
 class RankError(RanksError):
-    """A rank raised, exited, was killed, ran out of memory, or returned what cannot be sent.
+    """A rank raised, exited, was killed, ran out of memory, or its result cannot be sent.
 
-    `failures` maps each rank that failed to its `Failure`; the guilty rank, whose failure came
-    first and made the others fail, is the first key.
+    `failures` maps each failed rank to its `Failure`. The first key is the rank that failed first
+    and made the others fail.
     """
 
     def __init__(
@@ -167,10 +167,10 @@ class RankError(RanksError):
 
 
 class DeadlockError(RanksError):
-    """No rank can move any more, or operations of different ranks do not fit each other.
+    """No rank can make progress, or operations of different ranks do not match.
 
-    `waiting` says for each rank what it is blocked in; `mismatch` says what does not fit, None
-    where everything fits but nobody can move. `advice` is the message's last sentence, what to do.
+    `waiting` says for each rank which operation blocks it. `mismatch` says what does not match;
+    it is None if all operations match. `advice` is the end of the message, which says what to do.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class DeadlockError(RanksError):
 
 
 class RankTimeoutError(RanksError):
-    """Some rank was still computing at the time limit; `running` says where each rank was."""
+    """Some rank was still running at the time limit; `running` says where each rank was."""
 
     def __init__(
         self,
@@ -206,13 +206,13 @@ class RankTimeoutError(RanksError):
 
 @contextlib.contextmanager
 def expect(*kinds: type[BaseException]) -> Iterator[None]:
-    """Run a cell that is meant to fail: shows the error, and goes on.
+    """Run a block of code that is meant to fail: show its error, and continue.
 
         with dtlab.expect(dtlab.RankError):
             dtlab.launch(broken)
 
     Raises:
-        DtlabError: nothing was raised, or something else than `kinds`.
+        DtlabError: the block raised nothing, or an exception that is not one of `kinds`.
     """
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
@@ -220,13 +220,13 @@ def expect(*kinds: type[BaseException]) -> Iterator[None]:
     except kinds as error:
         _show(error)
     except Exception as error:
-        raise DtlabError(f"expected {names}, but {type(error).__name__} came: {error}") from error
+        raise DtlabError(f"expected {names}, but got {type(error).__name__}: {error}") from error
     else:
-        raise DtlabError(f"expected {names}, but the cell ran through without an error.")
+        raise DtlabError(f"expected {names}, but the cell finished without an error.")
 
 
 def _show(error: BaseException) -> None:
-    """Show an error as a notebook or a terminal shows it best."""
+    """Display an error in a notebook, or print it in a terminal."""
     try:
         from IPython import get_ipython
         from IPython.display import display

@@ -1,12 +1,12 @@
-"""`%load_ext dtlab`: the `%%ranks` magic, which runs cells on a session's ranks.
+"""IPython magics `%%ranks` and `%ranks`, which run cells on the ranks of a session.
 
-    %%ranks             this cell runs on all ranks of the session
-    %%ranks 0,2-3       on these
+    %%ranks             runs this cell on all ranks of the session
+    %%ranks 0,2-3       runs it on these ranks
     %%ranks --timeout 120
-    %ranks              what the session is
-    %ranks open 4       another one, of four ranks; --cluster NAME: on an emulated cluster
-    %ranks restart      fresh ranks
-    %ranks close
+    %ranks              shows the session
+    %ranks open 4       opens a session of four ranks; --cluster NAME: on an emulated cluster
+    %ranks restart      starts new ranks
+    %ranks close        ends the ranks
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RanksMagics", "load"]
 
 
 def load(shell: Any) -> None:
-    """Add the magics to a shell, and have ranks ready soon."""
+    """Register the magics in an IPython shell, and start the server that forks ranks."""
     from dtlab.ranks.launch.client import SERVER
 
     shell.register_magics(RanksMagics)
@@ -41,39 +41,39 @@ class RanksMagics(Magics):  # type: ignore[misc]
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ranks(self, line: str, cell: str | None = None) -> Session | None:
-        """%%ranks [RANKS] [--timeout SECONDS]: run this cell on ranks that stay.
+        """%%ranks [RANKS] [--timeout SECONDS]: run this cell on the ranks of a session.
 
-        RANKS are numbers and spans, as in `0,2-3`; without them the cell runs on all. What it
-        prints, and its last expression, are shown by rank; variables persist. The first cell opens
-        a session of two ranks; `%ranks open 4`, or `dtlab.session(4)`, opens another.
+        RANKS are numbers and ranges, as in `0,2-3`; without them the cell runs on all ranks. Its
+        output and its last expression are shown for each rank; variables persist. The first cell
+        opens a session of two ranks; `%ranks open 4`, or `dtlab.session(4)`, opens another.
 
-        In a line of its own: `%ranks` says what the session is, `%ranks open 4 [--cluster NAME]`
-        opens another, `%ranks restart` begins with fresh ranks, `%ranks close` ends them.
+        As a line magic, `%ranks` shows the session, `%ranks open 4 [--cluster NAME]` opens
+        another, `%ranks restart` starts new ranks, and `%ranks close` ends them.
         """
         if cell is None:
             return self._line(shlex.split(line))
-        asked = _cell_parser().parse_args(shlex.split(line))
-        source = f"# %%ranks {line}\n{cell}"  # lines are counted as the learner sees them
+        options = _cell_parser().parse_args(shlex.split(line))
+        source = f"# %%ranks {line}\n{cell}"  # keeps the learner's line numbers
         if cell.lstrip().startswith("%%"):
-            source = cell.lstrip()  # another magic, which has to come first
+            source = cell.lstrip()  # another magic, which must come first
         name = self._named(source)
         session = sessions.current() or self._new()
-        chosen = _numbers(asked.ranks) if asked.ranks else None
-        session.cell(source, ranks=chosen, timeout=asked.timeout, name=name)
+        chosen = _numbers(options.ranks) if options.ranks else None
+        session.cell(source, ranks=chosen, timeout=options.timeout, name=name)
         return None
 
     def _named(self, source: str) -> str:
-        """The file that stands for a cell, in errors of any rank. Raises LaunchError."""
+        """The file name that stands for a cell in tracebacks. Raises LaunchError."""
         transformed, compiler = self.shell.transform_cell(source), self.shell.compile
-        # The cell that is running was compiled with its number; versions of IPython differ in
-        # when they count on.
+        # The running cell was compiled with its number; IPython versions differ in when they
+        # increment `execution_count`.
         number = max(compiler._filename_map.values(), default=self.shell.execution_count)
         name = compiler.cache(transformed, number, raw_code=source)
         try:
             compile(transformed, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         except SyntaxError as error:
             where = f"line {error.lineno}:   {(error.text or '').strip()}"
-            raise LaunchError(f"no rank can read this cell: {error.msg}\n  {where}") from None
+            raise LaunchError(f"this cell has a syntax error: {error.msg}\n  {where}") from None
         return str(name)
 
     def _new(self) -> Session:
@@ -81,19 +81,19 @@ class RanksMagics(Magics):  # type: ignore[misc]
         print(f"{session}; `%ranks open 4` opens another")
         return session
 
-    def _line(self, words: list[str]) -> Session | None:
-        asked = _line_parser().parse_args(words)
+    def _line(self, arguments: list[str]) -> Session | None:
+        options = _line_parser().parse_args(arguments)
         session = sessions.current()
-        if asked.what == "open":
-            cluster = self._cluster(asked.cluster) if asked.cluster else None
+        if options.what == "open":
+            cluster = self._cluster(options.cluster) if options.cluster else None
             if session is not None:
-                session.close()  # Out[3] may hold it
-            return sessions.session(asked.world_size, cluster=cluster)
+                session.close()  # also if Out[3], say, still refers to it
+            return sessions.session(options.world_size, cluster=cluster)
         if session is None:
             print("No session is open. `%ranks open 4` opens one, and so does the first %%ranks.")
-        elif asked.what == "restart":
+        elif options.what == "restart":
             session.restart()
-        elif asked.what == "close":
+        elif options.what == "close":
             session.close()
         return session
 
@@ -101,19 +101,19 @@ class RanksMagics(Magics):  # type: ignore[misc]
         try:
             return self.shell.user_ns[name]
         except KeyError:
-            raise UsageError(f"%ranks: there is no {name!r} here: define the Cluster.") from None
+            raise UsageError(f"%ranks: no variable {name!r} here. Define the Cluster.") from None
 
 
 class _Parser(ArgumentParser):
-    """Raises what IPython shows as one line."""
+    """An argument parser whose errors IPython shows as one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}. `%ranks?` tells more.")
+        raise UsageError(f"{self.prog}: {message}. `%ranks?` shows the options.")
 
 
 def _cell_parser() -> ArgumentParser:
     parser = _Parser("%%ranks", add_help=False)
-    parser.add_argument("ranks", nargs="?", help="0,2-3; all where left out")
+    parser.add_argument("ranks", nargs="?", help="0,2-3; default: all ranks")
     parser.add_argument("--timeout", type=float, help="seconds")
     return parser
 
@@ -127,14 +127,14 @@ def _line_parser() -> ArgumentParser:
 
 
 def _numbers(text: str) -> list[int]:
-    """`0,2-3` as numbers of ranks."""
-    found: list[int] = []
+    """Parse ranks such as `0,2-3` into a list of integers."""
+    ranks: list[int] = []
     try:
         for piece in text.split(","):
             first, _, last = piece.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            ranks += range(int(first), int(last or first) + 1)
     except ValueError:
-        found = []
-    if not found:
+        ranks = []
+    if not ranks:
         raise UsageError(f"%%ranks: {text!r} names no ranks. Write 0, or 0,2-3, or nothing.")
-    return found
+    return ranks

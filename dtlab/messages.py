@@ -1,4 +1,4 @@
-"""Point-to-point messages for the collectives: receives posted ahead, and arithmetic on chunks."""
+"""Point-to-point messages for the collectives: receives posted early, and sums of chunks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ Group = ProcessGroup | None
 
 
 class Inbox:
-    """Messages due from `sources`, in that order, their receives posted before they are due.
+    """Receives messages from `sources`, in that order, with each receive posted early.
 
-    A message whose receive stands goes straight to its place; an early one has to ask and wait.
-    With `scratch` messages land beside their places, in as many buffers as fit into 4 MiB and at
-    least one. On a GPU nothing is posted ahead: NCCL works in the order of issue, so a receive
-    would hold up the sends behind it; there each `take` is one batch.
+    If the receive is posted before the message arrives, the message goes straight into its tensor
+    in `places`. Otherwise the sender must first request a buffer and wait. With `scratch`,
+    messages go into separate buffers, as many as fit into 4 MiB and at least one. On a GPU
+    nothing is posted early: NCCL works in the order of issue, so a receive would block the sends
+    behind it. There each `take` is one batch.
     """
 
     def __init__(
@@ -61,16 +62,16 @@ class Inbox:
         self._post()
 
     def _post(self) -> None:
-        """Post every receive that has a free buffer by now."""
+        """Post every receive that has a free buffer."""
         limit = 0 if self.in_order else min(self.taken + self.ahead, len(self.places))
         for i in range(len(self.posted), limit):
             place, source = self.places[i], self.sources[i]
             self.posted.append(dist.irecv(place, None, self.group, self.tag, source))
 
     def take(self, while_sending: Tensor | None = None, to: int = -1) -> Tensor:
-        """Send to rank `to` of the group, if anything, and wait for the message that is due next.
+        """Send `while_sending` to rank `to` of the group, and return the next received message.
 
-        What comes back is the caller's until the next call.
+        With `while_sending=None` nothing is sent. The result is valid until the next call.
         """
         place, source, group = self.places[self.taken], self.sources[self.taken], self.group
         if self.in_order:
@@ -88,33 +89,34 @@ class Inbox:
         return place
 
     def flush(self) -> None:
-        """Wait until all that was sent has left, so that it may change."""
-        while self.sent:  # each once: gloo hangs where one is waited for twice
+        """Wait for all sends, after which their tensors may be changed."""
+        while self.sent:  # each only once: gloo hangs if one is waited for twice
             self.sent.pop().wait()
 
 
 def _in_order(places: Sequence[Tensor]) -> bool:
-    """Whether operations run strictly in the order of issue, as NCCL's do."""
+    """Whether the backend runs operations strictly in the order of issue, as NCCL does."""
     return any(place.is_cuda for place in places)
 
 
 def scratch_rows(like: Tensor, count: int = 1) -> Tensor:
-    """`count` rows the size of `like`, uninitialised, on huge pages where there are any.
+    """An uninitialised tensor of `count` rows the size of `like`, on huge pages if possible.
 
-    A fresh 32 MB costs 8192 page faults otherwise: more time than the sum computed in it.
+    Without huge pages, 32 MB of new memory cost 8192 page faults, which take longer than a sum
+    of that size.
     """
     size = count * like.nbytes
     if size < 8 << 20 or like.is_cuda or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(count, like.numel())
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-    with suppress(OSError):  # a kernel built without them
+    with suppress(OSError):  # a kernel built without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(count, -1)
 
 
 _REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,  # `average` divides in the end
+    ReduceOp.AVG: torch.add,  # `average` divides at the end
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
@@ -125,11 +127,13 @@ _REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
 
 
 def combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
-    """The function of two tensors that `op` stands for, refused where the dtype has none."""
+    """The function of two tensors for `op`. Raises TypeError if the dtype does not support it."""
     known: Any = op if op in _REDUCTIONS else next((r for r in _REDUCTIONS if op == r), None)
     if known is None:
-        names = ", ".join(each.name for each in _REDUCTIONS)
-        raise TypeError(f"{op!r} is not a reduction known here. Pass a dist.ReduceOp: {names}.")
+        names = ", ".join(reduction.name for reduction in _REDUCTIONS)
+        raise TypeError(
+            f"{op!r} is not a reduction that dtlab knows. Pass a dist.ReduceOp: {names}."
+        )
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     bitwise = known in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
     linear = known in (SUM, AVG)
@@ -139,13 +143,13 @@ def combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
 
 
 def average(total: Tensor, op: Op, n: int) -> None:
-    """Make a sum over n ranks the mean, where `op` is AVG."""
-    if op == AVG:  # of complex numbers part by part, as torch's own: other bits otherwise
+    """Divide a sum over n ranks by n in place if `op` is AVG."""
+    if op == AVG:  # complex numbers part by part, as torch does, so that the bits agree
         (torch.view_as_real(total) if total.is_complex() else total).div_(n)
 
 
 def is_member(group: Group, name: str) -> bool:
-    """Whether this rank is in `group`; warns, as torch.distributed does, where it is not."""
+    """Whether this rank is in `group`; if not, warns as torch.distributed does."""
     if dist.get_rank(group) >= 0:
         return True
     dist.distributed_c10d._warn_not_in_group(name)
@@ -154,7 +158,7 @@ def is_member(group: Group, name: str) -> bool:
 
 @contextmanager
 def flattened(tensor: Tensor) -> Iterator[Tensor]:
-    """`tensor` in one dimension and out of autograd's sight; as a copy where not contiguous."""
+    """Yield `tensor` detached and one-dimensional: a view, or a copy that is written back."""
     flat = tensor.detach().contiguous().view(-1)
     yield flat
     if not tensor.is_contiguous():
@@ -162,7 +166,7 @@ def flattened(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def check_sizes(name: str, long: Tensor, short: Tensor, n: int) -> None:
-    """One tensor must be n times as long as the other, and both of one dtype."""
+    """Check that `long` has n times as many elements as `short`, and that the dtypes agree."""
     if long.dtype != short.dtype:
         raise TypeError(f"{name}: dtypes differ, {short.dtype} and {long.dtype}. Convert one.")
     if long.numel() != n * short.numel():

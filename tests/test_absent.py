@@ -106,7 +106,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_nothing_of_it_can_be_called(module: Any, name: str) -> None:
     kept_elsewhere = module.ready
     take_away({"taken_away": ["allowed"]})
-    with pytest.raises(RuntimeError, match=r"taken_away\..* is not there while .* yourself"):
+    with pytest.raises(RuntimeError, match=r"taken_away\..* is not available while .* yourself"):
         CALLS[name](module)
     with pytest.raises(RuntimeError):
         kept_elsewhere(1)

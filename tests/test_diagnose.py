@@ -241,7 +241,7 @@ def test_a_misfit_is_no_standstill() -> None:
     assert "what the ranks call does not fit together." in criterion.message
     assert "do not come back" not in criterion.message
     assert "int64" in criterion.message
-    assert criterion.message.endswith("and dtype of the sent.")
+    assert criterion.message.endswith("number of elements and dtype.")
 
 
 def test_tags_that_differ_are_said_once() -> None:

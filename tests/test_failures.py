@@ -58,7 +58,7 @@ def test_an_exception_names_its_rank_and_the_learners_line() -> None:
 def test_a_rank_that_asks_its_reader_hears_that_there_is_no_keyboard() -> None:
     error = fails(lambda: input("how many? "))
     assert "ranks 0 to 2 raised EOFError" in str(error)
-    assert str(error).endswith("ask in a cell of the notebook, and hand the answer to the ranks.")
+    assert str(error).endswith("read the input in a cell of the notebook, and pass it to the ranks.")
 
 
 @pytest.mark.slow
@@ -262,11 +262,11 @@ def test_expect_shows_the_error_and_goes_on(capsys: pytest.CaptureFixture[str]) 
     with dtlab.expect(dtlab.RankError):
         dtlab.launch(lambda: 1 / 0)
     assert "RankError: ranks 0 and 1 raised ZeroDivisionError" in capsys.readouterr().out
-    with pytest.raises(dtlab.DtlabError, match="ran through without an error"), dtlab.expect(
+    with pytest.raises(dtlab.DtlabError, match="finished without an error"), dtlab.expect(
         dtlab.RankError
     ):
         pass
-    with pytest.raises(dtlab.DtlabError, match="but ValueError came"), dtlab.expect(
+    with pytest.raises(dtlab.DtlabError, match="but got ValueError"), dtlab.expect(
         dtlab.DeadlockError
     ):
         raise ValueError("other")

@@ -378,7 +378,7 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, object], piece: st
 
 def test_nccl_without_gpus_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked, "_gpu_count", lambda: 0)
-    with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; here is none"):
+    with pytest.raises(dtlab.LaunchError, match="for each of the 4 ranks; there is none"):
         dtlab.launch(lambda: None, world_size=4, backend="nccl")
     monkeypatch.setattr(asked, "_gpu_count", lambda: 2)
     with pytest.raises(dtlab.LaunchError, match="here are 2. Use world_size=2"):
@@ -436,7 +436,7 @@ def test_the_lazy_face_is_complete() -> None:
     for name in dtlab.__all__:
         assert getattr(dtlab, name) is not None
     assert dtlab.__all__ == sorted(dtlab.__all__)
-    with pytest.raises(AttributeError, match="dtlab has no 'lunch'"):
+    with pytest.raises(AttributeError, match="dtlab has no name 'lunch'"):
         dtlab.lunch  # noqa: B018
 
 
@@ -457,7 +457,7 @@ def test_a_tutorial_may_initialise_the_group_that_there_is(
 ) -> None:
     assert dtlab.launch(_as_in_a_tutorial, world_size=3).values == [3, 3, 3]
     assert capsys.readouterr().out == (
-        "rank 0: note: dtlab.launch has made the process group already (gloo, 3 ranks). "
+        "rank 0: note: dtlab.launch has already initialised the process group (gloo, 3 ranks). "
         "init_process_group changes nothing.\n"
     )
 
@@ -487,9 +487,9 @@ def test_another_group_than_there_is_is_one_clear_error(asked: dict[str, Any], t
     with pytest.raises(dtlab.RankError) as caught:
         dtlab.launch(lambda: dist.init_process_group(**asked))
     ((name, value),) = asked.items()
-    words = f"init_process_group({name}={value!r}): dtlab.launch has made"
+    words = f"init_process_group({name}={value!r}): dtlab.launch has already"
     assert words in caught.value.failures[0].message
-    assert f"already, with {there}." in caught.value.failures[0].message
+    assert f"process group, with {there}." in caught.value.failures[0].message
 
 
 SPMD = """

@@ -80,7 +80,7 @@ def test_an_error_has_the_cell_and_line_that_the_learner_sees() -> None:
         "%ranks fly",
     )
     assert "cell 1, line 5:   1/0" in error
-    assert "no rank can read this cell: invalid syntax" in unreadable
+    assert "this cell has a syntax error: invalid syntax" in unreadable
     assert "line 3:   if dist.get_rank( == 1" in unreadable
     assert "cell 3, line 3:   time.sleep(9)" in long
     assert "UsageError: %ranks: argument what: invalid choice: 'fly'" in usage

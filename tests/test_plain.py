@@ -66,7 +66,7 @@ def test_what_is_no_plain_data_may_be_sealed() -> None:
     assert decode(encode({"a": (print, [object()])}, seal)) == {
         "a": (Sealed(b"bytes", (b"more",)), [Opaque("object")])
     }
-    with pytest.raises(TypeError, match="opened by ranks"):
+    with pytest.raises(TypeError, match="called only on a rank"):
         Sealed(b"")()
 
 

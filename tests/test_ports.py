@@ -129,6 +129,6 @@ def test_what_is_over_may_be_forgotten_and_what_is_not_may_not(
 def test_too_much_at_once_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 100)
     ports = Ports(CLUSTER, 4)
-    with pytest.raises(RuntimeError, match="More than 100 operations are under way"):
+    with pytest.raises(RuntimeError, match="More than 100 operations are in flight"):
         for key in range(1, 200):
             message(ports, key, 0, 1, 0, 0)

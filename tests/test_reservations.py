@@ -120,7 +120,7 @@ def test_a_notebook_shares_its_cards_with_itself_but_takes_free_ones_first(drive
 
 
 def test_too_few_cards_are_refused_at_once(driver: Path) -> None:
-    few, words = spec(3, CUDA_VISIBLE_DEVICES="0,1"), "3 ranks need a GPU each.*names 2 that there"
+    few, words = spec(3, CUDA_VISIBLE_DEVICES="0,1"), "3 ranks need a GPU each.*names 2 existing"
     with pytest.raises(LaunchError, match=words), reserved(few):
         pass
 

@@ -130,16 +130,16 @@ ENDS = {
     "os.kill(os.getpid(), 9)": "it was ended by SIGKILL",
     "os.kill(os.getpid(), 19)": "it stopped itself",
     "os.abort()": "it aborted",
-    "import ctypes; ctypes.string_at(0)": "it crashed: memory was used that is not there",
+    "import ctypes; ctypes.string_at(0)": "it crashed: it accessed invalid memory",
     "if os.fork() == 0: time.sleep(1000)\nos._exit(0)": "it ended by itself, with exit status 0",
     "if os.fork() == 0: os.setsid() and None or time.sleep(1000)\nos._exit(4)": "exit status 4",
     "os.closerange(3, 1000)\ntime.sleep(5)": "it closed its line to the grader",
-    "line.sendall(os.urandom(100_000))": "its answer was no answer",
-    "line.sendall(frame(b'd', b'', 2**50))": "its answer was no answer, or too long for one",
-    "line.sendall(frame(b'n', b''))": "its answer was no answer",
-    "line.sendall(frame(b'd', b'\\xc1'))": "its answer makes no sense",
-    "line.sendall(frame(b'd', b'\\x91' * 100_000))": "its answer makes no sense",
-    "line.sendall(frame(b'd', msgpack.packb([1, 2])))": "its answer was no outputs",
+    "line.sendall(os.urandom(100_000))": "its answer was of the wrong kind",
+    "line.sendall(frame(b'd', b'', 2**50))": "its answer was of the wrong kind, or too long",
+    "line.sendall(frame(b'n', b''))": "its answer was of the wrong kind",
+    "line.sendall(frame(b'd', b'\\xc1'))": "its answer is invalid",
+    "line.sendall(frame(b'd', b'\\x91' * 100_000))": "its answer is invalid",
+    "line.sendall(frame(b'd', msgpack.packb([1, 2])))": "its answer was not a list of outputs",
     "line.sendall(frame(b'd', b'12', 50))\nos._exit(5)": "exit status 5",
 }
 
@@ -194,7 +194,7 @@ def test_an_answer_that_is_too_long_is_none(room: Room) -> None:
 @pytest.mark.proof
 def test_want_of_memory_is_said_to_be_that(room: Room) -> None:
     source = "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 2**28))\n"
-    with pytest.raises(RoomGone, match=r"for want of memory: there are 3\.2 GB for all of it"):
+    with pytest.raises(RoomGone, match=r"its memory limit of 3\.2 GB was exceeded"):
         room.run(1, source + "    kept[-1].write(bytes(2**28))", 40)
 
 

@@ -119,7 +119,7 @@ def test_wrappers_of_before_a_hang_say_what_to_do(own: dtlab.Session) -> None:
     own.cell("old = dist.new_group([0, 1, 2])")
     with pytest.raises(dtlab.DeadlockError):
         own.cell(ALL_REDUCE, ranks=0)
-    with pytest.raises(dtlab.RankError, match="made before the ranks got their new process"):
+    with pytest.raises(dtlab.RankError, match="created before the ranks got their new process"):
         own.cell("raise RuntimeError('Connection closed by peer [127.0.0.1]:1')", ranks=0)
 
 
@@ -127,7 +127,7 @@ def test_a_second_session_says_that_cells_run_there(
     own: dtlab.Session, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with dtlab.session(1):
-        assert "%%ranks runs on this session from now on" in capsys.readouterr().out
+        assert "%%ranks uses this session from now on" in capsys.readouterr().out
 
 
 def test_closing_does_not_wait_for_a_cell_of_another_thread(warm: None) -> None:
@@ -147,7 +147,7 @@ def test_closing_does_not_wait_for_a_cell_of_another_thread(warm: None) -> None:
     session.close()
     thread.join(10)
     assert time.perf_counter() - start < 5 and not session.is_open
-    assert "closed meanwhile" in str(told[0])
+    assert "closed during this call" in str(told[0])
 
 
 def test_the_last_expression_is_shown_by_rank(
@@ -296,7 +296,7 @@ def test_what_cannot_be_sent_back_is_told(shared: dtlab.Session) -> None:
 def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
     for ask, words in (
         (lambda: shared.cell("1", ranks=3), "there is no rank 3: the session has ranks 0 to 2"),
-        (lambda: shared.cell("1", ranks=[]), "no rank is named"),
+        (lambda: shared.cell("1", ranks=[]), "ranks is empty"),
         (lambda: shared.cell("1", timeout=0), "timeout is a number of seconds above 0"),
         (lambda: shared.run("print"), "runs a function on its ranks, not 'print'"),
         (lambda: shared.run(threading.Lock().acquire), "cannot be sent to the ranks"),
@@ -312,7 +312,7 @@ def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
 def test_under_torchrun_launch_is_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    with pytest.raises(dtlab.LaunchError, match="Use dtlab.launch, which runs here in place"):
+    with pytest.raises(dtlab.LaunchError, match="Use dtlab.launch, which runs in this process"):
         dtlab.session(2)
 
 
@@ -352,12 +352,12 @@ def test_a_collective_on_some_ranks_names_those_that_are_missing(own: dtlab.Sess
         own.cell(ALL_REDUCE, ranks=[0, 1])
     text = str(caught.value)
     assert "rank 2 does not run this cell" in text
-    assert "What ranks 0 and 1 call needs rank 2 too" in text
+    assert "The operation that ranks 0 and 1 called also needs rank 2" in text
     goes_on(own)
 
 
 def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
-    with pytest.raises(dtlab.DeadlockError, match="All ranks have to pass the same"):
+    with pytest.raises(dtlab.DeadlockError, match="All ranks must pass the same"):
         own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
     goes_on(own)
 
@@ -365,7 +365,7 @@ def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
 def test_threads_of_an_earlier_turn_are_not_blamed(own: dtlab.Session) -> None:
     own.cell("import threading\nt = threading.Thread(target=dist.all_reduce, args=(x,))\n"
              "t.start()\nt.join()\ndist.all_reduce(x)")  # fmt: skip
-    with pytest.raises(dtlab.DeadlockError, match="All ranks have to pass the same") as caught:
+    with pytest.raises(dtlab.DeadlockError, match="All ranks must pass the same") as caught:
         own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
     assert "Several threads" not in str(caught.value)
 
@@ -374,7 +374,7 @@ def test_threads_of_an_earlier_turn_are_not_blamed(own: dtlab.Session) -> None:
 @pytest.mark.slow
 def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) -> None:
     own.cell("kept = dist.get_rank()")
-    with pytest.raises(dtlab.DeadlockError, match="What rank 0 calls needs ranks 1 and 2"):
+    with pytest.raises(dtlab.DeadlockError, match="The operation that rank 0 called also needs"):
         own.cell("dist.new_group([0, 1])", ranks=0)
     assert own.pull("kept") == [0, 1, 2]
     goes_on(own)
@@ -439,9 +439,9 @@ def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
     )
     with pytest.raises(dtlab.RankTimeoutError) as caught:
         own.cell(stubborn, ranks=[1], timeout=0.2)
-    assert "The session is closed: rank 1 did not come back" in str(caught.value)
+    assert "The session is closed: rank 1 did not stop" in str(caught.value)
     assert not own.is_open
-    with pytest.raises(dtlab.LaunchError, match=r"session.restart\(\) begins it anew"):
+    with pytest.raises(dtlab.LaunchError, match=r"session.restart\(\) starts new ranks"):
         own.pull("x")
     own.restart()
     own.cell(START)
@@ -614,7 +614,7 @@ def test_a_session_of_a_thread_that_is_busy_says_so(own: dtlab.Session) -> None:
     thread = threading.Thread(target=own.cell, args=("time.sleep(1.5)",))
     thread.start()
     until(lambda: own._lock.locked())
-    with pytest.raises(dtlab.LaunchError, match="busy"):
+    with pytest.raises(dtlab.LaunchError, match="running a cell"):
         own.pull("x")
     thread.join()
     goes_on(own)

@@ -151,7 +151,7 @@ def test_ranks_that_all_receive_first(world_size: int, size: int, wait: bool) ->
     expected = {r: ("recv", ((r - 1) % world_size,), piece) for r in range(world_size)}
     assert_waits(error.waiting, fn, expected, some=False)
     assert error.mismatch is None
-    assert str(error).startswith("no rank can move any more (noticed after ")
+    assert str(error).startswith("no rank can make progress (detected after ")
     assert f"rank 0 waits in recv(src={world_size - 1})" in str(error)
     assert "Post the send first (isend), then receive" in flat(error)
 
@@ -265,7 +265,7 @@ def nobody_receives_64_megabytes() -> None:
         dist.send(torch.ones(LARGE), 0)
 
 
-@fault(3, {0: ("recv", (1, 2), "dist.recv")}, "ranks 1 and 2", "anybody")
+@fault(3, {0: ("recv", (1, 2), "dist.recv")}, "ranks 1 and 2", "from any rank")
 def nobody_sends_to_who_receives_from_anybody() -> None:
     """Rank 0 expects one message more than there are."""
     if me():
@@ -432,7 +432,7 @@ def misfit(
     expected = {
         r: (op, tuple(p for p in range(world_size) if p != r), piece) for r in range(world_size)
     }
-    advice = says or (f"All ranks have to pass the same to {op}", "wrong numbers")
+    advice = says or (f"All ranks must pass the same arguments to {op}", "wrong numbers")
     return fault(world_size, expected, *advice, mismatch=mismatch, some=True)
 
 
@@ -657,7 +657,7 @@ def the_world_against_a_subgroup() -> None:
 @fault(
     3,
     {0: ("new_group", (1, 2), "dist.new_group"), 1: ("new_group", (0, 2), "dist.new_group")},
-    "Every rank has to call new_group", mismatch="ranks 0 and 1",
+    "Every rank must call new_group", mismatch="ranks 0 and 1",
 )  # fmt: skip
 def new_group_by_its_members_only() -> None:
     """The most frequent mistake with groups."""
@@ -669,7 +669,7 @@ def new_group_by_its_members_only() -> None:
     3,
     {0: ("new_group", (1, 2), "new_group"), 1: ("new_group", (0, 2), "new_group"),
      2: ("barrier", (0, 1), "barrier")},
-    "Every rank has to call new_group", mismatch="new_group", some=True,
+    "Every rank must call new_group", mismatch="new_group", some=True,
 )  # fmt: skip
 def new_group_by_its_members_while_the_other_waits() -> None:
     """The same, and rank 2 is at the next barrier."""
@@ -1040,7 +1040,7 @@ def test_a_message_that_nobody_receives(capsys: pytest.CaptureFixture[str]) -> N
 
     dtlab.launch(lost)
     said = capsys.readouterr().out
-    assert "nobody received" in said
+    assert "no rank received" in said
     assert "rank 0" in said
     assert "dist.isend(torch.ones(10), 1, tag=4)" in said
 

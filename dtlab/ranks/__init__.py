@@ -1,13 +1,13 @@
 """Rank processes for a notebook: launching, recording, watching, emulation and sandboxing.
 
 launch/     `dtlab.launch`: launcher (the call), client (the notebook's side), server (the warm
-            process), supervisor (one for each launch), process (what a rank does)
-record/     hooks in torch.distributed, and the bytes that the operating system counted
-watch/      operations of all ranks compared; deadlocks found and explained
+            server), supervisor (one for each launch), process (the rank process)
+record/     hooks in torch.distributed, and byte counters of the operating system
+watch/      compares the operations of all ranks; finds and explains deadlocks
 emulate/    the emulated interconnect
-sandbox/    isolation of code that is graded
-session/    ranks that stay from cell to cell
+sandbox/    isolation of graded code
+session/    ranks that keep their state from cell to cell
 
-What all of these use lies beside them: protocol (messages), transport (how they travel), plain
+Modules that all of these use: protocol (messages), transport (sockets and pickles), plain
 (values without code), system (calls to the operating system).
 """

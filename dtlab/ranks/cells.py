@@ -1,4 +1,4 @@
-"""IPython shells outside a kernel: for graded notebooks and for sessions."""
+"""IPython shells that run cells outside a kernel, for graded notebooks and for sessions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Show", "new_shell", "run", "show_figures"]
 
-# Takes what a cell shows: by its MIME types, as IPython hands it to a front end; and metadata.
+# A callback for a cell's rich output: its data by MIME type, as for a front end, and its metadata.
 Show = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def new_shell(module: ModuleType | None = None, folder: str | None = None) -> InteractiveShell:
-    """A shell without history, that runs cells in the namespace of `module`.
+    """A shell without history that runs cells in the namespace of `module`.
 
-    Files of its own go to `folder`, and what its cells print and show to whoever runs them.
+    IPython's own files go to `folder`; the caller of `run` receives what cells print and show.
     """
     from IPython.core.compilerop import CachingCompiler
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
     class Compiler(CachingCompiler):  # type: ignore[misc]
-        """Takes a cell for the file that it is told."""
+        """A compiler that takes the file name of a cell from `name`."""
 
         name = "<cell>"
 
@@ -37,19 +37,19 @@ def new_shell(module: ModuleType | None = None, folder: str | None = None) -> In
 
     class Shell(InteractiveShell):  # type: ignore[misc]
         def enable_gui(self, gui: object = None) -> None:
-            """There is none."""
+            """Do nothing, because ranks have no GUI."""
 
         def showtraceback(self, *_: Any, **__: Any) -> None:
-            """An error is for whoever runs the cell."""
+            """Do nothing: `run` returns the error to the caller."""
 
         showsyntaxerror = showtraceback
 
         def ask_exit(self) -> None:
-            """`exit()`, which ends a kernel."""
+            """Raise SystemExit for `exit()`, which ends a kernel."""
             raise SystemExit
 
         def system(self, command: str) -> None:
-            """`!command`: what it prints is the cell's. There is no terminal to run it in."""
+            """Run `!command` without a terminal; its output becomes output of the cell."""
             text = self.var_expand(command, depth=1)
             done = subprocess.run(
                 text, shell=True, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -69,7 +69,7 @@ def new_shell(module: ModuleType | None = None, folder: str | None = None) -> In
 
 
 def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseException | None:
-    """Run a cell, which errors know by the file `name`; the exception that it ended with."""
+    """Run a cell as file `name`, and return the exception that it raised, or None."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
 
@@ -78,7 +78,7 @@ def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseExce
             show(data, metadata or {})
 
         def clear_output(self, wait: bool = False) -> None:
-            """What has been shown stays."""
+            """Do nothing: output that has been shown stays."""
 
     def show_value(value: Any) -> None:
         if value is not None and not silent:
@@ -91,14 +91,14 @@ def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseExce
     shell.display_trap.hook = show_value
     result = shell.run_cell(source, store_history=False)
     error: BaseException | None = result.error_before_exec or result.error_in_exec
-    shell.last_execution_result = None  # it would keep alive all that the error saw
+    shell.last_execution_result = None  # it would keep the variables in the error's frames alive
     if error is not None:
         error.__traceback__ = _from_the_cell(error, name)
     return error
 
 
 def _from_the_cell(error: BaseException, name: str) -> Any:
-    """An error's traceback without the shell's own frames, which come first."""
+    """The traceback of an error without the shell's own frames, which come first."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != name:
         frame = frame.tb_next
@@ -106,6 +106,6 @@ def _from_the_cell(error: BaseException, name: str) -> Any:
 
 
 def show_figures(shell: InteractiveShell) -> None:
-    """Have figures shown at the end of the cell that draws them, where matplotlib is installed."""
+    """Show figures at the end of the cell that draws them, if matplotlib is installed."""
     with suppress(Exception):
         shell.enable_matplotlib("inline")

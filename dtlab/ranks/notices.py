@@ -1,11 +1,11 @@
-"""Progress notices for anything that takes more than two seconds.
+"""Progress notices for calls that take more than two seconds.
 
     with notice("05/leak: checking"):
         ...
 
-In a notebook it is one output, "05/leak: checking, 3 s", which is updated every second and says
-at the end how long it took. In a terminal it is printed once, to stderr. What waits for ranks
-calls `tick`, in the thread that waits, so no other thread is needed.
+In a notebook the notice is one output, "05/leak: checking, 3 s", which is updated every second and
+shows the total time at the end. In a terminal it is printed once, to stderr. Code that waits for
+ranks calls `tick` in the waiting thread, so no other thread is needed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PATIENCE = 1.0  # seconds that may pass between two calls of `tick`
 
 
 class _Notice:
-    """One line, and when it was last shown."""
+    """The text of one notice, and the time at which it is due next."""
 
     def __init__(self, words: str) -> None:
         self.words = words
         self.begun = time.monotonic()
         self.due = self.begun + SILENCE
-        self._display: str | None = None  # the id of its output in a notebook
+        self._display: str | None = None  # id of its output in a notebook
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -63,7 +63,7 @@ _CURRENT: ContextVar[_Notice | None] = ContextVar("notice", default=None)
 
 @contextlib.contextmanager
 def notice(words: str) -> Iterator[None]:
-    """Show `words` and the seconds since now, if this takes more than two; not inside another."""
+    """Show `words` and the elapsed seconds after two seconds; does nothing in another notice."""
     if _CURRENT.get() is not None:
         yield
         return
@@ -78,7 +78,7 @@ def notice(words: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_notices() -> Iterator[None]:
-    """Show none meanwhile: a progress bar says what is going on."""
+    """Suppress notices in this context, for instance while a progress bar is shown."""
     nothing = _Notice("")
     nothing.due = float("inf")
     token = _CURRENT.set(nothing)
@@ -96,6 +96,6 @@ def patience(most: float | None) -> float | None:
 
 
 def tick() -> None:
-    """Show or update the notice in which this is called, if it is time to."""
+    """Show or update the current notice, if it is due."""
     if (current := _CURRENT.get()) is not None:
         current.tick()

@@ -1,9 +1,9 @@
 """Serialization of plain data: numbers, text, collections, tensors; never code.
 
-Opening a pickle runs whatever its writer put into it, so what a rank sends is opened as a pickle
-only where the rank runs the reader's own code. What a grader takes from the code it grades comes
-in this form: MessagePack, in which a tensor is its dtype, its shape and its bytes, and a function
-stays sealed, for ranks to open.
+Loading a pickle runs code that its writer chose, so pickles from a rank are loaded only if the
+rank runs the reader's own code. A grader receives values from graded code in this form instead:
+MessagePack, in which a tensor is its dtype, its shape and its bytes. A function stays a pickle
+that is not loaded ("sealed"); only ranks load it.
 """
 
 from __future__ import annotations
@@ -18,74 +18,74 @@ import numpy as np
 
 __all__ = ["NotPlain", "Opaque", "Sealed", "decode", "encode", "is_modest"]
 
-MOST_PIECES, MOST_DEPTH = 100_000, 20  # characters and values, and layers, of a modest value
+MOST_PIECES, MOST_DEPTH = 100_000, 20  # limits of a modest value: characters and values; layers
 
 _TENSOR, _ARRAY, _TUPLE, _SET, _SEALED, _OPAQUE = range(1, 7)  # MessagePack's extension types
 _KINDS: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
-_ARRAY_KINDS = "biufc"  # of NumPy's dtypes: no objects, no text, no dates
-_TEXT = {"unicode_errors": "surrogatepass"}  # a file's name may hold what no text should
+_ARRAY_KINDS = "biufc"  # kinds of NumPy dtypes: no objects, no text, no dates
+_TEXT = {"unicode_errors": "surrogatepass"}  # file names may hold surrogates
 
 
 class NotPlain(ValueError):
-    """The value is no plain data, or the bytes do not hold any."""
+    """The value is not plain data, or the bytes do not encode plain data."""
 
 
 @dataclass(frozen=True)
 class Sealed:
-    """A function whose pickle has not been opened: only ranks open what a stranger wrote."""
+    """A function as a pickle that has not been loaded; only ranks load untrusted pickles."""
 
     pickled: bytes
     buffers: tuple[bytes, ...] = ()
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        """Raises TypeError: it runs on ranks, which open it."""
-        raise TypeError("a sealed function is opened by ranks")
+        """Raise TypeError: only a rank can load and call the function."""
+        raise TypeError("a sealed function can be called only on a rank, which unpickles it")
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """Stands for an object that is no plain data: the name of its type."""
+    """A placeholder for an object that is not plain data: the name of its type."""
 
     type_name: str
 
 
 def encode(value: Any, seal: Callable[[Any], Sealed | Opaque] | None = None) -> bytes:
-    """Bytes for None, bool, int, float, str, bytes, tensors, and lists, tuples, dicts, sets of it.
+    """Encode None, bool, int, float, str, bytes, tensors, and lists, tuples, dicts, sets of these.
 
-    `seal` is asked about anything else; without it, `NotPlain` is raised. A tensor of any device
-    and layout comes back as a dense one on the CPU, a NumPy number as Python's.
+    `seal` converts any other object; without it, `NotPlain` is raised. A tensor of any device and
+    layout decodes to a dense tensor on the CPU, and a NumPy number to a Python number.
     """
 
-    def as_extension(one: Any) -> Any:
+    def as_extension(obj: Any) -> Any:
         try:
-            return _as_extension(one, as_extension)
+            return _as_extension(obj, as_extension)
         except NotPlain:
             if seal is None:
                 raise
-            return _as_extension(seal(one), as_extension)
+            return _as_extension(seal(obj), as_extension)
 
     try:
         return _packed(value, as_extension)
     except NotPlain:
         raise
-    except Exception as error:  # noqa: BLE001  msgpack raises many kinds
+    except Exception as error:  # noqa: BLE001  msgpack raises many kinds of exceptions
         raise NotPlain(f"{type(error).__name__}: {error}") from None
 
 
 def is_modest(value: Any) -> bool:
-    """Whether a value is small enough to be looked at, compared and quoted without ado.
+    """Whether a value is small enough to be inspected, compared and printed.
 
-    Tensors, arrays and sealed functions count as one each, whatever their size.
+    A tensor, an array or a sealed function counts as one value, whatever its size.
     """
     left, layer = MOST_PIECES, [value]
     for _ in range(MOST_DEPTH):
         inner: list[Any] = []
-        for one in layer:
-            if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()]
-            elif isinstance(one, (list, tuple, set)):
-                inner += one
-            left -= len(one) if isinstance(one, (str, bytes)) else 1
+        for part in layer:
+            if isinstance(part, dict):
+                inner += [*part.keys(), *part.values()]
+            elif isinstance(part, (list, tuple, set)):
+                inner += part
+            left -= len(part) if isinstance(part, (str, bytes)) else 1
             if left < 0 or len(inner) > left:
                 return False
         if not inner:
@@ -95,14 +95,14 @@ def is_modest(value: Any) -> bool:
 
 
 def decode(data: bytes | bytearray) -> Any:
-    """The value again.
+    """Decode the bytes that `encode` returned.
 
-    Runs nothing of the writer's and takes no more memory than a small multiple of `data`. Raises
-    `NotPlain` for bytes that hold no plain data.
+    Runs no code of the writer, and needs at most a small multiple of the memory of `data`. Raises
+    `NotPlain` if the bytes do not encode plain data.
     """
     try:
         return _unpacked(data)
-    except Exception as error:  # noqa: BLE001  whatever it is, the bytes are not ours
+    except Exception as error:  # noqa: BLE001  bytes from an untrusted writer may raise anything
         raise NotPlain(f"{type(error).__name__}: {error}") from None
 
 
@@ -114,7 +114,7 @@ def _unpacked(data: bytes | bytearray) -> Any:
     return msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False, **_TEXT)
 
 
-# What MessagePack has no type for ---------------------------------------------------------------
+# Types that MessagePack lacks --------------------------------------------------------------------
 
 
 def _as_extension(value: Any, default: Callable[[Any], Any]) -> Any:
@@ -137,7 +137,7 @@ def _as_extension(value: Any, default: Callable[[Any], Any]) -> Any:
     for kind in _KINDS:  # a subclass, an enumeration for instance
         if isinstance(value, kind):
             return kind(value)
-    raise NotPlain(f"{type(value).__name__} is no plain data")
+    raise NotPlain(f"{type(value).__name__} is not plain data")
 
 
 def _of_tensor(tensor: Any) -> msgpack.ExtType:
@@ -156,7 +156,7 @@ def _extension(code: int, *fields: Any) -> msgpack.ExtType:
 
 
 def _from_extension(code: int, data: bytes) -> Any:
-    """Raises anything where the bytes do not hold what `code` says."""
+    """Decode an extension; any exception means that the bytes do not fit its `code`."""
     fields = _unpacked(data)
     if code == _TUPLE:
         return tuple(fields)
@@ -169,14 +169,14 @@ def _from_extension(code: int, data: bytes) -> Any:
         return Opaque(str(fields[0])[:100])
     name, shape, raw = fields
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise NotPlain(f"no shape: {shape}")
+        raise NotPlain(f"not a shape: {shape}")
     return (_array if code == _ARRAY else _tensor)(str(name), shape, bytearray(raw))
 
 
 def _array(name: str, shape: list[int], buffer: bytearray) -> Any:
     dtype = np.dtype(name)
     if dtype.kind not in _ARRAY_KINDS or math.prod(shape) * dtype.itemsize != len(buffer):
-        raise NotPlain(f"no array: {name}{shape}")
+        raise NotPlain(f"not an array: {name}{shape}")
     return np.frombuffer(buffer, dtype).reshape(shape)
 
 
@@ -185,7 +185,7 @@ def _tensor(name: str, shape: list[int], buffer: bytearray) -> Any:
 
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype) or math.prod(shape) * dtype.itemsize != len(buffer):
-        raise NotPlain(f"no tensor: {name}{shape}")
+        raise NotPlain(f"not a tensor: {name}{shape}")
     if not buffer:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype).reshape(shape)

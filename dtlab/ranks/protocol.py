@@ -8,36 +8,36 @@ from typing import Any, Literal, NamedTuple
 
 from dtlab.predict import Cluster
 
-# What the processes call themselves in the process list.
+# Titles of the processes in the process list.
 SERVER_TITLE = "dtlab-rank-server"
 SUPERVISOR_TITLE = "dtlab-rank-supervisor"
 RANK_TITLE = "dtlab-rank"
 WARDEN_TITLE = "dtlab-rank-warden"
 ROOM_TITLE = "dtlab-room"
 
-IN_RANK = "DTLAB_RANK"  # this environment variable is set inside a launched rank
-STATUS_FD = "DTLAB_STATUS_FD"  # and this one: its line to the supervisor
+IN_RANK = "DTLAB_RANK"  # environment variable with the rank's number, set in each launched rank
+STATUS_FD = "DTLAB_STATUS_FD"  # also set in a rank: descriptor of its socket to the supervisor
 
-# Set to anything, it keeps the watcher out of launches with trace=False, to measure what it costs.
+# If set, launches with trace=False run without the watcher; used to measure the watcher's cost.
 UNWATCHED = "DTLAB_UNWATCHED"
 
-# Seconds that no launch may pass, whatever its timeout: a grader sets it for a notebook's cells.
+# Upper limit in seconds on the timeout of every launch; a grader sets it for a notebook's cells.
 MOST_SECONDS = "DTLAB_MOST_SECONDS"
 
-# Modules that take long to import. The server has them ready once a rank has asked for one.
+# Modules that take long to import. The server imports them once a rank has imported one of them.
 SLOW_MODULES = (
-    "torch._dynamo",  # behind the first optimizer and the first DistributedDataParallel
+    "torch._dynamo",  # the first optimizer and the first DistributedDataParallel import it
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
 )
-ASKED_FOR_SLOW_MODULES = 3  # a supervisor's exit status: a rank did
+ASKED_FOR_SLOW_MODULES = 3  # exit status of a supervisor if a rank imported one
 
-# What a server is asked to fork; descriptors come with it.
-LAUNCH = b"L"  # a supervisor: the control socket, then (channel, stdout, stderr) of each rank
-WARDEN = b"W"  # a server behind walls: its socket
-ROOM = b"N"  # a notebook's cells, behind walls: the socket for them, one to tell how they ended
-MODULES = b"M"  # nothing, but to have modules of dtlab ready: a pipe with their names
+# Requests to a server, with the file descriptors that each one carries.
+LAUNCH = b"L"  # fork a supervisor: control socket, then (channel, stdout, stderr) of each rank
+WARDEN = b"W"  # fork a server in a sandbox: its socket
+ROOM = b"N"  # fork a sandboxed notebook process: a socket for cells, one for its wait status
+MODULES = b"M"  # import modules of dtlab: a pipe with their names
 
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec
@@ -46,42 +46,42 @@ OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
 OPENED = b"O"  # supervisor -> notebook: the ranks of a session are ready
 TURN = b"u"  # notebook -> supervisor: a Turn; the packed call goes to each of its ranks
 STOP = b"p"  # notebook -> supervisor: interrupt the turn
-INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank sees
-VALUE = b"v"  # rank -> notebook: what the function returned, packed; plain where sealed
-# rank -> notebook, always as plain data (plain.py), which nothing in a rank can make run:
+INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank receives
+VALUE = b"v"  # rank -> notebook: the function's return value, packed; plain data if sealed
+# rank -> notebook, always as plain data (plain.py), which cannot contain code:
 FAILURE = b"f"  # a RemoteFailure
 THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
-RECORDS = b"r"  # what the recorder saw
-SHOWN = b"y"  # what a cell shows: by MIME type, and metadata
-CHANGED = b"h"  # messages changed before anybody waited for them
+RECORDS = b"r"  # the recorder's records
+SHOWN = b"y"  # rich output of a cell: data by MIME type, and metadata
+CHANGED = b"h"  # sends whose tensor was changed before the rank waited for them
 
-# Between a grader and what is behind walls.
+# Between a grader and a sandbox.
 WALLS = b"w"  # grader -> warden: the walls to raise
 MISSING = b"m"  # warden -> grader, plain: the walls that could not be raised
-CELL = b"x"  # grader -> room, plain: its number, its source
-DONE = b"d"  # room -> grader, plain: what came of it
-TAKE = b"k"  # grader -> room, plain: a name
-TAKEN = b"n"  # room -> grader, plain: what it stands for
+CELL = b"x"  # grader -> room, plain: a cell's number and source
+DONE = b"d"  # room -> grader, plain: the cell's outputs
+TAKE = b"k"  # grader -> room, plain: the name of a variable
+TAKEN = b"n"  # room -> grader, plain: the variable's value
 ENDED = b"e"  # a room's doorkeeper -> grader, plain: its wait status
 
 # Single letters between a rank and its supervisor.
 READY = b"R"  # the group is joined
 RETURNED = b"F"  # the function has returned
-RAISED = b"X"  # the function has raised, or left by sys.exit
-IMPORTED = b"I"  # modules were imported that the server could have had ready
-DELIVERED = b"D"  # everything has been handed to the notebook
-COUNT = b"K"  # count my memory now
-GO = b"g"  # all are ready: begin
-LEAVE = b"l"  # all are done: end
-COUNTED = b"k"  # its memory has been counted
-REJOIN = b"j"  # the process group is broken: make another
-CUT = b"c"  # on a line of its own: cut all connections to peers
-CUT_STORE = b"C"  # and to the store, where ranks wait for a group that others do not make
+RAISED = b"X"  # the function has raised an exception or called sys.exit
+IMPORTED = b"I"  # the rank imported a slow module that the server should import
+DELIVERED = b"D"  # everything has been sent to the notebook
+COUNT = b"K"  # request to measure the rank's memory now
+GO = b"g"  # all ranks are ready: start
+LEAVE = b"l"  # all ranks are done: exit
+COUNTED = b"k"  # the rank's memory has been measured
+REJOIN = b"j"  # the process group is broken: create a new one
+CUT = b"c"  # on a separate socket: cut all connections to peers
+CUT_STORE = b"C"  # also cut those to the store, where ranks may wait for a group to be created
 
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that a launch needs besides the function and its arguments."""
+    """All parameters of a launch except the function and its arguments."""
 
     world_size: int
     backend: str
@@ -93,10 +93,10 @@ class Spec:
     environment: dict[str, str]
     folder: str
     path: list[str]
-    cluster: Cluster | None = None  # whose links are emulated
-    inputs: bool = False  # whether each rank is sent a last argument of its own
-    sealed: bool = False  # ranks run code that nobody trusts: behind walls, plain data only
-    stays: bool = False  # ranks of a session, which run what is sent later
+    cluster: Cluster | None = None  # cluster whose links are emulated
+    inputs: bool = False  # whether each rank receives a different last argument
+    sealed: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
+    stays: bool = False  # ranks of a session, which receive their calls later
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Turn:
 
 
 class Frame(NamedTuple):
-    """One line of a traceback: where, and in which function."""
+    """One line of a traceback: file, line and function."""
 
     file: str
     line: int
@@ -125,41 +125,41 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, fields: Any) -> RemoteFailure:
-        """From its fields in order. Raises ValueError or TypeError for anything else."""
+        """A failure from its fields in order. Raises ValueError or TypeError for anything else."""
         kind, message, chain = fields
         if kind not in ("exception", "exit", "memory", "result"):
-            raise ValueError(f"no kind of failure: {kind!r}")
-        told = [
+            raise ValueError(f"not a kind of failure: {kind!r}")
+        entries = [
             ([Frame(str(file), int(line), str(name)) for file, line, name in frames], str(text))
             for frames, text in chain
         ]
-        return cls(kind, str(message), told)
+        return cls(kind, str(message), entries)
 
 
 class OpInfo(NamedTuple):
-    """One operation of one rank, as plain data. `partners` are the ranks that it needs."""
+    """One operation of one rank, as plain data. `partners` are the ranks that it waits for."""
 
     rank: int
     name: str
-    description: str  # with what was passed: "all_reduce(float32[4], SUM)"
+    description: str  # name and arguments: "all_reduce(float32[4], SUM)"
     partners: tuple[int, ...]
     tag: int
-    group: int  # a number that stands for it
-    members: tuple[int, ...]  # of the group
+    group: int  # number of the process group
+    members: tuple[int, ...]  # ranks of the group
     file: str
     line: int
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Why ranks will never come back, or should not go on."""
+    """A deadlock or a mismatch: why ranks cannot make progress, or must be stopped."""
 
     reason: Literal["standstill", "collective", "message", "stranger", "new_group"]
     ops: list[OpInfo]
     left: list[int]  # ranks that have returned
-    unmatched: list[OpInfo] = field(default_factory=list)  # posted, and not complete either
-    seconds: float = 0.0  # since the ranks began
-    idle: list[int] = field(default_factory=list)  # ranks that do not take part
+    unmatched: list[OpInfo] = field(default_factory=list)  # other operations not complete
+    seconds: float = 0.0  # since the ranks started
+    idle: list[int] = field(default_factory=list)  # ranks that do not run this turn
     threads: bool = False  # several threads of a rank called collectives on the group
 
 
@@ -172,7 +172,7 @@ class RankEnd:
 
     state: Literal["returned", "raised", "died", "stopped", "idle"] = "stopped"
     status: int | None = None  # as os.waitpid reports it, for a rank that died
-    stack: list[Frame] = field(default_factory=list)  # where it was last seen, outermost first
+    stack: list[Frame] = field(default_factory=list)  # its last known stack, outermost first
 
 
 @dataclass
@@ -181,14 +181,14 @@ class Outcome:
 
     reason: Reason
     ranks: list[RankEnd]
-    failed_first: list[int]  # ranks that raised or died, in the order in which that was seen
-    wire: list[int | None]  # bytes that each rank put on its sockets, where they can be counted
+    failed_first: list[int]  # ranks that raised or died, in the order of detection
+    wire: list[int | None]  # bytes that each rank sent on its sockets, if they can be counted
     finding: Finding | None = None  # for "deadlock"
-    waiting: list[OpInfo] = field(default_factory=list)  # what blocked ranks waited for
-    unreceived: list[OpInfo] = field(default_factory=list)  # sends that nobody received
-    loopback: int | None = None  # bytes, headers included, that ranks sent by any way (walls only)
-    hidden: int | None = None  # those of them that no socket of a rank was seen to send
-    pairs: list[tuple[int, int, int]] | None = None  # of `wire`: source, target, bytes
-    resident: list[list[int | None]] = field(default_factory=list)  # counts of each rank's memory
-    rejoined: bool = False  # a session's ranks have another process group since
-    over: str = ""  # why a session cannot go on
+    waiting: list[OpInfo] = field(default_factory=list)  # operations of the blocked ranks
+    unreceived: list[OpInfo] = field(default_factory=list)  # sends that were not received
+    loopback: int | None = None  # bytes with headers that ranks sent in any way (sandbox only)
+    hidden: int | None = None  # the part of `loopback` that no socket of a rank accounts for
+    pairs: list[tuple[int, int, int]] | None = None  # `wire` by pair: source, target, bytes
+    resident: list[list[int | None]] = field(default_factory=list)  # bytes of memory, by rank
+    rejoined: bool = False  # the ranks of a session have created a new process group
+    over: str = ""  # why a session cannot continue

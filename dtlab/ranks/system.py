@@ -13,7 +13,7 @@ from pathlib import Path
 
 LINUX = sys.platform == "linux"
 WINDOWS = sys.platform == "win32"
-WITH_GPUS = "cpu:gloo,cuda:nccl"  # the backend where each rank has a GPU: by where a tensor is
+WITH_GPUS = "cpu:gloo,cuda:nccl"  # backend for ranks with GPUs: chosen by the tensor's device
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -24,12 +24,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Get this signal when the process that forked this one ends, however it ends (Linux)."""
+    """Have this process receive a signal when its parent ends for any reason (Linux)."""
     _prctl(PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (Linux)."""
+    """Become the parent of every descendant whose parent ends (Linux)."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -37,7 +37,7 @@ def children() -> list[int]:
     """Process ids of this process's children, adopted orphans included."""
     try:
         lists = Path("/proc/self/task").glob("*/children")
-        return [int(pid) for one in lists for pid in one.read_text().split()]
+        return [int(pid) for path in lists for pid in path.read_text().split()]
     except (OSError, ValueError):
         pass
     import psutil
@@ -46,7 +46,7 @@ def children() -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Collect the children that have ended: {pid: wait status}."""
+    """Collect the children that have ended, as {pid: wait status}."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -74,25 +74,28 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def compiler_cache(environment: Mapping[str, str]) -> dict[str, str]:
-    """Where torch's compiler keeps its files: importing it would make a temporary folder."""
+    """Environment variable with the cache folder of torch's compiler.
+
+    Without it, importing the compiler would create a temporary folder.
+    """
     name = "TORCHINDUCTOR_CACHE_DIR"
     return {name: environment.get(name) or os.path.expanduser("~/.cache/torchinductor")}
 
 
 def has_nvidia_driver() -> bool:
-    """Whether there can be a GPU at all; quick, and without importing torch."""
+    """Whether an NVIDIA driver is installed; fast, and without importing torch."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidia0").exists()
 
 
 def usable_cpus() -> float:
-    """CPUs that this process may use: its affinity, cut down to the quotas of its cgroups."""
+    """CPUs that this process may use: its affinity, limited by the quotas of its cgroups."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
     return max(0.01, min([count, *_cgroup_quotas()]))
 
 
 def _cgroup_quotas(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> list[float]:
-    """CPU quotas (in CPUs) of this process's control group and all groups above it."""
+    """CPU quotas (in CPUs) of this process's cgroup and of all cgroups above it."""
     quotas: list[float] = []
     try:
         lines = Path(proc).read_text().splitlines()
@@ -111,7 +114,7 @@ def _cgroup_quotas(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup"
 
 
 def _quota(folder: Path) -> list[float]:
-    """The quota written in one control group's folder, version 2 or 1; empty where none is."""
+    """The quota in the folder of one cgroup, version 2 or 1; an empty list if there is none."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -124,7 +127,7 @@ def _quota(folder: Path) -> list[float]:
 
 
 def kill_children() -> None:
-    """Kill this process's children until there are none, adopted ones included."""
+    """Kill this process's children, adopted ones included, until it has none."""
     while True:
         for pid in children():
             kill(pid)
@@ -135,7 +138,7 @@ def kill_children() -> None:
 
 
 def free_memory(meminfo: str = "/proc/meminfo") -> float:
-    """The part of this machine's memory that could be had at once; 1 where it is not told."""
+    """The fraction of this machine's memory that is available; 1 if that is unknown."""
     try:
         lines = (line.split() for line in Path(meminfo).read_text().splitlines())
         sizes = {words[0]: int(words[1]) for words in lines if len(words) > 1}
@@ -145,7 +148,7 @@ def free_memory(meminfo: str = "/proc/meminfo") -> float:
 
 
 def in_a_kernel() -> bool:
-    """Whether this is a notebook's kernel; IPython in a terminal is none."""
+    """Whether this process is a notebook's kernel; IPython in a terminal is not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

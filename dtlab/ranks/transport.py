@@ -1,9 +1,8 @@
 """Framed messages and pickled objects between the notebook and the ranks.
 
-A frame is a one-byte tag, a length, and that many bytes. An object is several frames: the pickle
-itself, then its large buffers (tensors, arrays) one by one, so that hundreds of megabytes are
-neither joined nor copied on the way. Everything goes through Unix sockets; nothing touches
-`/dev/shm` or the disk.
+A frame is a one-byte tag, a length, and that many bytes. An object is sent as several frames: the
+pickle, then each of its large buffers (tensors, arrays), so that hundreds of megabytes are neither
+joined nor copied. Everything goes through Unix sockets, not through `/dev/shm` or the disk.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ FDS_PER_MESSAGE = 200  # the kernel takes 253
 
 
 class Closed(ConnectionError):
-    """The other side has gone."""
+    """The other side has closed the connection."""
 
 
 # ---------------------------------------------------------------------------- frames
 
 
 def send_frame(sock: socket.socket, tag: bytes, *parts: Buffer) -> None:
-    """Send one frame whose body is `parts` joined."""
+    """Send one frame, whose body is the concatenation of `parts`."""
     views = [memoryview(part).cast("B") for part in parts]
     sock.sendall(HEADER.pack(tag, sum(view.nbytes for view in views)))
     for view in views:
@@ -41,7 +40,7 @@ def send_frame(sock: socket.socket, tag: bytes, *parts: Buffer) -> None:
 
 
 def receive_exactly(sock: socket.socket, size: int) -> bytearray:
-    """The next `size` bytes, in memory of their own that may be written to."""
+    """Receive the next `size` bytes into a new, writable buffer. Raises `Closed`."""
     buffer = bytearray(size)
     view = memoryview(buffer)
     while view:
@@ -53,10 +52,10 @@ def receive_exactly(sock: socket.socket, size: int) -> bytearray:
 
 
 def receive_frame(sock: socket.socket, limit: int | None = None) -> tuple[bytes, bytearray]:
-    """The next frame as (tag, body). Raises `Closed` for one over `limit` bytes."""
+    """Receive the next frame as (tag, body). Raises `Closed` if it exceeds `limit` bytes."""
     tag, size = HEADER.unpack(receive_exactly(sock, HEADER.size))
     if limit is not None and size > limit:
-        raise Closed(f"a message of {size} bytes came, and {limit} are allowed")
+        raise Closed(f"received a message of {size} bytes, but only {limit} are allowed")
     return tag, receive_exactly(sock, size)
 
 
@@ -64,31 +63,31 @@ def receive_frame(sock: socket.socket, limit: int | None = None) -> tuple[bytes,
 
 
 class Packed:
-    """A pickled object that has not been opened: the pickle, and its buffers beside it."""
+    """A pickled object that has not been loaded: the pickle, and its out-of-band buffers."""
 
     def __init__(self, pickled: bytes | bytearray, buffers: Iterable[Any] = ()) -> None:
         self.pickled = pickled
         self.buffers = list(buffers)
 
     def load(self) -> Any:
-        """Open it. Tensors and arrays in it use the buffers as their memory."""
+        """Unpickle the object. Its tensors and arrays use the buffers as their memory."""
         return pickle.loads(self.pickled, buffers=self.buffers)
 
     def send(self, sock: socket.socket, tag: bytes) -> None:
-        """Send it as one frame that announces the buffers, and one frame for each of them."""
+        """Send the pickle and the number of buffers as one frame, then one frame per buffer."""
         send_frame(sock, tag, struct.pack("<I", len(self.buffers)), self.pickled)
         for buffer in self.buffers:
             send_frame(sock, b"b", buffer)
 
     @classmethod
     def receive(cls, sock: socket.socket, body: bytearray) -> Packed:
-        """The object whose first frame's body is `body`; its buffers are read from `sock`."""
+        """Receive an object from the body of its first frame; its buffers follow on `sock`."""
         (count,) = struct.unpack_from("<I", body)
         return cls(body[4:], [receive_frame(sock)[1] for _ in range(count)])
 
 
 def pack(obj: Any) -> Packed:
-    """Pickle anything that people write in a notebook: functions, classes, modules, tensors."""
+    """Pickle an object; also functions, classes and modules that are defined in a notebook."""
     stream = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
@@ -96,9 +95,10 @@ def pack(obj: Any) -> Packed:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with the memory of CPU tensors out of band and shared storages kept shared.
+    """A cloudpickle pickler that puts the memory of CPU tensors out of band.
 
-    Code keeps the name of its file, which errors show; cloudpickle 3.1.3 drops it.
+    Shared storages stay shared. Code keeps its file name, which tracebacks show; cloudpickle
+    3.1.3 drops it.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -146,20 +146,19 @@ def _typed_storage(storage: Any, dtype: Any) -> Any:
 
 
 def send_request(sock: socket.socket, kind: bytes, fds: list[int]) -> None:
-    """Ask a server for something, and hand it the open file descriptors that go with it."""
+    """Send a request to a server, with open file descriptors."""
     sock.sendall(REQUEST.pack(kind, len(fds)))
     for start in range(0, len(fds), FDS_PER_MESSAGE):
         socket.send_fds(sock, [b"f"], fds[start : start + FDS_PER_MESSAGE])
 
 
 def receive_request(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """What the other side asks for, and its file descriptors, now open here too."""
+    """Receive a request: its kind, and its file descriptors, which are now open here too."""
     kind, count = REQUEST.unpack(receive_exactly(sock, REQUEST.size))
     fds: list[int] = []
     while len(fds) < count:
-        data, some, _, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
+        data, received, _, _ = socket.recv_fds(sock, 1, FDS_PER_MESSAGE)
         if not data:
             raise Closed("the connection was closed in the middle of a message")
-        fds.extend(some)
+        fds.extend(received)
     return kind, fds
-

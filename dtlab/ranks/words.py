@@ -1,15 +1,15 @@
-"""Phrases that errors share."""
+"""Text functions that the error messages share."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 92  # characters: what a notebook cell shows without breaking lines itself
+WIDTH = 92  # characters that a notebook's output shows in one line
 
 
 def wrapped(text: str, indent: str) -> str:
-    """A long sentence on several lines, all of them indented; the first one less."""
+    """Wrap a long text; all lines are indented, or all but the first if `indent` is empty."""
     return textwrap.fill(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent or "  ",
         break_long_words=False, break_on_hyphens=False,

@@ -6,7 +6,7 @@ from tests.hostile.submissions import Hostile
 
 __all__ = ["CATALOGUE"]
 
-GONE = "is not there while an answer is graded"
+GONE = "is not available while an answer is graded"
 
 
 def finished(name: str, tries: str, answer: str, *says: str, before: str = "") -> Hostile:

@@ -1,1 +1,1 @@
-"""The emulated interconnect: real messages, delayed as described links would delay them."""
+"""The emulated interconnect: delays real messages as the links of a described cluster would."""

@@ -1,4 +1,4 @@
-"""`dtlab.compute`: stands for a GPU kernel by taking time without using a core."""
+"""`dtlab.compute`: simulates a GPU kernel by taking time without using a CPU core."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["compute"]
 
 
 def compute(seconds: float) -> None:
-    """Take `seconds` as a kernel would that runs on a GPU: no core is busy meanwhile.
+    """Sleep for `seconds`, as a stand-in for a GPU kernel that leaves the CPU idle.
 
-    On a rank it is recorded as a span "compute", and takes as many times longer as the cluster is
-    slowed down, so that compute and communication keep their ratio.
-    Raises: ValueError where `seconds` is not a number from 0 on.
+    On a rank, the call is recorded as a span "compute". On an emulated cluster it takes
+    `slowdown` times longer, so that compute and communication keep their ratio.
+    Raises: ValueError if `seconds` is not a number from 0 on.
     """
     fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (fits and 0 <= seconds < math.inf):

@@ -1,8 +1,8 @@
-"""Delivery of emulated messages: when an operation completes, and how a waiting rank notices.
+"""Delivery of emulated messages: completes operations at their emulated time.
 
-In Python, `Work.wait` is hooked and simply sleeps (interconnect.py). C++ has no hook: DDP's
-reducer and functional collectives wait for a Work's future. So an asynchronous collective gets a
-Work of ours, whose future one thread sets when it is time.
+In Python, a hook on `Work.wait` sleeps until then (interconnect.py). In C++, DDP's reducer and
+functional collectives wait for the future of a Work, and cannot be hooked. So an asynchronous
+collective returns a Work made here, whose future a thread sets at the right time.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ from dtlab.ranks.emulate.ports import Ports
 
 __all__ = ["POLL", "Clock", "Deliveries", "Due"]
 
-POLL = 300_000  # nanoseconds between two looks at what cannot tell by itself
-MOST_FORGIVEN = 5_000_000  # nanoseconds of handing messages over, between two waits
+POLL = 300_000  # nanoseconds between two checks of operations that cannot notify
+MOST_FORGIVEN = 5_000_000  # nanoseconds of calls into the backend, between two waits
 _now = time.perf_counter_ns  # as in ports.py, CLOCK_MONOTONIC
 
 
 @dataclass(eq=False)
 class Due:
-    """An operation that has been posted and not been waited for.
+    """An operation that has been posted and not yet waited for.
 
-    `work` is what the caller has, `real` what the backend gave: where the caller goes on, and so
-    may wait in C++ or ask whether it is complete, they are not the same.
+    `work` is the Work that the caller has, `real` the Work of the backend. They differ for an
+    asynchronous collective, whose caller may wait in C++ or check whether it is complete.
     """
 
-    key: int  # 0: not known yet
+    key: int  # key in the table of `Ports`; 0: not known yet
     channel: tuple[int, ...]
     posted: int
     message: tuple[tuple[int, int], int, int, int] | None = None  # group and tag, src, dst, bytes
     work: Any = None
     real: Any = None
     future: Any = None
-    is_here: bool = False  # really
+    is_here: bool = False  # the real operation is complete
     is_over: bool = False
     lock: Any = field(default_factory=threading.RLock)
 
 
 class Clock(threading.local):
-    """The emulated time of a thread: real time less what it should not have taken."""
+    """The emulated time of a thread: real time minus the delays that it should not have had."""
 
     def __init__(self) -> None:
         self._late = 0  # nanoseconds by which the last sleep was too long
-        self._forgiven = 0  # nanoseconds of handing over since the last wait
+        self._forgiven = 0  # nanoseconds of calls into the backend since the last wait
 
     def now(self) -> int:
         """Nanoseconds, never ahead of the real clock."""
         return _now() - self._late - self._forgiven
 
     def forgive(self, spent: int) -> None:
-        """Do not count time that was spent on handing a message over."""
+        """Do not count `spent` nanoseconds, which a call into the backend took."""
         self._forgiven = min(self._forgiven + spent, MOST_FORGIVEN)
 
     def sleep_until(self, end: int) -> None:
-        """Return when the real clock says `end`, or at once; this one then says `end` too."""
+        """Sleep until the real clock reaches `end`, and set this clock to `end`."""
         now, behind = _now(), self._late
         if end > now:
             while end > now:
@@ -72,7 +72,7 @@ class Clock(threading.local):
 
 
 class Deliveries:
-    """Completes asynchronous collectives at their time; `on_delivery` hears of their Works."""
+    """Completes asynchronous collectives at their emulated time, and reports to `on_delivery`."""
 
     def __init__(self, ports: Ports, on_delivery: Callable[[Any], None]) -> None:
         self._ports = ports
@@ -80,18 +80,18 @@ class Deliveries:
         self._plain_wait = dist.Work.wait
         self._open: list[Due] = []
         self._news = threading.Condition()
-        self._fresh = False  # something was added that has not been looked at
+        self._fresh = False  # an operation was added that has not been checked
         self._thread: threading.Thread | None = None
 
     def replace(self, due: Due) -> Any:
-        """Put a Work of ours in place of the real one; returns it as operators hand it out."""
+        """Create a Work that replaces the real one; returns it boxed, as operators return it."""
         make: Any = torch._C._distributed_c10d  # not all of it is declared
         due.future = torch.futures.Future()
         due.work = make._create_work_from_future(due.future)
         return due.work.boxed()
 
     def add(self, due: Due) -> None:
-        """Deliver it when it is time."""
+        """Schedule the completion of an operation."""
         with self._news:
             self._open.append(due)
             self._fresh = True
@@ -101,12 +101,12 @@ class Deliveries:
                 self._thread.start()
 
     def deliver(self, due: Due, error: Exception | None = None) -> None:
-        """It is over: whoever waits for it goes on."""
+        """Complete an operation, so that threads that wait for it continue."""
         with due.lock:
             if due.is_over:
                 return
             due.is_over = True
-            self._on_delivery(due.work)  # at first: the time that is noted is before what follows
+            self._on_delivery(due.work)  # first, so that the recorded end precedes later events
             if error is None:
                 due.future.set_result(_value(due.real))
             else:
@@ -118,21 +118,21 @@ class Deliveries:
                 while not self._open:
                     self._news.wait()
                 due, self._fresh = list(self._open), False
-            wait = min(self._look(each) for each in due)
+            wait = min(self._look(operation) for operation in due)
             with self._news:
-                self._open = [each for each in self._open if not each.is_over]
+                self._open = [operation for operation in self._open if not operation.is_over]
                 if not self._fresh and wait > 0:
                     self._news.wait(wait * 1e-9)
 
     def _look(self, due: Due) -> int:
-        """Deliver it if it is time; nanoseconds until it is worth looking again."""
+        """Deliver an operation if it is due; returns the nanoseconds until the next check."""
         if not due.lock.acquire(blocking=False):
-            return POLL  # somebody waits for it, and will deliver it
+            return POLL  # another thread waits for it, and will deliver it
         try:
             if due.is_over:
                 return 0
             if not due.is_here and due.real.is_completed():
-                self._plain_wait(due.real)  # some copy their result only now, or raise
+                self._plain_wait(due.real)  # some operations copy their result here, or raise
                 due.is_here = True
             end = self._ports.end(due.key)
             left = POLL if end is None else end - _now()
@@ -141,7 +141,7 @@ class Deliveries:
             if left <= 0:
                 self.deliver(due)
             return left
-        except Exception as error:  # noqa: BLE001  whatever the backend raises is for those who wait
+        except Exception as error:  # noqa: BLE001  the waiting thread gets any error of the backend
             self.deliver(due, error)
             return 0
         finally:
@@ -149,8 +149,8 @@ class Deliveries:
 
 
 def _value(real: Any) -> list[torch.Tensor]:
-    """What the future of a Work gives."""
+    """The value of the future of a Work; an empty list if it has no future."""
     try:
         return list(real.get_future().value())
-    except RuntimeError:  # a Work without one
+    except RuntimeError:
         return []

@@ -1,18 +1,18 @@
-"""The emulated interconnect on a rank: operations complete when the described links would deliver.
+"""The emulated interconnect on a rank: delays operations until emulated links would deliver.
 
     dist.all_reduce ──► recorder's kernel ──► carrier: posts it to the ports ──► gloo, for real
                                                            │                          │
     Work.wait       ──► recorder's hook ────► waiter: waits for gloo, ◄───────────────┘
                                               then sleeps until the ports' time
 
-Real messages travel between real ranks, and what they carry is never touched; they only seem to
-take longer. Communication that really takes longer than emulated keeps its own time. What a
-message costs is in `ports.py`, what a built-in collective is charged as in `predict/built_in.py`.
+Ranks exchange real messages, whose contents are never changed; the messages only seem to take
+longer. Communication that takes longer than its emulated time is not delayed further. `ports.py`
+computes the cost of a message, `predict/built_in.py` that of a built-in collective.
 
-A rank never wakes up exactly when it should, and with eight ranks on two cores much too late; and
-handing a message to gloo takes its time too. So that this does not add up over the rounds of a
-ring, every thread has a clock of its own that is behind the real one by as much (`Clock`), and
-what it does next counts as done by that clock.
+A rank always wakes up a little late, and with eight ranks on two cores much too late; passing a
+message to gloo takes time too. These delays must not add up over the rounds of a ring. So every
+thread has a clock (`Clock`) that is behind the real one by these delays, and the next operation
+is posted at the time of that clock.
 """
 
 from __future__ import annotations
@@ -36,32 +36,30 @@ _now = time.perf_counter_ns  # as in ports.py, CLOCK_MONOTONIC
 
 
 class Wire:
-    """Delays what one rank does, as `ports` says."""
+    """Delays the operations of one rank by the times that `ports` computes."""
 
     def __init__(self, rank: int, ports: Ports) -> None:
         self.rank = rank
-        self.on_delivery: Callable[[Any], None] = lambda work: None  # the recorder's
+        self.on_delivery: Callable[[Any], None] = lambda work: None  # set by the recorder
         self._ports = ports
         self._unbox_group, self._unbox = dist.ProcessGroup.unbox, dist.Work.unbox
         self._groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
         self._routes: dict[tuple[str, int, int], tuple[Route, list[int]]] = {}
         self._counts: Counter[tuple[int, ...]] = Counter()  # operations by group, or channel
-        self._from_anybody: Counter[tuple[int, int]] = Counter()  # outstanding, by group and tag
+        self._from_anybody: Counter[tuple[int, int]] = Counter()  # open ones, by group and tag
         self._due: dict[int, Due] = {}  # by the id of its Work
         self._clock = Clock()
         self._deliveries = Deliveries(ports, self._delivered)
 
     def compute(self, seconds: float) -> None:
-        """Take that long on the emulated cluster."""
+        """Sleep for the time that `seconds` of compute take on the emulated cluster."""
         stretched = int(seconds * self._ports.cluster.slowdown * 1e9)
         self._clock.sleep_until(self._clock.now() + stretched)
 
     # ------------------------------------------------------------------ posting
 
-    def carrier(
-        self, operator: Operator, redispatch: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """`redispatch` of an operator, posting to the ports what it hands to the backend."""
+    def carrier(self, operator: Operator, redispatch: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap an operator's `redispatch` so that it also posts the operation to the ports."""
         post = self._post_message if operator.is_message else self._post_collective
         work_at, async_at = operator.work, operator.async_op
 
@@ -90,10 +88,10 @@ class Wire:
         return carry
 
     def _post_message(self, operator: Operator, args: tuple[Any, ...]) -> Due:
-        """A send, or a receive. The k-th send on a channel goes to the k-th receive.
+        """Post a send or a receive. The k-th send on a channel matches the k-th receive.
 
-        A receive from anybody learns its channel when it is complete; until then, other receives
-        that may compete with it cannot know which message they will get either.
+        The channel of a receive from any source is known only when it is complete. Until then it
+        is also unknown which message a receive gets that competes with it.
         """
         posted = self._clock.now()
         group, members = self._group(args[operator.group])
@@ -126,12 +124,12 @@ class Wire:
         return Due(key, (group,), posted)
 
     def _next(self, channel: tuple[int, ...]) -> int:
-        """The key of the next operation on a channel: the same for all who take part in it."""
+        """The key of the next operation on a channel, which is the same on all its ranks."""
         self._counts[channel] += 1
         return _key(*channel, self._counts[channel])
 
     def _withdraw(self, due: Due) -> None:
-        """It has failed to begin."""
+        """Undo the posting of an operation that raised when it was issued."""
         if due.key:
             self._counts[due.channel] -= 1
             self._ports.withdraw(due.key)
@@ -139,13 +137,13 @@ class Wire:
             self._from_anybody[due.message[0]] -= 1
 
     def _group(self, boxed: Any) -> tuple[int, tuple[int, ...]]:
-        """A number that stands for a group on all ranks, and its members."""
+        """The number of a group, which is the same on all ranks, and its members."""
         group = self._unbox_group(boxed)
         known = self._groups.get(group)
         if known is None:
             try:
                 members = tuple(dist.get_process_group_ranks(group))
-            except (KeyError, ValueError):  # made by hand, so torch does not know it
+            except (KeyError, ValueError):  # created without torch's functions
                 members = tuple(range(group.size()))
             digest = hashlib.blake2b(f"{group.group_name}|{members}".encode(), digest_size=7)
             known = self._groups[group] = (int.from_bytes(digest.digest()), members)
@@ -163,7 +161,7 @@ class Wire:
     # ------------------------------------------------------------------ waiting
 
     def waiter(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`Work.wait`, which returns when the emulated links have delivered too."""
+        """A replacement of `Work.wait` that also waits until the emulated links have delivered."""
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             due = self._due.pop(id(work), None)
@@ -185,9 +183,9 @@ class Wire:
         self.on_delivery(work)
 
     def _end(self, due: Due) -> int:
-        """When an operation that is really complete is over, for the emulated links."""
+        """The emulated end of an operation whose real part is complete, in nanoseconds."""
         if due.message is None:
-            while (over := self._ports.end(due.key)) is None:  # not all members have called it
+            while (over := self._ports.end(due.key)) is None:  # not all members have posted it
                 time.sleep(POLL * 1e-9)
             return over
         inbox, src, dst, size = due.message
@@ -200,7 +198,7 @@ class Wire:
             due.key = self._next((*inbox, src, dst))
             end = self._ports.message(due.key, src, dst, size, due.posted)
         if end is None:
-            # The other end does not know yet which message this is, but has got it, or sent it.
+            # The other rank has not posted its end under this key, but the message has arrived.
             end = self._ports.message(due.key, src, dst, size, self._clock.now())
         return end or 0
 
@@ -209,12 +207,12 @@ class Wire:
 
 
 def _key(*numbers: int) -> int:
-    """A number for a tuple of them, the same in all processes; never 0."""
+    """A hash of a tuple of numbers, which is the same in all processes and never 0."""
     return hash(numbers) & (1 << 62) - 1 or 1
 
 
 def _size(payload: Any) -> int:
-    """Bytes of a tensor, a list of them, or the first of a list of lists."""
+    """Bytes of a tensor, of a list of tensors, or of the first list in a list of lists."""
     while isinstance(payload, list) and payload and isinstance(payload[0], list):
         payload = payload[0]
     if isinstance(payload, list):

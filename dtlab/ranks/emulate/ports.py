@@ -5,12 +5,12 @@
                         └────────┘
 
 A message of b bytes through a link of latency a and bandwidth B needs b/B of time in which both
-its ports are free. It takes the first there is from when both ends are posted, in pieces if need
-be, and has arrived a after the last. A collective starts once all members have posted it, the
-group's last one is over, and the ports that its messages go through are free for good; it takes
-those until it ends (predict/built_in.py says how long).
+its ports are free. It uses the first free time after both ends are posted, in several pieces if
+necessary, and arrives a after the last piece. A collective starts when all members have posted
+it, the previous collective of its group has ended, and the ports of its messages have no later
+use. It occupies these ports until it ends (predict/built_in.py gives the duration).
 
-The memory is anonymous and made before the ranks are forked. All times are nanoseconds of
+The memory is anonymous and is created before the ranks are forked. All times are nanoseconds of
 CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -29,23 +29,23 @@ from dtlab.predict import Cluster, Route
 
 __all__ = ["Ports"]
 
-# A table of what has been posted, found by its key (open addressing). One that is over may be
-# forgotten: an end that cannot be found any more has passed.
+# A hash table of posted operations (open addressing). An entry may be dropped once its end has
+# passed; a missing entry therefore means that the operation is over.
 _KEY, _ARRIVED, _LATEST, _BYTES, _END = range(5)
 _WIDTH = 8  # words per entry, 8 bytes each
 _ENTRIES = 1 << 16
-_MOST = _ENTRIES // 2  # so that looking one up stays quick
+_MOST = _ENTRIES // 2  # so that lookups stay fast
 _QUIET_AT, _COUNT_AT, _PORTS_AT = 0, 1, 2  # words before the table
 _PORTS = 4  # per rank
 _INTERVALS = 31  # per port: how many intervals, then when each begins and ends
 _PORT = 1 + 2 * _INTERVALS  # words
-_OLD = 200_000_000  # nanoseconds; no rank is so late that an interval before could concern it
+_OLD = 200_000_000  # nanoseconds; no rank posts so late that an older interval matters
 _NEVER = 1 << 62
 _INTRA, _INTER, _OUT, _IN = 0, 2, 0, 1
 
 
 class Ports:
-    """The state of all emulated links. One object, made before the fork, used by every rank."""
+    """The state of all emulated links: one object, created before the fork, used by all ranks."""
 
     def __init__(self, cluster: Cluster, world_size: int) -> None:
         self.cluster = cluster
@@ -58,11 +58,11 @@ class Ports:
         self._nanoseconds = cluster.slowdown * 1e9
 
     def busy_until(self) -> int:
-        """When the last of all that has been met until now will be over."""
+        """The end of the last operation that all its ranks have posted so far, in nanoseconds."""
         return self._words[_QUIET_AT]
 
     def end(self, key: int) -> int | None:
-        """When an operation is over; 0 if long ago, None if it has not been posted by all."""
+        """The end of an operation: 0 if it is long over, None if not all ranks have posted it."""
         with self._lock:
             at = self._find(key)
             if self._words[at + _KEY] == 0:
@@ -70,7 +70,7 @@ class Ports:
             return self._words[at + _END] or None
 
     def message(self, key: int, src: int, dst: int, nbytes: int, posted: int) -> int | None:
-        """Post one end of a message; when it arrives, if the other end has been posted too.
+        """Post one end of a message; its arrival time, or None if the other end is not posted.
 
         `key` is the same for both ends and for no other message. Once both have been posted,
         posting again changes nothing.
@@ -91,10 +91,10 @@ class Ports:
     def collective(
         self, key: int, group: int, route: Route, ports: Sequence[int], nbytes: int, posted: int
     ) -> int | None:
-        """Post one member's part of a collective; when it ends, if all members have posted it.
+        """Post one member's part of a collective; its end, or None if not all have posted it.
 
-        `key` is the same for all members, and for no other operation; `group` is for all
-        collectives of the group; `ports` are `ports_on` its route.
+        `key` is the same for all members and for no other operation. `group` is the key of all
+        collectives of the group. `ports` is the result of `ports_on` for the route's pairs.
         """
         with self._lock:
             at = self._arrive(key, nbytes, posted)
@@ -114,31 +114,31 @@ class Ports:
             return end
 
     def withdraw(self, key: int) -> None:
-        """One end, or member, does not come after all: its operation has failed to begin."""
+        """Undo one posting of an operation that raised when it was issued."""
         with self._lock:
             at = self._find(key)
             if self._words[at + _KEY]:
                 self._words[at + _ARRIVED] -= 1
 
     def ports_between(self, src: int, dst: int) -> tuple[int, int]:
-        """The words of the two ports that a message goes through."""
+        """The positions of the two ports that a message from `src` to `dst` uses."""
         level = _INTRA if self.cluster.node_of(src) == self.cluster.node_of(dst) else _INTER
         out, into = _PORTS * src + level + _OUT, _PORTS * dst + level + _IN
         return _PORTS_AT + _PORT * out, _PORTS_AT + _PORT * into
 
     def ports_on(self, pairs: Iterable[tuple[int, int]]) -> list[int]:
-        """The words of all ports that messages between `pairs` go through."""
+        """The positions of all ports that messages between `pairs` use."""
         return sorted({port for pair in pairs for port in self.ports_between(*pair)})
 
     # ------------------------------------------------------------------ ports, under the lock
 
     def _taken(self, port: int) -> list[tuple[int, int]]:
-        """The intervals in which a port is taken, in order and apart from each other."""
+        """The intervals in which a port is busy, sorted and disjoint."""
         words = self._words[port + 1 : port + 1 + 2 * self._words[port]].tolist()
         return list(zip(words[::2], words[1::2], strict=True))
 
     def _transfer(self, ports: Sequence[int], start: int, needed: int) -> int:
-        """Take the first `needed` nanoseconds in which all ports are free; when they are over."""
+        """Occupy the first `needed` nanoseconds in which all ports are free; returns their end."""
         pieces, at = [], start
         taken = heapq.merge(*(self._taken(port) for port in ports), [(_NEVER, _NEVER)])
         for begin, end in taken:
@@ -153,15 +153,15 @@ class Ports:
         return pieces[-1][1]
 
     def _take(self, port: int, pieces: list[tuple[int, int]]) -> None:
-        """Note that a port is taken, joining what touches."""
+        """Mark a port as busy in `pieces`, and join intervals that touch."""
         joined: list[tuple[int, int]] = []
         for begin, end in sorted(self._taken(port) + pieces):
             if joined and begin <= joined[-1][1]:
                 joined[-1] = (joined[-1][0], max(joined[-1][1], end))
             elif begin < end:
                 joined.append((begin, end))
-        joined = [each for each in joined if each[1] > pieces[0][0] - _OLD]
-        if len(joined) > _INTERVALS:  # give up the gaps that come first
+        joined = [interval for interval in joined if interval[1] > pieces[0][0] - _OLD]
+        if len(joined) > _INTERVALS:  # drop the earliest gaps
             joined[: -_INTERVALS + 1] = [(joined[0][0], joined[-_INTERVALS][1])]
         self._words[port] = len(joined)
         for place, number in enumerate(itertools.chain(*joined)):
@@ -170,7 +170,7 @@ class Ports:
     # ------------------------------------------------------------------ the table, under the lock
 
     def _arrive(self, key: int, nbytes: int, posted: int) -> int:
-        """Somebody has posted the operation; where it stands."""
+        """Count one posting of the operation; returns the position of its entry."""
         words, at = self._words, self._find(key)
         if words[at + _KEY] == 0:
             at = self._insert(key)
@@ -185,7 +185,7 @@ class Ports:
         self._words[_QUIET_AT] = max(self._words[_QUIET_AT], end)
 
     def _find(self, key: int) -> int:
-        """Where the entry with this key stands, or where it would."""
+        """The position of the entry with this key, or the free position for it."""
         words, entry = self._words, key % _ENTRIES
         while words[at := self._table + entry * _WIDTH] not in (0, key):
             entry = (entry + 1) % _ENTRIES
@@ -200,13 +200,13 @@ class Ports:
         return at
 
     def _forget(self) -> None:
-        """Make room: drop all that is over."""
+        """Drop all operations that are over from the table."""
         ends = self._rows[:, _END]
         stay = (self._rows[:, _KEY] != 0) & ((ends == 0) | (ends > time.monotonic_ns()))
         rows = self._rows[stay]
         if len(rows) >= _MOST:
             raise RuntimeError(
-                f"More than {_MOST} operations are under way on the emulated interconnect at the "
+                f"More than {_MOST} operations are in flight on the emulated interconnect at the "
                 "same time. Wait for some before you post more."
             )
         self._rows[:] = 0

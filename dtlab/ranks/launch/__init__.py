@@ -1,1 +1,1 @@
-"""`dtlab.launch`: ranks from a warm server, begun, ended and cleaned up together."""
+"""`dtlab.launch`: starts ranks from a warm server, and ends and cleans them up together."""

@@ -19,7 +19,7 @@ MOST_RANKS = 256
 
 
 def check(world_size: object, timeout: object, threads: object, memory: object) -> None:
-    """Refuse what cannot be meant, saying what was given and what is allowed."""
+    """Check the types and ranges of arguments. Raises LaunchError."""
     if IN_RANK in os.environ:
         raise LaunchError(
             f"dtlab.launch was called inside rank {os.environ[IN_RANK]} of another launch. "
@@ -38,7 +38,7 @@ def check(world_size: object, timeout: object, threads: object, memory: object) 
 
 
 def check_timeout(timeout: object) -> None:
-    """Raises LaunchError for what is no time limit."""
+    """Raise LaunchError if `timeout` is neither None nor a number above 0."""
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise LaunchError(f"timeout is a number of seconds above 0, or None, not {timeout!r}.")
 
@@ -53,7 +53,7 @@ def spec_for(
     memory_limit: int | None,
     cluster: Cluster | None,
 ) -> Spec:
-    """What ranks need to know, from what `launch` takes; has the server started meanwhile."""
+    """The `Spec` for the arguments of `launch`; also starts the server."""
     if cluster is not None:
         world_size, backend = _on_cluster(cluster, world_size, backend)
     if system.WINDOWS:
@@ -74,7 +74,7 @@ def spec_for(
 
 
 def surroundings() -> dict[str, Any]:
-    """What ranks take over from this process as it is now: fields of a `Spec`."""
+    """The fields of a `Spec` that describe this process: environment, folder and import path."""
     return {
         "environment": dict(os.environ),
         "folder": os.getcwd(),
@@ -82,21 +82,19 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def _on_cluster(
-    cluster: object, world_size: int | None, backend: str | None
-) -> tuple[int, str]:
-    """How many ranks are launched on an emulated cluster, and with which backend."""
+def _on_cluster(cluster: object, world_size: int | None, backend: str | None) -> tuple[int, str]:
+    """The number of ranks to launch on an emulated cluster, and their backend."""
     if not isinstance(cluster, Cluster):
         raise LaunchError(f"cluster is a dtlab.Cluster, or None, not {cluster!r}.")
     if backend not in (None, "gloo"):
         raise LaunchError(
-            f"cluster= emulates links between processes on the CPU, and backend={backend!r} uses "
-            "the links there are. Leave one of the two out."
+            f"cluster= emulates links between processes on the CPU, but backend={backend!r} uses "
+            "the machine's real links. Leave one of the two out."
         )
     if world_size is None and cluster.size > MOST_RANKS:
         raise LaunchError(
-            f"{cluster!r} has room for {cluster.size} ranks, more than the {MOST_RANKS} that "
-            "launch starts at most. Pass a world_size: ranks fill one node after the other."
+            f"{cluster!r} has room for {cluster.size} ranks, but launch starts at most "
+            f"{MOST_RANKS}. Pass a world_size: ranks fill one node after the other."
         )
     if world_size is not None and world_size > cluster.size:
         raise LaunchError(
@@ -107,7 +105,7 @@ def _on_cluster(
 
 
 def choose_backend(backend: str | None, world_size: int) -> str:
-    """The backend to use, or a LaunchError that says what is missing for the one asked for."""
+    """The backend to use. Raises LaunchError if it is unknown, or if there are too few GPUs."""
     if backend is None:
         return system.WITH_GPUS if 0 < world_size <= _gpu_count() else "gloo"
     if backend not in ("gloo", "nccl", system.WITH_GPUS):
@@ -116,23 +114,23 @@ def choose_backend(backend: str | None, world_size: int) -> str:
         )
     if "nccl" in backend and _gpu_count() < world_size:
         raise LaunchError(
-            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here are "
+            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; there are "
             f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
             if _gpu_count()
-            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; here is "
+            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; there is "
             "none. Use backend='gloo', which runs on the CPU."
         )
     return backend
 
 
 def allowed(timeout: float | None) -> float | None:
-    """The time limit, or that of whoever runs this notebook, if it is shorter."""
+    """The time limit in seconds, or the grader's limit for this notebook if that is shorter."""
     most = os.environ.get(MOST_SECONDS)
     return min(timeout or float(most), float(most)) if most else timeout
 
 
 def _gpu_count() -> int:
-    """GPUs that ranks could use. Asked without making a CUDA context in this process."""
+    """Number of GPUs that ranks could use; creates no CUDA context in this process."""
     if not system.has_nvidia_driver():
         return 0
     import torch

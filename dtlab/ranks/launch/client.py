@@ -1,4 +1,4 @@
-"""The notebook's side of a launch: keeps a warm server, requests ranks, collects their results."""
+"""The notebook's side of a launch: starts the server, requests ranks, collects their results."""
 
 from __future__ import annotations
 
@@ -30,66 +30,66 @@ START = (
     "from dtlab.ranks.launch.server import main\n"
     "main(int(sys.argv[1]), json.loads(sys.argv[3]), *sys.argv[4:])"
 )
-FIRST_LAUNCH = "The first launch imports PyTorch, which later ones find ready"
+FIRST_LAUNCH = "The first launch imports PyTorch; later launches start at once"
 START_LIMIT = 120.0  # seconds that the server may take to import torch
-SEALED_FRAME = 256 * 2**20  # bytes that a rank may send in one message where it is not trusted
+SEALED_FRAME = 256 * 2**20  # bytes: limit of one message of a rank that is not trusted
 NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
 
 
 class Door(Protocol):
-    """Where launches are asked for."""
+    """The interface of a server that forks ranks."""
 
     def request(self, kind: bytes, fds: list[int]) -> None:
-        """Ask for one, handing over its descriptors."""
+        """Request a process of this kind, and pass it the file descriptors."""
         ...
 
 
 class Server:
-    """A handle on the warm server of this process; starts it when it is first needed.
+    """A handle on the warm server of this process; starts the server when it is first needed.
 
-    `modules` are imported by the server beside what every rank needs.
+    The server imports `modules` in addition to the modules that every rank needs.
     """
 
     def __init__(self, *modules: str) -> None:
         self._modules = modules
         self._lock = threading.Lock()
-        self._owner = 0  # the process that started the server: a fork must not use it
+        self._owner = 0  # id of the process that started the server; its forks must not use it
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ready = False
-        self._shared: set[str] = set()  # modules of dtlab that the server has as well
-        self._wanted: set[str] = set()  # those that it shall have besides this process's own
+        self._shared: set[str] = set()  # modules of dtlab that the server has imported
+        self._wanted: set[str] = set()  # modules that it should import, from `share`
 
     @property
     def used(self) -> bool:
-        """Whether it has forked ranks before, so that what most launches need is imported."""
+        """Whether the server is ready, so that a launch does not wait for imports."""
         return self._ready
 
     def start(self) -> None:
-        """Start it if it is not running, without waiting until it is ready."""
+        """Start the server if it is not running, without waiting until it is ready."""
         with self._lock:
             self._start_if_needed()
 
     def include(self, *modules: str) -> None:
-        """Have these imported too; a server that runs without them gives way to another."""
+        """Import these modules in the server too; a server that runs without them is replaced."""
         with self._lock:
             if not {*modules} <= {*self._modules}:
                 self._modules = (*dict.fromkeys([*self._modules, *modules]),)
                 self._forget()
 
     def share(self, *modules: str) -> None:
-        """Have modules of dtlab imported before the next launch, without importing them here."""
+        """Import modules of dtlab in the server, but not here, before the next launch."""
         with self._lock:
             self._wanted |= {*modules}
 
     def adopt(self, sock: socket.socket) -> None:
-        """Take a server for this process's own that somebody else has forked for it."""
+        """Use a running server, which another process has forked for this one."""
         with self._lock:
             self._socket, self._owner, self._ready = sock, os.getpid(), True
 
     def request(self, kind: bytes, fds: list[int]) -> None:
-        """Hand the descriptors of a launch to the server; starts another if it has ended."""
+        """Send the file descriptors of a launch to the server; restarts it if it has ended."""
         with self._lock:
             for last_try in (False, True):
                 sock = self._start_if_needed()
@@ -104,7 +104,7 @@ class Server:
                         raise
 
     def stop(self) -> None:
-        """End the server, and whatever it still runs."""
+        """End the server and the ranks that it still runs."""
         with self._lock:
             self._forget()
 
@@ -115,7 +115,7 @@ class Server:
         self._forget()
         ours, theirs = socket.socketpair()
         path = json.dumps([os.path.abspath(entry) for entry in sys.path])
-        # Most notebooks train something, and an optimizer should not take seconds to make there.
+        # Most notebooks train a model, and creating the first optimizer should not take seconds.
         soon = json.dumps(protocol.SLOW_MODULES[:1] if system.in_a_kernel() else [])
         self._process = subprocess.Popen(
             [sys.executable, "-c", START, str(theirs.fileno()), path, soon, *self._modules],
@@ -144,13 +144,13 @@ class Server:
                     notices.tick()
         sock.settimeout(None)
         if not self._ready:
-            said = self._last_words()
-            raise LaunchError(f"the server that forks ranks did not start. It said:\n{said}")
+            stderr = self._last_words()
+            raise LaunchError(f"the server that forks ranks did not start. It printed:\n{stderr}")
 
     def _share_modules(self, sock: socket.socket) -> None:
-        """Have the server import what this process has of dtlab, so that not every rank does.
+        """Have the server import the dtlab modules of this process, so that no rank must do it.
 
-        Figures are for notebooks alone, and what they are drawn with takes long to import.
+        Ranks draw no figures, so the drawing modules, which take long to import, are left out.
         """
         ours = {name for name in list(sys.modules) if name.startswith("dtlab.")}
         ours = {name for name in ours if not name.startswith(NOT_FOR_RANKS)} | self._wanted
@@ -193,7 +193,7 @@ atexit.register(SERVER.stop)
 
 @dataclass
 class Collected:
-    """All that came back from one launch."""
+    """Everything that one launch has sent back."""
 
     values: list[Any]
     failures: dict[int, RemoteFailure] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Collected:
 
 
 class Conversation:
-    """One launch, seen from the notebook: ask, then read everything until the ranks are gone."""
+    """The notebook's side of one launch: requests ranks, and reads until they have ended."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Conversation:
         self.pipes: dict[int, tuple[int, Stream]] = {}
 
     def run(self) -> Collected:
-        """Returns when the ranks have ended, or are about to with nothing left to do."""
+        """Run the launch; returns when the ranks have ended or are about to exit."""
         first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
         with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
             return self._run()
@@ -237,10 +237,10 @@ class Conversation:
                 self.output.show_if_due()
                 notices.tick()
             while self._read_some(0):
-                pass  # what was still on its way when the ranks ended
+                pass  # data that was still in the sockets when the ranks ended
         except (Closed, ConnectionError) as error:
             raise LaunchError(
-                "the process that looks after the ranks has gone; it was probably killed. "
+                "the supervisor process of the ranks has ended; it was probably killed. "
                 "Run the cell again."
             ) from error
         finally:
@@ -248,7 +248,7 @@ class Conversation:
         return self.collected
 
     def _ask(self, theirs: socket.socket) -> None:
-        """Have the ranks forked; `theirs` is the supervisor's end of the control line."""
+        """Request the ranks; `theirs` is the supervisor's end of the control socket."""
         fds = [theirs.detach(), *self._open_ends()]
         try:
             self.server.request(protocol.LAUNCH, fds)
@@ -259,11 +259,11 @@ class Conversation:
 
     def _send_inputs(self) -> None:
         for channel, packed in zip(self.channels, self.inputs, strict=False):
-            with contextlib.suppress(ConnectionError):  # the rank has died, as will be told
+            with contextlib.suppress(ConnectionError):  # the rank has died; the outcome reports it
                 packed.send(channel, protocol.INPUT)
 
     def _open_ends(self) -> list[int]:
-        """A channel and two pipes per rank; keeps this side, returns the ranks' side."""
+        """Open a channel and two pipes per rank; keeps this side, returns the ranks' side."""
         theirs = []
         for rank in range(self.spec.world_size):
             channel, far = socket.socketpair()
@@ -277,14 +277,14 @@ class Conversation:
         return theirs
 
     def _read_some(self, patience: float | None) -> bool:
-        """Read whatever is there, in the order of the ranks; False if there was nothing."""
+        """Read all available data, in the order of the ranks; False if there was none."""
         poller = select.poll()
-        for fd in [*self.pipes, *(one.fileno() for one in [*self.channels, self.control])]:
+        for fd in [*self.pipes, *(sock.fileno() for sock in [*self.channels, self.control])]:
             poller.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poller.poll(None if patience is None else patience * 1000)}
         for reader in [reader for reader in self.pipes if reader in ready]:
             self._read_pipe(reader)
-        for channel in [one for one in self.channels if one.fileno() in ready]:
+        for channel in [channel for channel in self.channels if channel.fileno() in ready]:
             self._read_channel(channel)
         if self.control.fileno() in ready and self.collected.outcome is None:
             self._take_control(*receive_frame(self.control))
@@ -292,7 +292,7 @@ class Conversation:
         return bool(ready - {self.control.fileno()})
 
     def _take_control(self, tag: bytes, body: bytearray) -> None:
-        """The supervisor says something: in a launch it is how that ended."""
+        """Handle a message of the supervisor; in a launch it is the outcome."""
         self.collected.outcome = pickle.loads(body)
 
     def _read_pipe(self, reader: int) -> None:
@@ -316,9 +316,9 @@ class Conversation:
             return
         try:
             self._open(rank, tag, body, value)
-        except Exception as error:  # noqa: BLE001  objects define how they are opened
-            what = f"{type(error).__name__}: {error}"
-            text = f"returned something that cannot be opened here: {what}"
+        except Exception as error:  # noqa: BLE001  unpickling may run any code
+            reason = f"{type(error).__name__}: {error}"
+            text = f"returned something that cannot be unpickled here: {reason}"
             self.collected.failures[rank] = RemoteFailure("result", text, [])
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
@@ -334,22 +334,22 @@ class Conversation:
         elif tag == protocol.RECORDS:
             collected.records.append(Records.of(fields, rank, self.spec.world_size))
         elif tag == protocol.CHANGED:
-            collected.changed_sends += [OpInfo(*one) for one in fields]
+            collected.changed_sends += [OpInfo(*op) for op in fields]
 
     def _ended_well(self) -> bool:
-        """Whether the ranks are ending by themselves, so that nobody has to wait for it."""
+        """Whether the ranks end by themselves, so that the notebook need not wait for them."""
         outcome = self.collected.outcome
         return outcome is not None and outcome.reason == "returned"
 
     def _close(self) -> None:
-        """Tell the supervisor that this is over; wait for processes that have to be killed."""
+        """Close the control socket; wait until the supervisor has killed remaining processes."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
             self.control.settimeout(STOP_LIMIT)
             while not self._ended_well() and self.control.recv(65536):
                 pass
-        for one in [self.control, *self.channels]:
-            one.close()
+        for sock in [self.control, *self.channels]:
+            sock.close()
         for reader in self.pipes:
             os.close(reader)
         self.pipes.clear()

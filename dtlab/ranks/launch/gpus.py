@@ -1,9 +1,8 @@
 """Reservation of GPUs on a node that several learners share.
 
-A reservation is a name that one process at a time may bind, an abstract socket of Linux: nobody
-else on the node can take it, no file is left, and it is free as soon as its process has ended,
-however that was. Whoever finds too few free cards waits, and says so. What others run besides
-dtlab is not looked at.
+A reservation is a bound abstract socket of Linux, whose name only one process at a time can bind.
+It leaves no file, and is free as soon as its process has ended for any reason. If too few GPUs are
+free, the launch waits and prints a message. GPU use outside dtlab is not considered.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ __all__ = ["reserved", "visible"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TRY_EVERY = 0.25  # seconds
-LIST_LIMIT = 20.0  # seconds that the driver may take to list its cards
+LIST_LIMIT = 20.0  # seconds that the driver may take to list its GPUs
 _NAME = "\0dtlab-card-"  # an abstract socket begins with a zero byte
-_QUEUE = "\0dtlab-queue-"  # of a node: who waits first has it, so that nobody is outrun
+_QUEUE = "\0dtlab-queue-"  # one per node, held by the first waiting launch: keeps the order
 _LISTED = re.compile(r"^(?P<indent>\s*)(?:GPU|MIG) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 _lock = threading.Lock()
-_held: dict[str, socket.socket] = {}  # this process's reservations,
-_uses: Counter[str] = Counter()  # and how many of its launches and sessions use each
+_held: dict[str, socket.socket] = {}  # reservations of this process
+_uses: Counter[str] = Counter()  # how many of its launches and sessions use each
 
 
 @contextlib.contextmanager
 def reserved(spec: Spec) -> Iterator[Spec]:
-    """A launch's `Spec` with the cards that its ranks may see, theirs until this ends.
+    """Reserve one GPU per rank for the context; yields the `Spec` with CUDA_VISIBLE_DEVICES set.
 
-    Only where each rank has a GPU of its own; else nothing is reserved. Raises LaunchError.
+    Without the NCCL backend, nothing is reserved. Raises LaunchError if there are too few GPUs.
     """
     if "nccl" not in spec.backend or not system.LINUX:
         yield spec
@@ -57,16 +56,16 @@ def reserved(spec: Spec) -> Iterator[Spec]:
 
 
 def visible(environment: Mapping[str, str]) -> list[str] | None:
-    """Cards that a process with this environment may use, by UUID; MIG devices where there are.
+    """UUIDs of the GPUs, or of their MIG devices, that a process with this environment may use.
 
-    None where the driver does not list them.
+    None if the driver does not list them.
     """
     node = _listed()
     return None if node is None else _visible(environment, node)
 
 
 def _listed() -> list[list[str]] | None:
-    """Each GPU of this node: its own UUID, then those of its MIG devices; None: not told."""
+    """Per GPU of this node: its UUID, then those of its MIG devices; None if they are unknown."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=LIST_LIMIT, check=True
@@ -74,51 +73,51 @@ def _listed() -> list[list[str]] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     cards: list[list[str]] = []
-    for found in filter(None, map(_LISTED.match, listed.splitlines())):
-        if found["indent"]:
-            cards[-1].append(found["uuid"])
+    for match in filter(None, map(_LISTED.match, listed.splitlines())):
+        if match["indent"]:
+            cards[-1].append(match["uuid"])
         else:
-            cards.append([found["uuid"]])
+            cards.append([match["uuid"]])
     return cards
 
 
 def _visible(environment: Mapping[str, str], cards: Sequence[Sequence[str]]) -> list[str]:
     wish = environment.get(VISIBLE)
     if wish is None:
-        return [one for card in cards for one in card[1:] or card]
+        return [uuid for card in cards for uuid in card[1:] or card]
     return _chosen(wish, cards)
 
 
 def _chosen(wish: str, cards: Sequence[Sequence[str]]) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES names, up to the first that there is not, as CUDA has it."""
-    found: list[str] = []
-    for name in filter(None, (one.strip() for one in wish.split(","))):
+    """The GPUs that CUDA_VISIBLE_DEVICES names, up to the first unknown one, as in CUDA."""
+    chosen: list[str] = []
+    for name in filter(None, (part.strip() for part in wish.split(","))):
         if name.isdigit():
             names = [*cards[int(name)][1:2], cards[int(name)][0]] if int(name) < len(cards) else []
         else:
-            names = [one for card in cards for one in card if one.startswith(name)]
+            names = [uuid for card in cards for uuid in card if uuid.startswith(name)]
         if not names:
             break
-        found.append(names[0])
-    return [*dict.fromkeys(found)]
+        chosen.append(names[0])
+    return [*dict.fromkeys(chosen)]
 
 
 def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
-    """Reserve so many of `cards`; waits until they are free."""
+    """Reserve `count` of the GPUs; waits until so many are free."""
     if len(cards) < count:
         raise LaunchError(
-            f"{count} ranks need a GPU each, and {VISIBLE} names {len(cards)} that there are: "
-            f"{', '.join(cards) or 'none'}."
+            f"{count} ranks need a GPU each, but {VISIBLE} names {len(cards)} existing GPUs: "
+            f"{', '.join(cards) or 'none'}. Use fewer ranks, or name more GPUs."
         )
-    queue, told = None, False
+    queue, announced = None, False
     try:
         while True:
             queue = queue or _bound(queue_of_node)
             mine, free = _try(cards, count) if queue else ([], _free(cards))
             if mine:
                 return mine
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 print(
                     f"Waiting for {count} GPU{'s' * (count > 1)}: {free} of {len(cards)} "
                     f"{'is' if free == 1 else 'are'} free, the others are reserved by launches of "
@@ -132,18 +131,18 @@ def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
 
 
 def _try(cards: Sequence[str], count: int) -> tuple[list[str], int]:
-    """So many cards, those first that nobody here uses; or none, and how many were free."""
+    """`count` GPUs, unused ones first, and `count`; or no GPU, and the number that is free."""
     with _lock:
         fresh: dict[str, socket.socket] = {}
         for card in cards:
-            one = None if card in _held or len(fresh) == count else _bound(_NAME + card)
-            if one:
-                fresh[card] = one
-        own = [card for card in cards if card in _held]
-        mine = [*fresh, *own][:count]
+            lock = None if card in _held or len(fresh) == count else _bound(_NAME + card)
+            if lock:
+                fresh[card] = lock
+        held = [card for card in cards if card in _held]
+        mine = [*fresh, *held][:count]
         if len(mine) < count:
-            for one in fresh.values():
-                one.close()
+            for lock in fresh.values():
+                lock.close()
             return [], len(mine)
         _held.update(fresh)
         _uses.update(mine)
@@ -166,11 +165,11 @@ def _give_back(mine: Sequence[str]) -> None:
 
 
 def _bound(name: str) -> socket.socket | None:
-    """The name, if nobody has it."""
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    """A socket bound to the name, or None if another process has it."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        one.bind(name)
+        sock.bind(name)
     except OSError:
-        one.close()
+        sock.close()
         return None
-    return one
+    return sock

@@ -1,7 +1,7 @@
-"""`init_process_group` inside a rank, where `launch` has made the group already.
+"""Replacement of `init_process_group` in a rank, whose default group `launch` has created.
 
-A call that asks for the group that there is changes nothing and says so, once. Any other is an
-error. After `destroy_process_group` the same call makes the group again.
+A call that describes the existing group changes nothing and prints a note once. Any other call is
+an error. After `destroy_process_group`, the same call creates the group again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["InitCalls"]
 
 
 class InitCalls:
-    """Stands in for `dist.init_process_group` in a rank.
+    """Replaces `dist.init_process_group` in a rank.
 
-    It does so before the learner's function is loaded, which may refer to it. Once the rank has
-    joined its group, `store` is the group's. `init(rank, spec, store)` makes the default group
-    with a store that no group has used.
+    It is installed before the learner's function is unpickled, because that may refer to it. Once
+    the rank has joined its group, `store` is the group's store. `init(rank, spec, store)` creates
+    the default group with a store that no other group has used.
     """
 
     store: Any
@@ -42,7 +42,7 @@ class InitCalls:
         *args: Any,
         **named: Any,
     ) -> None:
-        """As `dist.init_process_group`. Raises ValueError for another group than there is."""
+        """Act as `dist.init_process_group`. Raises ValueError unless the group is the same."""
         self._refuse_another(backend, world_size, rank)
         self._calls += 1
         if not dist.is_initialized():
@@ -51,7 +51,7 @@ class InitCalls:
             self._init(self._rank, self._spec, store)
         elif self._calls == 1 and self._rank == 0:
             print(
-                "note: dtlab.launch has made the process group already "
+                "note: dtlab.launch has already initialised the process group "
                 f"({self._spec.backend}, {self._spec.world_size} ranks). "
                 "init_process_group changes nothing."
             )
@@ -65,12 +65,13 @@ class InitCalls:
         if rank not in (-1, None, self._rank):
             wrong.append(("rank", rank, self._rank))
         if wrong:
-            asked = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
-            there = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
+            given = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
+            actual = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
             raise ValueError(
-                f"init_process_group({asked}): dtlab.launch has made this rank's process group "
-                f"already, with {there}. Leave the call out, or write these values. To change "
-                "them, pass backend and world_size to dtlab.launch; nccl needs a GPU per rank."
+                f"init_process_group({given}): dtlab.launch has already initialised this rank's "
+                f"process group, with {actual}. Leave the call out, or write these values. To "
+                "change them, pass backend and world_size to dtlab.launch. nccl needs a GPU per "
+                "rank."
             )
 
 

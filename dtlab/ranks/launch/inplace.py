@@ -1,7 +1,7 @@
 """`launch` in a process that is already a rank, as under torchrun.
 
-The function runs in place on this rank, and its values are gathered, so that the same notebook or
-script gives the same `run.values` everywhere.
+The function runs in this process, and the ranks gather their return values, so that the same
+notebook or script gives the same `run.values` everywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment_is_set() -> bool:
-    """Whether this process was started as a rank, by torchrun or the like."""
+    """Whether this process was started as a rank, by torchrun or a similar launcher."""
     return all(name in os.environ for name in NEEDED)
 
 
@@ -40,14 +40,14 @@ def run(
     begun: float,
     cluster: Cluster | None = None,
 ) -> dict[str, Any]:
-    """Run `fn(*args)` on this rank: what its `Run` is made of. All ranks return, or all raise."""
+    """Run `fn(*args)` here and return the fields of `Run`. All ranks return, or all raise."""
     import torch
     import torch.distributed as dist
 
     _check_world_size(world_size)
     if cluster is not None:
         raise LaunchError(
-            "cluster= emulates links between ranks that launch makes itself, but this process is "
+            "cluster= emulates links between ranks that launch starts itself, but this process is "
             f"one of {os.environ['WORLD_SIZE']} ranks that were started already (WORLD_SIZE is "
             "set). Leave cluster out: these ranks use the links that they have."
         )
@@ -59,7 +59,7 @@ def run(
     with contextlib.redirect_stdout(printed):
         try:
             value = fn(*args)
-        except BaseException as error:  # noqa: BLE001  the other ranks have to hear of it before it goes on
+        except BaseException as error:  # noqa: BLE001  the other ranks must learn of it before it is raised
             failure = error
     records = recorder.stop() if recorder else None
     wire = traffic.total([os.getpid()])[0] if traffic else None
@@ -79,17 +79,17 @@ def run(
 
 
 def _check_world_size(world_size: int | None) -> None:
-    there = int(os.environ["WORLD_SIZE"])
-    if world_size is not None and world_size != there:
+    actual = int(os.environ["WORLD_SIZE"])
+    if world_size is not None and world_size != actual:
         raise LaunchError(
-            f"world_size={world_size} was asked for, but this process is one of {there} ranks "
+            f"launch got world_size={world_size}, but this process is one of {actual} ranks "
             "that were started already (WORLD_SIZE is set). Leave world_size out, or start "
             f"{world_size} processes."
         )
 
 
 def _join(backend: str | None) -> str:
-    """Initialise the process group unless the learner has; returns its backend."""
+    """Initialise the process group, unless the learner has done so; returns its backend."""
     import torch
     import torch.distributed as dist
 
@@ -137,17 +137,17 @@ def _in_words(failure: BaseException | None) -> Any:
 
 
 def _raise_together(
-    failures: list[Any], own: BaseException | None, values: list[Any], stdout: list[str]
+    failures: list[Any], error: BaseException | None, values: list[Any], stdout: list[str]
 ) -> None:
     from dtlab.ranks.watch import explain
 
     if any(failures):
-        found = {r: explain.of_exception(one) for r, one in enumerate(failures) if one}
-        raise explain.rank_error(found, [], values, stdout) from own
+        by_rank = {r: explain.of_exception(failed) for r, failed in enumerate(failures) if failed}
+        raise explain.rank_error(by_rank, [], values, stdout) from error
 
 
 class _Tee(io.StringIO):
-    """Keeps what is written, and passes it on."""
+    """Keeps the written text, and also writes it to `stream`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__()

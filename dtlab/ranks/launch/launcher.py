@@ -1,4 +1,4 @@
-"""`dtlab.launch`: run a function on N real ranks, from a notebook cell or a script.
+"""`dtlab.launch`: run a function on N rank processes, from a notebook cell or a script.
 
     kernel (client.py)                server.py             supervisor.py          process.py
     ──────────────────                ─────────             ─────────────          ──────────
@@ -8,12 +8,12 @@
                                       (torch is             fork ────────────────► join group
                                        imported already)    all ready? ─── go ───► fn(*args)
       show output  ◄─────────────────────────────────────────────────────────────  print
-      values, failures, records  ◄───────────────────────────────────────────────  hand over
+      values, failures, records  ◄───────────────────────────────────────────────  deliver
       outcome  ◄──────────────────────────────────────────  all done? ── leave ──► _exit
       Run, or an error                                      kill whatever is left
 
-Where the environment already names a process group (torchrun, an SPMD kernel), nothing is forked:
-the function runs in place on this rank (inplace.py).
+If the environment already describes a process group (torchrun, an SPMD kernel), nothing is
+forked, and the function runs in this process, which is a rank already (inplace.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dtlab.trace import Trace
 
 @dataclass
 class Run:
-    """What came of a launch: one entry per rank in `values` and `stdout`."""
+    """The result of a launch; `values` and `stdout` have one entry per rank."""
 
     values: list[Any]
     stdout: list[str]
@@ -53,8 +53,8 @@ class Run:
     seconds: float  # wall time of the whole call
     backend: str
     stderr: list[str] = field(default_factory=list, repr=False)
-    cluster: Cluster | None = None  # whose links were emulated
-    resident: list[list[int | None]] = field(default_factory=list, repr=False)  # counts of memory
+    cluster: Cluster | None = None  # the cluster whose links were emulated
+    resident: list[list[int | None]] = field(default_factory=list, repr=False)  # bytes
 
     @property
     def world_size(self) -> int:
@@ -89,34 +89,34 @@ def launch(
     cluster: Cluster | None = None,
     engine: str = "local",
 ) -> Run:
-    """Run `fn(*args)` on every rank, each a process of its own, and return what came of it.
+    """Run `fn(*args)` on every rank, each in a separate process, and return the results.
 
-    Inside, the default process group is initialised: `dist.get_rank()` and the rest of
-    `torch.distributed` work as anywhere. Ranks are fresh at each call; nothing of them stays.
+    The default process group is initialised before `fn` runs, so `dist.get_rank()` and all other
+    functions of `torch.distributed` work. Each call starts new ranks, which end with it.
 
     Args:
-        fn: any function, also one defined in a cell with the notebook's names in it; or the path
-            of a script, which runs on each rank as `__main__`, as under `torchrun`.
+        fn: any function, also one that is defined in a cell and uses the notebook's variables; or
+            the path of a script, which runs on each rank as `__main__`, as under `torchrun`.
         args: the arguments of `fn`; each rank gets a copy. For a script, its command line.
-        world_size: number of ranks; None means 2, or as many as `cluster` has room for, or what
-            the environment (torchrun) says.
-        backend: "gloo", "nccl" or "cpu:gloo,cuda:nccl", which is what None means if there is a GPU
-            for every rank: NCCL moves tensors on GPUs, and gloo those on the CPU. Else it is gloo.
-            GPUs are reserved meanwhile: launches of other notebooks on this node wait for them.
+        world_size: number of ranks; None means 2, or the size of `cluster`, or the number that
+            the environment (torchrun) gives.
+        backend: "gloo", "nccl", "cpu:gloo,cuda:nccl" or None. None selects the last of these if
+            there is a GPU for every rank (NCCL moves GPU tensors, gloo moves CPU tensors), else
+            gloo. GPUs are reserved for the launch; other notebooks' launches on this node wait.
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
-        seed: of torch, NumPy and random, the same on every rank (see `rank_generator`).
-        threads: of torch on each rank; None shares the CPUs that may be used fairly.
-        memory_limit: bytes that each rank may allocate beyond what a fresh one has.
-        cluster: links to emulate: every communication takes the time that they would need, and
-            LOCAL_RANK is the seat in the emulated node. What ranks compute and send stays real.
-        engine: "local", processes on this machine.
+        seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
+        threads: threads of torch on each rank; None divides the usable CPUs equally.
+        memory_limit: bytes that each rank may allocate beyond those of a new rank.
+        cluster: emulated cluster: every communication takes the time that its links would need,
+            and LOCAL_RANK is the GPU's number in its node. Computation and data stay real.
+        engine: "local" runs the ranks as processes on this machine.
 
     Raises:
-        LaunchError: what was asked for cannot be launched.
+        LaunchError: the ranks cannot be started with these arguments.
         RankError: a rank raised, exited, was killed, ran out of memory, or returned something
             that cannot be sent.
-        DeadlockError: no rank can move any more, or operations do not fit each other.
+        DeadlockError: no rank can make progress, or operations do not match.
         RankTimeoutError: some rank was still running after `timeout` seconds.
         Interrupted: Ctrl-C, or Interrupt Kernel.
     """
@@ -157,11 +157,11 @@ def launch_sealed(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
 ) -> Run:
-    """Run `fn(*args, inputs[rank])` on ranks behind `door`, for somebody who trusts none of them.
+    """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`, whose code is not trusted.
 
-    `fn` itself comes from the caller; what it opens there may be anybody's. Each rank gets its own
-    input only. Values come back as plain data, and what ranks print is dropped. Raises as
-    `launch` does.
+    `fn` comes from the caller, but it may unpickle and call untrusted code. Each rank receives
+    only its own input. Return values come back as plain data, and printed text is dropped. Raises
+    the errors of `launch`.
     """
     begun, world_size = time.perf_counter(), len(inputs)
     spec = Spec(
@@ -170,7 +170,7 @@ def launch_sealed(
         timeout=timeout,
         trace=True,
         seed=0,
-        threads=1,  # on a busy machine, threads that wait for each other stand still
+        threads=1,  # on a busy machine, threads that wait for each other make no progress
         memory_limit=memory_limit,
         environment={**walls.environment(), "OMP_NUM_THREADS": "1"},
         folder=door.folder,
@@ -181,26 +181,26 @@ def launch_sealed(
     )
     with open(os.devnull, "w") as nowhere:
         output = Output(world_size, nowhere)
-        packed = [pack(each) for each in inputs]
+        packed = [pack(value) for value in inputs]
         call = pack_call(fn, args)
         try:
             run, _ = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
         except DtlabError:
             raise
-        except Exception as error:  # whatever ranks told that nobody had thought of
+        except Exception as error:  # untrusted results that the checks did not foresee
             raise strangers.nonsense(error) from error
     return run
 
 
 def _carry_out(conversation: client.Conversation, begun: float) -> tuple[Run, list[str]]:
-    """Hold the conversation; what came of it, and what to warn of. Raises what went wrong."""
+    """Run a launch; its `Run` and the texts of warnings. Raises the launch's error."""
     return run_of(conversation.run(), conversation.spec, conversation.output, begun)
 
 
 def run_of(
     collected: client.Collected, spec: Spec, output: Output, begun: float
 ) -> tuple[Run, list[str]]:
-    """The `Run` of what came back, and what to warn of. Raises what went wrong."""
+    """The `Run` of the collected results, and the texts of warnings. Raises the launch's error."""
     error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
@@ -229,7 +229,7 @@ def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
 
 
 def _existing(script: str | os.PathLike[str]) -> str:
-    """The full path of a script. Raises LaunchError where there is none."""
+    """The absolute path of a script. Raises LaunchError if there is no such file."""
     path = os.path.abspath(script)
     if not os.path.isfile(path):
         raise LaunchError(f"there is no script {path} to run on every rank.")
@@ -237,7 +237,7 @@ def _existing(script: str | os.PathLike[str]) -> str:
 
 
 def _run_script(path: str, arguments: list[str]) -> None:
-    """Runs on a rank: a script, as `torchrun path *arguments` would."""
+    """Run a script on a rank, as `torchrun path *arguments` would."""
     import runpy
 
     sys.argv = [path, *arguments]
@@ -250,23 +250,23 @@ def _run_script(path: str, arguments: list[str]) -> None:
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
-    """A call, ready to be sent. Raises LaunchError for what cannot be."""
+    """Pickle a call for the ranks. Raises LaunchError if that is not possible."""
     try:
         return pack((fn, args))
     except Exception as error:  # anything: objects define how they are pickled
         name = getattr(fn, "__name__", repr(fn))
         raise LaunchError(
             f"{name} cannot be sent to the ranks: {type(error).__name__}: {error}\n"
-            "It uses something that only lives in this process (a lock, an open file, a process "
-            "group, ...). Make that inside the function instead."
+            "It uses an object that exists only in this process (a lock, an open file, a process "
+            "group, ...). Create that object inside the function instead."
         ) from error
 
 
 def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raises LaunchError where `fn` does not take these arguments, a first one `rank` say."""
+    """Raise LaunchError if `fn` cannot be called with these arguments."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # written in C: nothing is known of its parameters
+    except (TypeError, ValueError):  # written in C: its parameters are not known
         return
     try:
         signature.bind(*args)
@@ -275,7 +275,7 @@ def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> Non
         about_ranks = ""
         if next(iter(signature.parameters), "") in ("rank", "local_rank"):
             about_ranks = (
-                " launch passes no rank, as mp.spawn does: drop that parameter and call "
+                " Unlike mp.spawn, launch passes no rank: drop that parameter and call "
                 "dist.get_rank() in the function."
             )
         given = f"{len(args)} argument{'s' * (len(args) != 1)}"
@@ -285,9 +285,9 @@ def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> Non
 
 
 def rank_generator() -> Any:
-    """A `torch.Generator` for this rank: differs from rank to rank, repeats from run to run.
+    """A `torch.Generator` that differs from rank to rank and is the same in every run.
 
-    Its seed is made of the seed of the launch and the rank.
+    Its seed is computed from the launch's seed and the rank.
     """
     import torch
     import torch.distributed as dist

@@ -1,7 +1,7 @@
-"""Output of ranks: shown live, grouped by rank, stored, and limited in size.
+"""Printed output of ranks: shown live, grouped by rank, stored, and limited in size.
 
-Everything is shown on the notebook's stdout, warnings and errors of ranks too: text on stderr
-makes nbgrader take a correct answer for a failed one.
+Everything is shown on the notebook's stdout, also the stderr of ranks, because nbgrader takes a
+correct answer for a failed one if there is text on stderr.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from typing import Literal, TextIO
 
 Stream = Literal["out", "err"]
-# What comes at the same time is shown in this order: a progress bar ends before what follows it.
+# Output that arrives together is shown in this order, so that a progress bar comes before prints.
 STREAMS: tuple[Stream, ...] = ("err", "out")
 KEEP = 1_000_000  # characters kept of each stream of each rank
 SHOW = 200_000  # characters shown of one launch
-GATHER = 0.15  # seconds for which lines are gathered, to be shown rank by rank
+GATHER = 0.15  # seconds for which lines are collected and then shown rank by rank
 
 
 class Output:
-    """Takes bytes as they come from the ranks; shows them, and keeps them."""
+    """Shows and stores the bytes that ranks write."""
 
     def __init__(
         self, world_size: int, file: TextIO | None = None, gather: float = GATHER
@@ -28,27 +28,27 @@ class Output:
         self._gather = gather
         self._file = file or sys.stdout
         self._sources = {(r, s): _Source(r) for r in range(world_size) for s in STREAMS}
-        self._open: tuple[_Source, str] | None = None  # the unfinished line the cursor stands in
+        self._open: tuple[_Source, str] | None = None  # the unfinished line that the cursor is in
         self._shown = 0
-        self._due: float | None = None  # when something has to be shown
+        self._due: float | None = None  # when the next output must be shown
 
     def feed(self, rank: int, stream: Stream, data: bytes) -> None:
-        """Take what rank `rank` has written."""
+        """Take bytes that rank `rank` has written."""
         self._sources[rank, stream].take(data)
         if self._due is None:
             self._due = time.monotonic() + self._gather
 
     def patience(self) -> float | None:
-        """Seconds until `show_if_due` has something to do; None while nothing waits."""
+        """Seconds until `show_if_due` must be called; None if there is nothing to show."""
         return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def show_if_due(self) -> None:
-        """Show what has gathered, rank by rank: finished lines, and rank 0's line as it grows."""
+        """If it is time, show the collected lines rank by rank, and rank 0's unfinished line."""
         if self.patience() == 0.0:
             self.show_now()
 
     def show_now(self) -> None:
-        """As `show_if_due`, and do not wait for more."""
+        """Show the collected output at once, as `show_if_due` does when it is time."""
         self._due = None
         self._show_lines()
         for stream in STREAMS:
@@ -57,7 +57,7 @@ class Output:
                 self._show(growing, growing.rest, finished=False)
 
     def finish(self) -> None:
-        """Show what is left, also without a line end, and say what was too much."""
+        """Show the remaining output, unfinished lines too, and report what was cut off."""
         for source in self._sources.values():
             source.end()
         self._show_lines()
@@ -75,7 +75,7 @@ class Output:
         self._file.flush()
 
     def kept(self, stream: Stream) -> list[str]:
-        """What each rank has written to the stream, in the order of the ranks."""
+        """The stored text of each rank's stream, in the order of the ranks."""
         return ["".join(src.kept) for (_, name), src in self._sources.items() if name == stream]
 
     def _show_lines(self) -> None:
@@ -113,7 +113,7 @@ class _Source:
         self.rest = ""  # the line that has not ended yet
         self.kept: list[str] = []
         self.written = 0  # characters
-        self.dropped = 0  # of them, not kept
+        self.dropped = 0  # characters that were not stored
         self._room = KEEP
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -125,14 +125,14 @@ class _Source:
         self.rest = self.rest[-10_000:]
 
     def end(self) -> None:
-        """Take the unfinished line, if there is one, for finished."""
+        """Treat the unfinished line, if there is one, as finished."""
         if self.rest:
             self.lines.append(self.rest)
         self.rest = ""
 
     def _keep(self, text: str) -> None:
         self.written += len(text)
-        kept = text[: self._room]
-        self._room -= len(kept)
-        self.dropped += len(text) - len(kept)
-        self.kept.append(kept)
+        stored = text[: self._room]
+        self._room -= len(stored)
+        self.dropped += len(text) - len(stored)
+        self.kept.append(stored)

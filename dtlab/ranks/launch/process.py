@@ -1,7 +1,7 @@
 """The rank process: joins the group, runs the function, returns the result.
 
-A rank is forked from its supervisor and never returns into it: it ends by `os._exit`, which is
-quick and leaves no thread a chance to hang.
+A rank is forked from its supervisor and never returns into the supervisor's code. It ends by
+`os._exit`, which is fast and cannot hang on a thread that is still running.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from dtlab.ranks.watch.announcer import Announcer
 from dtlab.ranks.watch.board import Board
 from dtlab.trace import Records
 
-_init_process_group = dist.init_process_group  # PyTorch's own; see init_calls.py
+_init_process_group = dist.init_process_group  # PyTorch's function; init_calls.py replaces it
 
-GROUP_PATIENCE = timedelta(days=1)  # dtlab's own limit comes long before the backend's
-THREAD_STACKS = 64 * 2**20  # bytes beside the learner's memory, for stacks of helper threads
+GROUP_PATIENCE = timedelta(days=1)  # dtlab's time limit ends a rank long before the backend's does
+THREAD_STACKS = 64 * 2**20  # bytes added to the memory limit, for stacks of helper threads
 
 
 class Ends(NamedTuple):
-    """A rank's ends of everything that connects it with others."""
+    """A rank's ends of the sockets, pipes and shared memory that it has with other processes."""
 
     notebook: list[int]  # descriptors: the channel for results, stdout, stderr
     status: socket.socket  # to the supervisor, for letters
     store: socket.socket  # where rank 0 listens for the rendezvous
-    stack_writer: int  # where its stack goes when asked for
+    stack_writer: int  # pipe for its stack trace, when the supervisor requests it
     board: Board
     ports: Ports | None  # of the emulated interconnect
-    cutter: socket.socket | None = None  # where a rank that stays is told to cut its connections
+    cutter: socket.socket | None = None  # for a session: requests to cut its connections
 
 
 def run_rank(
@@ -64,15 +64,15 @@ def run_rank(
     walls: Walls | None = None,
     stay: Callable[[int, Spec, Ends, Outcome], None] | None = None,
 ) -> NoReturn:
-    """Be rank `rank`: everything from the fork to the end of the process.
+    """Run rank `rank`, from the fork to the end of the process.
 
-    Without a `call` the rank runs `stay`, which takes one call after the other (session/rank.py).
+    Without a `call`, the rank runs `stay`, which executes many calls in turn (session/rank.py).
     """
     code = 1
     try:
         system.die_with_parent()
         channel, out, err = ends.notebook
-        sockets = [one.fileno() for one in (ends.status, ends.store, ends.cutter) if one]
+        sockets = [sock.fileno() for sock in (ends.status, ends.store, ends.cutter) if sock]
         _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
         if walls:
             step_behind(walls, rank)
@@ -86,7 +86,7 @@ def run_rank(
                 stay(rank, spec, ends, outcome)
                 os._exit(0)
             _take_part(rank, spec, call, ends, outcome)
-        except BaseException as error:  # noqa: BLE001  dtlab's own trouble, joining the group for instance
+        except BaseException as error:  # noqa: BLE001  an error of dtlab, for instance while joining the group
             outcome.failure = describe(error)
             outcome.deliver()
         ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
@@ -96,7 +96,7 @@ def run_rank(
 
 
 def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome) -> None:
-    """Join, wait for the others, run the function, hand over what came of it."""
+    """Join the process group, wait for the other ranks, run the function, deliver the result."""
     init_calls = InitCalls(rank, spec, init_group)
     with outcome.catching():
         function, args = call.load()
@@ -113,8 +113,8 @@ def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
     watched = spec.trace or protocol.UNWATCHED not in os.environ
     if watched or wire:
         limit = RECORD_LIMIT if spec.trace else 0
-        told = announcer if watched else None
-        outcome.recorder = Recorder(rank, limit=limit, announcer=told, wire=wire)
+        announced_by = announcer if watched else None
+        outcome.recorder = Recorder(rank, limit=limit, announcer=announced_by, wire=wire)
     MemoryLimit(spec.memory_limit).impose()
     if not outcome.failure:
         if outcome.recorder:
@@ -126,14 +126,14 @@ def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
 
 
 class Outcome:
-    """What came of the function, and how it is handed over."""
+    """The result of the function, and its delivery to the notebook."""
 
     def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
         self.channel = channel
         self.status = status
         self.sealed = sealed
-        self.sending = threading.Lock()  # threads may fail while results are on their way
-        self.recorder: Recorder | None = None  # kept: it holds messages that are still leaving
+        self.sending = threading.Lock()  # threads may fail while results are being sent
+        self.recorder: Recorder | None = None  # kept alive: it holds sends that are not complete
         self.value: Any = None
         self.failure: RemoteFailure | None = None
         self.not_warm = [name for name in protocol.SLOW_MODULES if name not in sys.modules]
@@ -142,18 +142,18 @@ class Outcome:
     def catching(self) -> Iterator[None]:
         try:
             yield
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is the learner's to hear of
+        except BaseException as error:  # noqa: BLE001  every exception is reported to the learner
             self.failure = describe(error)
 
     def thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        """An exception ended a thread of the learner's: it may be why others wait in vain."""
+        """Report an exception that ended a thread: it may explain why other ranks wait."""
         threading.__excepthook__(args)
         if args.exc_value is not None and args.exc_type is not SystemExit:
             with self.sending:
                 self._send(protocol.THREAD_FAILURE, describe(args.exc_value))
 
     def deliver(self, last: bool = True) -> None:
-        """Hand over the value, or the failure, and what was recorded; `last`: for good."""
+        """Send the value or the failure, and the records; `last` also stops the recorder."""
         with self.sending:
             self._deliver(last)
 
@@ -169,7 +169,7 @@ class Outcome:
         if not self.failure:
             try:
                 self._send_value()
-            except Exception as error:  # noqa: BLE001  anything: objects define how they are pickled
+            except Exception as error:  # noqa: BLE001  pickling may run any code
                 self.failure = describe(error, kind="result", value=self.value)
                 self.status.send(protocol.RAISED)
         if self.failure:
@@ -204,7 +204,7 @@ def _close_all_but(keep: set[int]) -> None:
 
 
 def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: int) -> None:
-    """Undo what made this process a supervisor, and take on what the notebook has."""
+    """Undo the settings of the supervisor, and take over environment and paths of the notebook."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -226,11 +226,11 @@ def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: in
 
 
 def _seed(seed: int) -> None:
-    """Seed the global generators: they are what people use."""
+    """Seed the global generators of torch, NumPy and random."""
     if system.has_nvidia_driver():
         torch.manual_seed(seed)
     else:
-        torch.default_generator.manual_seed(seed)  # the same, without 2 ms for absent devices
+        torch.default_generator.manual_seed(seed)  # same effect, and saves 2 ms for devices
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
 
@@ -238,10 +238,10 @@ def _seed(seed: int) -> None:
 def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
     loopback = "lo" if system.LINUX else "lo0"
     per_node = spec.cluster.gpus_per_node if spec.cluster else spec.world_size
-    node, seat = divmod(rank, per_node)
+    node, local_rank = divmod(rank, per_node)
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(seat),
+        "LOCAL_RANK": str(local_rank),
         "WORLD_SIZE": str(spec.world_size),
         "LOCAL_WORLD_SIZE": str(min(per_node, spec.world_size - node * per_node)),
         "GROUP_RANK": str(node),
@@ -253,9 +253,9 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
 
 
 def fill_main(function: Any) -> None:
-    """Make the notebook's names importable from `__main__` here too.
+    """Copy the notebook's names into `__main__` of this process.
 
-    Objects of a class defined in a cell are pickled by that name when ranks exchange them.
+    When ranks exchange objects of a class that a cell defines, pickle looks it up there by name.
     """
     main = sys.modules["__main__"]
     names = getattr(function, "__globals__", {})
@@ -263,9 +263,9 @@ def fill_main(function: Any) -> None:
 
 
 def join(rank: int, spec: Spec, listener: socket.socket) -> Any:
-    """Initialise the default process group; returns its store.
+    """Initialise the default process group, and return its store.
 
-    The listening socket existed before the ranks did.
+    The supervisor created the listening socket before it forked the ranks.
     """
     port = listener.getsockname()[1]
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
@@ -286,30 +286,30 @@ def join(rank: int, spec: Spec, listener: socket.socket) -> Any:
 
 
 def init_group(rank: int, spec: Spec, store: Any) -> None:
-    """Initialise the default process group with a store that no group has used."""
+    """Initialise the default process group with a store that no other group has used."""
     _init_process_group(
         spec.backend, store=store, rank=rank, world_size=spec.world_size, timeout=GROUP_PATIENCE
     )
 
 
 class MemoryLimit:
-    """Lets private memory grow by `limit` bytes from here on; what passes it raises."""
+    """A limit on private memory: `limit` bytes more than are in use at construction."""
 
     def __init__(self, limit: int | None) -> None:
         self._ceiling: int | None = None
         if limit is not None:
             with open("/proc/self/status") as lines:
-                used = next(int(one.split()[1]) for one in lines if one.startswith("VmData"))
+                used = next(int(line.split()[1]) for line in lines if line.startswith("VmData"))
             self._ceiling = used * 1024 + limit + THREAD_STACKS
 
     def impose(self) -> None:
-        """From now on, until `Outcome.deliver`."""
+        """Set the limit, which holds until `Outcome.deliver`."""
         if self._ceiling is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (self._ceiling, resource.RLIM_INFINITY))
 
 
 def flush() -> None:
-    """Pass on what this rank has printed."""
+    """Flush stdout and stderr of this rank."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -319,17 +319,17 @@ def flush() -> None:
 
 
 def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteFailure:
-    """An exception as plain data, with the exceptions that led to it."""
+    """An exception as plain data, with its causes."""
     chain: list[tuple[list[Frame], str]] = []
-    one: BaseException | None = error
-    while one is not None and len(chain) < 5:
+    cause: BaseException | None = error
+    while cause is not None and len(chain) < 5:
         frames = [
             Frame(f.filename, f.lineno or 0, f.name)
-            for f in traceback.extract_tb(one.__traceback__)
+            for f in traceback.extract_tb(cause.__traceback__)
         ]
         frames = [f for f in frames if f.file != __file__]
-        chain.append((frames, "".join(traceback.format_exception_only(one)).strip()))
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        chain.append((frames, "".join(traceback.format_exception_only(cause)).strip()))
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     message = chain[0][1]
     if kind == "result":
         message = f"returned a {type(value).__name__}, which cannot be sent back: {message}"

@@ -1,11 +1,11 @@
-"""The warm server: one process per kernel that has imported PyTorch and forks ranks.
+"""The warm server: one process per kernel, which has imported PyTorch and forks ranks.
 
-Importing torch takes a second; forking a process that has done so takes milliseconds. The server
-has one thread, no CUDA context, and runs no code of the learner. For each launch it forks a
-supervisor and hands it the file descriptors that came with the request. For a grader it forks a
-warden (warden.py), which serves in the same way behind walls.
+Importing torch takes a second; forking a process that has imported it takes milliseconds. The
+server has one thread and no CUDA context, and runs no code of the learner. For each launch it
+forks a supervisor and passes it the file descriptors that came with the request. For a grader it
+forks a warden (warden.py), which serves in the same way inside the sandbox.
 
-It ends when its kernel does (its socket closes, or its parent changes), or after ten idle minutes.
+It ends when its kernel ends (its socket closes, or its parent changes), or after ten idle minutes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from dtlab.ranks.transport import Closed, Packed, receive_frame, receive_request
 if TYPE_CHECKING:
     from dtlab.ranks.sandbox.walls import Walls
 
-IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends,
-SHORT_LIMIT, SHORT = 30.0, 0.1  # and where less than that part of the machine's memory is free
+IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
+SHORT_LIMIT, SHORT = 30.0, 0.1  # this limit instead, if less than this share of memory is free
 CHECK_PARENT_EVERY = 0.5  # seconds
-QUIET = 0.3  # seconds without a request before there is time for chores
-MANY = 4  # requests after which memory is tidied even if no quiet moment has come
-A_MOMENT = 100  # milliseconds that a request then waits for the ranks of the one before to end
+QUIET = 0.3  # seconds without a request after which chores are done
+MANY = 4  # requests after which memory is tidied even without a quiet moment
+A_MOMENT = 100  # milliseconds that a request then waits for the ranks of the launch before to end
 
-# Beginnings of what a grader's server keeps of its environment.
+# Prefixes of the environment variables that a grader's server keeps.
 KEPT = ("PATH", "HOME", "LANG", "LC_", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
         "CONDA_PREFIX", "OPENBLAS_", "OMP_", "MKL_", "TORCHINDUCTOR_", "MPL", "XDG_")  # fmt: skip
 
@@ -49,9 +49,9 @@ WARM = ("torch.distributed", "numpy.ma", "numpy.random", "dtlab.collectives")
 
 
 def main(fd: int, soon: Sequence[str], *modules: str) -> None:
-    """Serve launches on the socket `fd` until the kernel goes, with `modules` imported as well.
+    """Serve launches on the socket `fd` until the kernel ends.
 
-    Those in `soon` are imported while there is nothing else to do.
+    Imports `modules` first, and the modules in `soon` while the server is idle.
     """
     if modules:
         _forget_environment()
@@ -66,9 +66,9 @@ def main(fd: int, soon: Sequence[str], *modules: str) -> None:
 def serve(
     sock: socket.socket, parent: int, walls: Walls | None = None, soon: Sequence[str] = ()
 ) -> None:
-    """Fork what is asked for on `sock` until the other side goes; leave nothing behind.
+    """Fork the processes requested on `sock` until it is closed; then end all of them.
 
-    `walls` are those that this process is behind, and its ranks step behind.
+    `walls` is set if this process runs inside a sandbox; its ranks then confine themselves too.
     """
     with contextlib.suppress(Closed, ConnectionError):
         _serve(sock, parent, walls, _Chores(soon, tidies=system.LINUX and walls is None))
@@ -76,13 +76,13 @@ def serve(
 
 
 def _forget_environment() -> None:
-    """Begin once more, without what the environment of a grader may hold: keys, passwords.
+    """Re-execute this process without the keys and passwords in a grader's environment.
 
-    What is in this process's memory is in that of all that it forks, learners' code among them.
+    Forked processes, which run learners' code, inherit this process's memory.
     """
-    kept = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
-    if kept != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
+    if environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def _prepare(modules: Sequence[str]) -> None:
@@ -91,7 +91,7 @@ def _prepare(modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import((*WARM, *modules))
     recorder.rehearse()
-    if modules:  # a grader's, which will fork rooms
+    if modules:  # a grader's server, which will fork rooms
         from dtlab.ranks.sandbox import room
 
         room.rehearse()
@@ -99,20 +99,20 @@ def _prepare(modules: Sequence[str]) -> None:
 
 
 def _silence() -> None:
-    """Errors before this point went to the kernel; from here on nobody reads them."""
+    """Redirect stderr to /dev/null; the kernel reads it only until the server is ready."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
 
 
 class _Chores:
-    """What the server does while nobody asks for anything, a piece at a time."""
+    """Work that the server does while it is idle, one piece at a time."""
 
     def __init__(self, modules: Sequence[str], tidies: bool) -> None:
         self.modules = list(modules)  # to import
         self.tidies = tidies
         self.tidy = not tidies
-        self.requests = 0  # since memory was tidy
+        self.requests = 0  # since memory was last tidied
         self._waited = 0  # milliseconds
 
     def __bool__(self) -> bool:
@@ -130,19 +130,19 @@ class _Chores:
         self.tidy = not self.tidies
 
     def _tidy(self) -> None:
-        with contextlib.suppress(OSError):  # where /proc is hidden, launches take longer
-            kernel_calls.huge_pages()  # 0.2 s of CPU, once; a launch then takes two fifths less
+        with contextlib.suppress(OSError):  # if /proc is hidden, launches stay slower
+            kernel_calls.huge_pages()  # 0.2 s of CPU, once; launches then take 40 % less time
         self.tidy, self.requests, self._waited = True, 0, 0
 
     def had_better_wait(self) -> bool:
-        """For a millisecond: what is shared with ranks that are still ending stays untidy."""
+        """Whether to wait a millisecond: pages shared with ranks that still end stay untidy."""
         if self.tidy or self.requests < MANY or self._waited >= A_MOMENT:
             return False
         self._waited += 1
         return True
 
     def note_request(self) -> None:
-        """Tidy at last, if launches come so fast that there is never time for it."""
+        """Count a request; tidies memory if launches come too fast for a quiet moment."""
         self.requests += 1
         if self.requests > MANY and not self.tidy:
             self._tidy()
@@ -151,7 +151,7 @@ class _Chores:
 def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chores) -> None:
     child_ended = system.wake_on_child()
     forked: set[int] = set()
-    asked = False
+    requested = False
     served_at = time.monotonic()
     while os.getppid() == parent:
         watched: list[Any] = [sock, child_ended]
@@ -164,12 +164,12 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
             if os.waitstatus_to_exitcode(status) == protocol.ASKED_FOR_SLOW_MODULES:
                 slow = protocol.SLOW_MODULES
                 chores.modules = [name for name in slow if name not in sys.modules]
-                asked = True
+                requested = True
         for orphan in set(system.children()) - forked:
-            system.kill(orphan)  # left by a supervisor that was itself killed
-        if asked and chores.modules:  # at once: else all ranks do, in every launch to come
+            system.kill(orphan)  # left behind by a supervisor that was killed
+        if requested and chores.modules:  # at once, or else all ranks of later launches import it
             chores.have([chores.modules.pop(0)])
-            asked = False
+            requested = False
         if sock in ready and forked and chores.had_better_wait():
             time.sleep(0.001)
         elif sock in ready:
@@ -183,28 +183,28 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
 
 
 def _long_enough(idle: float) -> bool:
-    """Whether a server that was idle for so many seconds makes room for others."""
+    """Whether a server should end after being idle for `idle` seconds."""
     if idle > IDLE_LIMIT:
         return True
     return idle > SHORT_LIMIT and system.free_memory() < SHORT
 
 
 def _import(names: Sequence[str]) -> None:
-    """Have modules ready for the ranks to come."""
+    """Import modules for the ranks of later launches."""
     for name in names:
-        # Its ranks will say it better, and a file may be half written just now.
+        # Ranks will report the error better, and the file may be half written.
         with contextlib.suppress(ImportError, SyntaxError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is there now is never collected, so its pages stay shared with the ranks
+    gc.freeze()  # these objects are never collected, so their pages stay shared with the ranks
 
 
 def _answer(sock: socket.socket, walls: Walls | None, chores: _Chores) -> set[int]:
-    """Fork what is asked for; the descriptors of the request go to it alone."""
+    """Fork the requested process; only it keeps the descriptors of the request."""
     kind, fds = receive_request(sock)
     if kind == protocol.MODULES:
         names = b"".join(_read(fd) for fd in fds).decode().split()
-        if walls is None:  # else it is a learner's code that asks
+        if walls is None:  # behind walls, a learner's code may request it
             chores.have([name for name in names if name.startswith("dtlab.")])
         return set()
     pid = os.fork()
@@ -236,7 +236,7 @@ def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
 def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
     """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
 
-    The ranks step behind `walls`, where there are some; the supervisor itself does not.
+    With `walls`, the ranks confine themselves to the sandbox; the supervisor does not.
     """
     code = 1
     try:
@@ -253,15 +253,15 @@ def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
             SessionSupervisor(spec, control, None).serve(fds[1:])
         _, body = receive_frame(control)
         call = Packed.receive(control, body)
-        own = supervisor.Supervisor(spec, control, walls)
-        outcome = own.run(call, fds[1:])
+        launch = supervisor.Supervisor(spec, control, walls)
+        outcome = launch.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
         if outcome.reason == "returned" and not spec.sealed:
-            own.wait_until_gone()
-        imported = any(rank.has(protocol.IMPORTED) for rank in own.ranks)
+            launch.wait_until_gone()
+        imported = any(rank.has(protocol.IMPORTED) for rank in launch.ranks)
         code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0
     except (Closed, ConnectionError):
-        pass  # the notebook has gone, or does not want to know any more
+        pass  # the notebook has ended, or has closed the launch
     finally:
         system.kill_children()
         os._exit(code)
@@ -273,7 +273,7 @@ def _end_at_once(*_: object) -> None:
 
 
 def _end() -> None:
-    """Give the supervisors a moment to clean up, then kill whatever is still there."""
+    """Give the supervisors a second to clean up, then kill the remaining processes."""
     deadline = time.monotonic() + 1.0
     for pid in system.children():
         system.kill(pid, signal.SIGTERM)

@@ -1,14 +1,14 @@
-"""The supervisor of one launch: forks the ranks, watches them, and ends all their processes.
+"""The supervisor process of one launch: forks the ranks, watches them, and ends them.
 
       notebook ── control ──► supervisor ── fork ──► rank 0, rank 1, ...
           ▲                       ▲                     │   │
           │                       └── status letters ───┘   │
           └── values, failures, records, output ────────────┘
 
-Ranks begin together, because a rank that returns before its peers have connected breaks their
-start, and end together, because a rank that is gone resets its peers' connections. The supervisor
-is the parent of all that its ranks leave behind (a "subreaper"), so killing its children until it
-has none ends everything, however often a descendant forked.
+Ranks start together, because a rank that returns before its peers have connected breaks their
+start. They end together, because a rank that exits resets its peers' connections. The supervisor
+becomes the parent of every orphan among their descendants (it is a "subreaper"), so killing its
+children until it has none ends all processes, however often a descendant forked.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from dtlab.ranks.watch.watcher import Watcher
 
 __all__ = ["Rank"]
 
-SETTLE = 0.15  # seconds that other failures get to show, even where everybody else waits
-GRACE = 1.0  # seconds that the other ranks get to fail too, or to finish, once one has failed
-LOOK_EVERY = 0.1  # seconds between two looks at what the ranks announced
+SETTLE = 0.15  # seconds for other failures to appear, even if all other ranks wait
+GRACE = 1.0  # seconds for the other ranks to fail too, or to finish, once one has failed
+LOOK_EVERY = 0.1  # seconds between two checks of what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
-DELIVERY_LIMIT = 60.0  # seconds to pickle and hand over the results, or the timeout if longer
+DELIVERY_LIMIT = 60.0  # seconds to pickle and send the results, or the timeout if longer
 START_LIMIT = 30.0  # seconds until all ranks of a sealed launch have joined
-STUBBORN = 0.2  # seconds after which processes that are still there are ended all at once
-STACK_WAIT = 0.5  # seconds to wait for ranks to write where they are
-QUIET = 0.25  # seconds after which a rank has noticed what emulated links have delivered
+STUBBORN = 0.2  # seconds after which the remaining processes are killed all at once
+STACK_WAIT = 0.5  # seconds to wait for ranks to write their stacks
+QUIET = 0.25  # seconds within which a rank notices that emulated links have delivered
 
 
 class Supervisor:
-    """Runs the ranks of one launch from fork to the last child reaped."""
+    """Runs the ranks of one launch, from the fork until the last child has been reaped."""
 
-    stay: Callable[[int, Spec, Ends, Any], None] | None = None  # what ranks of a session run
+    stay: Callable[[int, Spec, Ends, Any], None] | None = None  # main loop of a session's rank
 
     def __init__(self, spec: Spec, control: socket.socket, walls: Walls | None) -> None:
         self.spec = spec
@@ -60,11 +60,11 @@ class Supervisor:
         self.control = control
         self.ranks: list[Rank] = []
         self.begun = False
-        self.stopped = False  # the notebook has asked for it
+        self.stopped = False  # the notebook has requested it
         self.failed: list[int] = []
         self.failed_at: float | None = None
         self.deadline: float | None = None
-        self.waiting: Patience | None = None  # of ranks that are graded
+        self.waiting: Patience | None = None  # time limit of graded ranks
         self.delivering = False
         self.child_ended = system.wake_on_child()
         self.board = Board(spec.world_size)
@@ -73,19 +73,19 @@ class Supervisor:
         self.looked_at = self.sampled_at = 0.0
 
     def run(self, call: Packed, fds: list[int]) -> Outcome:
-        """The whole launch."""
+        """Run the whole launch, and return its outcome."""
         self.start(call, fds)
         if self.spec.sealed:
             self.deadline = time.monotonic() + START_LIMIT
         outcome = self.outcome_of(self._watch())
         if outcome.reason == "returned" and not self.spec.sealed:
-            self._tell(protocol.LEAVE)  # the notebook need not wait for them to end
+            self._tell(protocol.LEAVE)  # the notebook need not wait until they have ended
         else:
             self.end_all()
         return outcome
 
     def start(self, call: Packed | None, fds: list[int]) -> None:
-        """Fork the ranks, and begin to watch them."""
+        """Fork the ranks, and start to watch them."""
         store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
         alone = self.walls is not None and self.walls.stand("network")
         self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None, alone)
@@ -95,11 +95,11 @@ class Supervisor:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the ranks, in their order."""
+        """The process ids of the ranks, by rank."""
         return [rank.pid for rank in self.ranks]
 
     def outcome_of(self, reason: Reason) -> Outcome:
-        """What is to be told of ranks that are done, or have to be ended."""
+        """The `Outcome` of ranks that are done or must be ended."""
         if reason == "failed":
             self.finding = self.watcher.misfit()
         waiting = self.watcher.waiting()
@@ -145,7 +145,7 @@ class Supervisor:
     # ------------------------------------------------------------------ watch
 
     def _watch(self) -> Reason:
-        """Wait until all ranks are done, or must be ended, and say why."""
+        """Wait until all ranks are done or must be ended, and return the reason."""
         while True:
             self._wait_for_news()
             now = time.monotonic()
@@ -166,13 +166,13 @@ class Supervisor:
                 return "timeout"
 
     def _waits_on(self) -> bool:
-        """Whether ranks that are graded get more time, since they had to wait for a CPU."""
+        """Whether graded ranks get more time, because they had to wait for a CPU."""
         left = self.waiting.left if self.waiting is not None else 0.0
         self.deadline = time.monotonic() + max(left, LOOK_EVERY)
         return left > 0
 
     def go(self, ranks: Sequence[Rank], timeout: float | None) -> None:
-        """Let these ranks begin."""
+        """Tell these ranks to start, and start their time limit."""
         self.begun = True
         self.traffic.start(self.pids)
         self.deadline = time.monotonic() + timeout if timeout else None
@@ -187,34 +187,34 @@ class Supervisor:
         return "returned" if self.finding is None else "deadlock"
 
     def _look(self, now: float) -> bool:
-        """Whether the watcher has found that the ranks have to be ended."""
+        """Whether the watcher has found a deadlock or a mismatch; looks every `LOOK_EVERY` s."""
         if now - self.looked_at >= LOOK_EVERY:
             self.looked_at = now
             if self.ports and now < self.ports.busy_until() * 1e-9 + QUIET:
-                self.watcher.blocked()  # follow only: a rank may be waiting for an emulated link
+                self.watcher.blocked()  # no verdict: a rank may be waiting for an emulated link
             else:
                 self.finding = self.watcher.look(self._ask_for_stacks)
         return self.finding is not None
 
-    def _ask_for_stacks(self, rank: int) -> list[list[Frame]]:
-        one = self.ranks[rank]
-        system.kill(one.pid, stacks.SIGNAL)
-        return one.stack.read_all(time.monotonic() + STACK_WAIT)
+    def _ask_for_stacks(self, number: int) -> list[list[Frame]]:
+        rank = self.ranks[number]
+        system.kill(rank.pid, stacks.SIGNAL)
+        return rank.stack.read_all(time.monotonic() + STACK_WAIT)
 
     def _begin_delivery(self, now: float) -> None:
-        """Once every function has returned, results get a time limit of their own."""
+        """Start the time limit for sending results, once every function has returned."""
         if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
             self.delivering = True
-            if self.deadline is not None and not self.spec.sealed:  # who may lie about it
+            if self.deadline is not None and not self.spec.sealed:  # a graded rank may lie
                 self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
 
     def _others_done(self) -> bool:
-        """Whether nobody is left to wait for: each has delivered, died, or waits in vain."""
+        """Whether each rank has delivered, has died, or waits for a rank that failed."""
         over = [not rank.alive or rank.has(protocol.DELIVERED) for rank in self.ranks]
         if all(over):
             return True
         if self.failed_at is None or time.monotonic() < self.failed_at + SETTLE:
-            return False  # the rank that is to blame may be about to die
+            return False  # the rank that caused the failure may be about to die
         blocked = self.watcher.blocked()
         done = (protocol.RETURNED, protocol.RAISED)
         return all(
@@ -239,8 +239,8 @@ class Supervisor:
         self._sample_traffic()
 
     def _heard(self) -> None:
-        """The notebook says something, which in a launch it does only to end it."""
-        raise Closed("the notebook asked to stop, or has gone")
+        """Handle a message of the notebook; in a launch it only means that the launch must end."""
+        raise Closed("the notebook has closed the control socket")
 
     def _sample_traffic(self) -> None:
         now = time.monotonic()
@@ -249,7 +249,7 @@ class Supervisor:
             self.traffic.sample([rank.pid for rank in self.ranks if rank.alive])
 
     def _patience(self) -> float | None:
-        """Seconds until something has to be looked at even without news."""
+        """Seconds to wait for events before the next check is due."""
         now = time.monotonic()
         times = [LOOK_EVERY]
         if self.deadline is not None:
@@ -288,7 +288,7 @@ class Supervisor:
     # ------------------------------------------------------------------ end
 
     def end_all(self) -> None:
-        """End the ranks and all that they have started, however often that forks."""
+        """Kill the ranks and all their descendants, however often these fork."""
         since = time.monotonic()
         while system.children():
             for pid in system.children():
@@ -300,7 +300,7 @@ class Supervisor:
             time.sleep(0.002)
 
     def _collect_stacks(self) -> None:
-        """Ask the ranks that are still running where they are."""
+        """Read the stacks of the ranks that are still running."""
         done = (protocol.RETURNED, protocol.RAISED)
         running = [rank for rank in self.ranks if rank.alive and not rank.has(*done)]
         for rank in running:
@@ -310,7 +310,7 @@ class Supervisor:
             rank.end.stack = rank.stack.read(deadline)
 
     def wait_until_gone(self) -> None:
-        """Give ranks that were told to leave a second; they have nothing left to do."""
+        """Wait up to a second for ranks that were told to exit."""
         deadline = time.monotonic() + 1.0
         while any(rank.alive for rank in self.ranks) and time.monotonic() < deadline:
             select.select([self.child_ended], [], [], 0.05)
@@ -319,11 +319,11 @@ class Supervisor:
                 rank.alive = rank.alive and rank.pid not in ended
 
 
-# One rank as its supervisor sees it: a process, and the letters that it sends --------------------
+# One rank, as its supervisor sees it: a process, and the status letters that it sends ------------
 
 
 class Rank:
-    """What the supervisor knows of one rank."""
+    """The supervisor's state of one rank."""
 
     def __init__(self, rank: int, status: socket.socket, stack: stacks.StackPipe) -> None:
         self.rank = rank
@@ -333,7 +333,7 @@ class Rank:
         self.stack = stack
         self.end = RankEnd()
         self.letters: set[int] = set()  # every status letter so far
-        self.resident: list[int | None] = []  # bytes of memory, each time that it asked
+        self.resident: list[int | None] = []  # bytes of memory at each of its requests
         self.alive = True  # until it has been reaped
         self.talks = True  # until its end of `status` is closed
 
@@ -341,23 +341,23 @@ class Rank:
         return any(letter[0] in self.letters for letter in letters)
 
     def tell(self, letter: bytes) -> None:
-        """Send it a letter, if it is there."""
+        """Send the rank a letter, unless its end of the socket is closed."""
         if self.talks:
-            with contextlib.suppress(OSError):  # it just died, and is reaped in a moment
+            with contextlib.suppress(OSError):  # it has just died and is not reaped yet
                 self.status.send(letter)
 
     def cut(self, what: bytes = protocol.CUT) -> None:
-        """Have it cut its connections to other ranks, or to the store; for ranks that stay."""
+        """Have a session's rank cut its connections to other ranks, or to the store."""
         if self.cutter is not None:
             with contextlib.suppress(OSError):
                 self.cutter.send(what)
 
     def read_letters(self) -> bytes:
-        """The letters that have come, noted too; notes when there will be no more."""
+        """Read and record the letters that have arrived; at end of file, closes the socket."""
         try:
             letters = self.status.recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return b""  # it has ended, and a child of its own still has the line
+            return b""  # the rank has ended, and a child of it still has the socket
         except ConnectionError:
             letters = b""
         if not letters:

@@ -1,1 +1,1 @@
-"""What ranks do, recorded: operations, bytes on the wire, memory."""
+"""Recording of what ranks do: operations, bytes on the wire, memory."""

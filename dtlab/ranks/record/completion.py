@@ -1,4 +1,4 @@
-"""Operations that are not yet known to be complete, and the thread that checks them."""
+"""Tracks operations that are not yet known to be complete, with a thread that checks them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Ends", "Pending"]
 
 _now = time.perf_counter_ns
 
-# An operation of which nobody has seen the end: its index, its Work, the tensors that it writes
-# to, group and tag if it receives from anybody, whether a wait for it has to be announced. A Work
-# is known by its Python object, which is the same for as long as one is alive: so it is kept here.
+# An operation that is not known to be complete: index, Work, the tensors that it writes to, group
+# and tag if it receives from any source, and whether a wait for it must be announced. Operations
+# are looked up by the id of the Work's Python object, so this reference keeps that object alive.
 Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool]
 
 
@@ -27,38 +27,40 @@ def _is_completed(work: Any) -> bool:
 
 
 def _is_over(work: Any) -> bool:
-    """Whether whoever waits for it may have gone on: gloo tells a Work's future first (as DDP
-    waits), and the Work a moment later. (Futures of what runs on a GPU are done from the start.)
+    """Whether a thread that waits for the Work may have continued.
+
+    gloo completes a Work's future, for which DDP waits, slightly before the Work itself. (The
+    futures of GPU operations are done from the start, so they are ignored.)
     """
     if work.is_completed():
         return True
     try:
         future = work.get_future()
-        return bool(future.done()) and not any(one.is_cuda for one in _tensors(future.value()))
-    except RuntimeError:  # a Work without a future, or it failed
+        return bool(future.done()) and not any(t.is_cuda for t in _tensors(future.value()))
+    except RuntimeError:  # the Work has no future, or has failed
         return False
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in what a future gives."""
+    """The tensors in the value of a future."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [one for each in value for one in _tensors(each)] if isinstance(value, list) else []
+    return [t for part in value for t in _tensors(part)] if isinstance(value, list) else []
 
 
 class Ends:
-    """Finds out when operations are complete that nobody waits for in Python, as under DDP.
+    """Notes the ends of operations for which no Python code waits, such as those of DDP.
 
-    Their Works and tensors are let go of then. They are looked at whenever an operation is issued
-    or a span begins, and, where times are kept, by a thread every 2 ms in between. (A callback on
-    a Work's future is exact, but makes the backend's threads compete with the rank for the GIL: a
-    tenth of a step of 50 operations.)
+    It then releases their Works and tensors. Operations are checked whenever another is issued or
+    a span begins and, if times are recorded, also by a thread every 2 ms. (A callback on a Work's
+    future would be exact, but the backend's threads would compete with the rank for the GIL: that
+    costs a tenth of a step of 50 operations.)
     """
 
     INTERVAL = 0.002  # seconds
 
     def __init__(self, journal: Journal, pending: dict[int, Pending]) -> None:
-        self.open: deque[tuple[int, Any]] = deque()  # in the order of issue, which backends keep
+        self.open: deque[tuple[int, Any]] = deque()  # in the order of issue and completion
         self._journal, self._pending = journal, pending
         self._looking = threading.Lock()
         self._wake = threading.Event()
@@ -66,10 +68,10 @@ class Ends:
         self._thread: threading.Thread | None = None
 
     def follow(self, index: int, work: Any) -> None:
-        """Find out when `work` is complete."""
+        """Note the end of operation `index` when `work` is complete."""
         self.open.append((index, work))
         if self._journal.limit == 0:
-            return  # nobody asks when, so the next operation is soon enough
+            return  # no times are recorded, so a check at the next operation suffices
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dtlab-ends", daemon=True)
             self._thread.start()
@@ -77,16 +79,16 @@ class Ends:
             self._wake.set()
 
     def look(self) -> None:
-        """Note what has been completed since the last look."""
+        """Note the operations that were completed since the last check, without waiting."""
         if not self._looking.acquire(blocking=False):
-            return  # another thread is doing it
+            return  # another thread is checking
         try:
             self._note_complete()
         finally:
             self._looking.release()
 
     def look_now(self) -> None:
-        """As `look`; what is complete has been noted when this returns."""
+        """Note all operations that are complete now, also if another thread is checking."""
         if self.open or self._looking.locked():
             with self._looking:
                 self._note_complete(_is_over)
@@ -96,11 +98,11 @@ class Ends:
             index, work = self.open.popleft()
             self._journal.end(index, _now())
             known = self._pending.get(id(work))
-            if known is not None and known[0] == index:  # nobody has waited for it
+            if known is not None and known[0] == index:  # no thread has waited for it
                 self._pending.pop(id(work), None)
 
     def note(self, work: Any) -> None:
-        """It is complete: the emulated interconnect tells, which keeps no order among groups."""
+        """Note that `work` is complete; the emulated interconnect calls this, in any order."""
         known = self._pending.pop(id(work), None)
         if known is not None:
             self._journal.end(known[0], _now())
@@ -114,7 +116,7 @@ class Ends:
                 self.look()
 
     def stop(self) -> None:
-        """Look for the last time."""
+        """Check for the last time, and end the thread."""
         self.look()
         self._over = True
         self._wake.set()

@@ -1,12 +1,12 @@
-"""Bytes that a process has sent over TCP, as the kernel counts them.
+"""Counts the bytes that a process has sent over TCP, from the kernel's counters.
 
     /proc/<pid>/fd/7 -> socket:[4711]         which sockets are open in the process
     netlink sock_diag:  inode 4711 -> tcp_info.tcpi_bytes_sent
 
-What a rank reports about itself can be forged, or can miss traffic that went around the recorder.
-The kernel's counters cannot, so grading rests on them. A counter lives as long as its connection:
-ask at the start, at the end and now and then between, and take differences per socket. With the
-rights of root, `Closed` also gets the last count of each socket as it goes.
+A rank's own report can be forged, and can miss traffic that bypasses the recorder. The kernel's
+counters cannot be forged, so grading relies on them. A counter exists as long as its connection,
+so it is read at the start, at the end and several times between, and differences are taken for
+each socket. As root, `Closed` also receives the final count of each socket when it is destroyed.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ _ACKED_AT, _SEGMENTS_AT, _SENT_AT = 120, 136, 200  # tcp_info; bytes_sent came w
 _U32, _U64, _U64_PAIR = struct.Struct("=I"), struct.Struct("=Q"), struct.Struct("=QQ")
 # Bytes of a segment's headers
 _HEADERS: dict[int, int] = {socket.AF_INET: 52, socket.AF_INET6: 72}  # IP, TCP, timestamps
-_TCP_CLOSED = 1  # sock_diag.h: the group of SKNLGRP_INET_TCP_DESTROY
+_TCP_CLOSED = 1  # sock_diag.h: SKNLGRP_INET_TCP_DESTROY
 
 
 class Sent(NamedTuple):
-    """What a socket has sent, in bytes: of its owner's, and with headers and retransmissions."""
+    """Bytes that a socket has sent: payload, and `whole` with headers and retransmissions."""
 
     payload: int
     whole: int
-    aside: bool = False  # a connection of one of the ports asked about
-    ports: tuple[int, int] = (0, 0)  # its own, and that of the socket at the other end
+    aside: bool = False  # its local or remote port is one of `aside_ports`
+    ports: tuple[int, int] = (0, 0)  # local and remote port
 
 
 def socket_counts(
     pids: Sequence[int], aside_ports: Collection[int] = ()
 ) -> dict[int, dict[int, Sent]] | None:
-    """What each TCP socket of each process has sent so far.
+    """The bytes that each TCP socket of each process has sent so far.
 
-    Returns `{pid: {socket: counts}}`, with a number for each socket that no other will have; a
-    process that has gone has no sockets. Connections whose local or remote port is in
-    `aside_ports` (the rendezvous store) are marked. None where the counters cannot be had: not
-    Linux, netlink refused, or a process that belongs to another user. Takes about a millisecond
-    for eight ranks; never raises for these reasons.
+    Returns `{pid: {socket: counts}}`, where a socket is the kernel's unique number (cookie); a
+    process that has ended has no sockets. Connections whose local or remote port is in
+    `aside_ports` (the rendezvous store) are marked. Returns None if the counters cannot be read:
+    not Linux, netlink refused, or another user's process. Never raises for these reasons. Takes
+    about a millisecond for eight ranks.
     """
     try:
         counts = _tcp_counts(frozenset(aside_ports))
@@ -70,9 +70,9 @@ def socket_counts(
 
 
 def loopback_bytes() -> int:
-    """Bytes that this network's loopback device has carried so far, with headers.
+    """Bytes that this network namespace's loopback device has carried so far, with headers.
 
-    All that its processes send to each other, by whichever protocol. Raises OSError.
+    They include all traffic between its processes, of every protocol. Raises OSError.
     """
     with open("/proc/self/net/dev") as lines:
         for line in lines:
@@ -83,9 +83,9 @@ def loopback_bytes() -> int:
 
 
 class Closed:
-    """Hears from the kernel of each TCP socket of this network that is gone.
+    """Receives a kernel message for each TCP socket of this network that is destroyed.
 
-    Raises OSError where that is not allowed: it takes root of the network.
+    Raises OSError if that is not allowed: it requires root rights in the network namespace.
     """
 
     def __init__(self) -> None:
@@ -95,14 +95,14 @@ class Closed:
         self._news.setblocking(False)
 
     def read(self, aside_ports: Collection[int] = ()) -> dict[int, Sent]:
-        """What each socket had sent in the end, of those that have gone since the last call."""
+        """The final counts of the sockets that were destroyed since the last call."""
         gone: dict[int, Sent] = {}
         for _ in range(100_000):
             try:
                 data = memoryview(self._news.recv(1 << 16))
             except BlockingIOError:
                 break
-            except OSError:  # too many at once: those that were dropped stay uncounted
+            except OSError:  # too many at once: the dropped ones stay uncounted
                 continue
             body = data[_HEADER.size :]
             sent = _sent(body, aside_ports)
@@ -114,23 +114,23 @@ class Closed:
 def _inodes(pid: int) -> set[int]:
     """The inodes of the sockets that a process has open."""
     folder = f"/proc/{pid}/fd"
-    found: set[int] = set()
+    inodes: set[int] = set()
     try:
-        names = os.listdir(folder)  # pathlib costs more than the reading
+        names = os.listdir(folder)  # pathlib would cost more than the reading
     except (FileNotFoundError, ProcessLookupError):
-        return found
+        return inodes
     for name in names:
         try:
             target = os.readlink(f"{folder}/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # closed while we were looking
+            continue  # closed in the meantime
         if target.startswith("socket:["):
-            found.add(int(target[8:-1]))
-    return found
+            inodes.add(int(target[8:-1]))
+    return inodes
 
 
 def _tcp_counts(aside_ports: frozenset[int]) -> dict[int, tuple[int, Sent]]:
-    """What each connected TCP socket of this network has sent, with its number, by inode."""
+    """Cookie and counts of each connected TCP socket of this network, by inode."""
     counts: dict[int, tuple[int, Sent]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(1.0)
@@ -155,7 +155,7 @@ def _ask(netlink: socket.socket, family: int, states: int = _CONNECTED) -> None:
 
 
 def _replies(netlink: socket.socket) -> Iterator[memoryview]:
-    """The bodies of the messages of one dump. Raises OSError where the kernel refuses it."""
+    """Yield the bodies of the messages of one dump. Raises OSError if the kernel refuses it."""
     while True:
         data = memoryview(netlink.recv(1 << 16))
         while data:
@@ -173,12 +173,12 @@ def _inode(body: memoryview) -> int:
 
 
 def _cookie(body: memoryview) -> int:
-    """The kernel's own number of a socket."""
+    """The kernel's unique number of a socket."""
     return int(_U64.unpack_from(body, _COOKIE_AT)[0])
 
 
 def _sent(body: memoryview, aside_ports: Collection[int]) -> Sent | None:
-    """`tcpi_bytes_sent` less retransmissions; `tcpi_bytes_acked` where a kernel lacks it."""
+    """`tcpi_bytes_sent` minus retransmissions; `tcpi_bytes_acked` if the kernel lacks it."""
     source, target = _PORTS.unpack_from(body, 4)
     at, aside = _MESSAGE_BYTES, source in aside_ports or target in aside_ports
     while at + _ATTRIBUTE.size <= len(body):
@@ -197,39 +197,39 @@ def _sent(body: memoryview, aside_ports: Collection[int]) -> Sent | None:
     return None
 
 
-# Bytes that ranks put on their sockets during a launch, as the kernel counted them ---------------
+# Bytes that ranks send on their sockets during a launch, as the kernel counts them ---------------
 #
-#     a socket that a rank has open          every 0.25 s             its own: `total`
-#     one that it has closed meanwhile       as it closes (behind walls)
-#     all that went over the loopback        at begin and end (behind walls)
-#                                            less the above: `hidden`
+#     counter of                             read                      result
+#     a socket that a rank has open          every 0.25 s              `total`
+#     a socket that it has closed            as it closes (sandbox)    `total`
+#     the loopback device                    at start, end (sandbox)   minus the above: `hidden`
 #
-# Behind walls there is a network for one launch alone. So what goes past the sockets that were
-# seen shows too: datagrams, sockets of processes that a rank has started, or of a moment.
+# In a sandbox, one launch has a network of its own. So traffic of unknown sockets shows too:
+# datagrams, sockets of processes that a rank has started, or sockets open for a short time.
 
-# What honest launches leave over, measured on 200 of them, of 1 kB to 64 MB and 2 to 6 ranks:
-# 0.7 kB at most, and 26 kB at the rendezvous for each group that six ranks make.
+# Bytes that remained unexplained in 200 honest launches, of 1 kB to 64 MB and 2 to 6 ranks:
+# 0.7 kB at most, and 26 kB at the rendezvous for each group that six ranks create.
 TOLERANCE, TOLERANCE_PER_BYTE = 4096, 0.001  # bytes
 RENDEZVOUS = 256 * 1024  # bytes
-LOOKS = 20  # for the last counts of sockets that are just being closed
+LOOKS = 20  # attempts to read the final counts of sockets that are being closed
 
 
-def hidden_bytes(loopback: int, seen: int, rendezvous: int) -> int:
-    """Bytes on the loopback that are nobody's; 0 where it is not worth a word.
+def hidden_bytes(loopback: int, known: int, rendezvous: int) -> int:
+    """Bytes on the loopback device that belong to no known socket; 0 if within the tolerance.
 
-    `loopback` is what went over the device, `seen` what known sockets have sent, `rendezvous` what
-    was sent to and from the store, all with headers. A store is there for groups to be made, and
-    may be used for a little more than that needs.
+    `loopback` counts the bytes of the device, `known` those that known sockets have sent, and
+    `rendezvous` those to and from the store, all with headers. Up to `RENDEZVOUS` bytes of the
+    store's traffic are allowed, a little more than creating groups needs.
     """
-    hidden = loopback - seen - min(rendezvous, RENDEZVOUS)
-    return hidden if hidden > TOLERANCE + TOLERANCE_PER_BYTE * seen else 0
+    hidden = loopback - known - min(rendezvous, RENDEZVOUS)
+    return hidden if hidden > TOLERANCE + TOLERANCE_PER_BYTE * known else 0
 
 
 class Traffic:
-    """Sums over all sockets that were ever seen, so that one closed midway still counts.
+    """Sums over all sockets that were ever seen, also those that were closed midway.
 
-    `store_port` is the port of the rendezvous, whose traffic is not the learner's; None switches
-    the counting off. `alone`: nobody else is on this network.
+    `store_port` is the port of the rendezvous store, whose traffic is not counted; None switches
+    counting off. `alone`: no other processes use this network.
     """
 
     def __init__(self, store_port: int | None, alone: bool = False) -> None:
@@ -243,28 +243,28 @@ class Traffic:
         self._gone: set[int] = set()
 
     def start(self, pids: Sequence[int]) -> None:
-        """What was sent until now (connecting, greeting) does not count."""
+        """Start counting; bytes sent before (to set up connections) are left out."""
         self.sample(pids)
         self.before = {pid: dict(sockets) for pid, sockets in self.latest.items()}
         self._loopback_before = loopback_bytes() if self._closed else 0
 
     def sample(self, pids: Sequence[int]) -> None:
-        """Look once."""
-        seen = None if self.ignore is None else socket_counts(pids, self.ignore)
-        if seen is None:
+        """Read the counters once."""
+        counts = None if self.ignore is None else socket_counts(pids, self.ignore)
+        if counts is None:
             self.ignore = None
             return
         gone = self._closed.read(self.ignore or ()) if self._closed is not None else {}
         self._gone |= gone.keys()
-        for pid, sockets in seen.items():
+        for pid, sockets in counts.items():
             known = self.latest.setdefault(pid, {})
             known.update(sockets)
             known.update({key: gone[key] for key in known.keys() & gone.keys()})
-        self._open = {key for sockets in seen.values() for key in sockets}
+        self._open = {key for sockets in counts.values() for key in sockets}
 
     def total(self, pids: Sequence[int]) -> list[int | None]:
-        """Bytes sent by each process since `start`; None where they cannot be counted."""
-        if self._closed is not None:  # first, so that no packet is counted here and not there
+        """Bytes sent by each process since `start`; None if they cannot be counted."""
+        if self._closed is not None:  # first, so that no packet is counted only here
             self.loopback = loopback_bytes() - self._loopback_before
         self.sample(pids)
         for _ in range(LOOKS):
@@ -277,10 +277,10 @@ class Traffic:
         return [sum(sent.payload for sent in self._since(pid) if not sent.aside) for pid in pids]
 
     def pairs(self, pids: Sequence[int]) -> list[tuple[int, int, int]] | None:
-        """Who has sent to whom, and bytes: (source, target, bytes), counted from 0 as in `pids`.
+        """Bytes by pair of processes: (source, target, bytes), with positions in `pids`.
 
-        Connections with nobody of `pids` are left out. None where it is not known. To be asked
-        after `total`.
+        Connections with other processes are left out. None if the counts are not known. Call
+        `total` first.
         """
         if self.ignore is None:
             return None
@@ -289,29 +289,29 @@ class Traffic:
             for rank, pid in enumerate(pids)
             for sent in self.latest.get(pid, {}).values()
         }
-        found: dict[tuple[int, int], int] = {}
+        sums: dict[tuple[int, int], int] = {}
         for rank, pid in enumerate(pids):
             for sent in self._since(pid):
                 other = owner.get(sent.ports[::-1])
                 if other is not None and sent.payload and not sent.aside:
-                    found[rank, other] = found.get((rank, other), 0) + sent.payload
-        return [(*pair, count) for pair, count in sorted(found.items())]
+                    sums[rank, other] = sums.get((rank, other), 0) + sent.payload
+        return [(*pair, count) for pair, count in sorted(sums.items())]
 
     @property
     def hidden(self) -> int | None:
-        """See `hidden_bytes`; None where it is not known. To be asked after `total`."""
+        """Bytes by `hidden_bytes`; None if they are not known. Call `total` first."""
         if self.loopback is None or self.ignore is None:
             return None
         since = [sent for pid in self.latest for sent in self._since(pid)]
-        seen = sum(sent.whole for sent in since if not sent.aside)
-        return hidden_bytes(self.loopback, seen, sum(sent.whole for sent in since if sent.aside))
+        known = sum(sent.whole for sent in since if not sent.aside)
+        return hidden_bytes(self.loopback, known, sum(sent.whole for sent in since if sent.aside))
 
     def _all_known(self) -> bool:
         known = {key for sockets in self.latest.values() for key in sockets}
         return known <= self._open | self._gone
 
     def _since(self, pid: int) -> Iterator[Sent]:
-        """What each socket of a process has sent since `start`."""
+        """The bytes that each socket of a process has sent since `start`."""
         before = self.before.get(pid, {})
         for key, now in self.latest.get(pid, {}).items():
             old = before.get(key, Sent(0, 0))

@@ -3,24 +3,24 @@
     from Python                                  from C++ (DDP's reducer, DTensor's collectives)
         |                                            |
         v                                            |
-    ProcessGroup.allreduce      a method: ours       |
+    ProcessGroup.allreduce      hook on the method   |
         |       |                                    |
-        |       +---- out of the ordinary ---------->|
+        |       +---- unusual calls ---------------->|
         |                                            v
-        |                           torch.ops.c10d.allreduce_    dispatch key BackendSelect: ours
+        |                           torch.ops.c10d.allreduce_    hook at key BackendSelect
         |                                            |
         v                                            v
-    ProcessGroupGloo, NCCL  <---------------- dispatch keys CPU, CUDA: as ever
+    ProcessGroupGloo, NCCL  <---------------- dispatch keys CPU, CUDA: unchanged
 
-The operators are the door that nobody gets around. BackendSelect comes before every device's
-kernel, also under `inference_mode` and for tensors that need no gradient, and no autograd
-machinery is touched. (Keys of autograd would miss inference tensors; a TorchDispatchMode is blind
-to other threads.) But turning all arguments into Python objects and back takes 6 microseconds,
-more than noting them.
+Every communication call goes through an operator. The dispatch key BackendSelect comes before
+every device's kernel, also under `inference_mode` and for tensors that need no gradient, and the
+hook does not affect autograd. (Autograd keys would miss inference tensors; a TorchDispatchMode
+does not see other threads.) But converting all arguments to Python objects and back takes 6
+microseconds, more than recording them.
 
-The methods are a short cut for what is frequent. Where the dispatcher would find nothing to do but
-call the backend, ours calls it itself, so that the operation does not come to the other door as
-well. It leaves all others alone.
+The hooks on methods are a fast path for frequent calls. If the dispatcher would only call the
+backend, the hook calls the backend itself, so that the operation does not reach the operator's
+hook and is recorded once. All other calls go to the original method.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _now = time.perf_counter_ns
 
 
 class Doors:
-    """Our kernels and methods, from construction until `close`.
+    """The hooks on operators and methods, installed from construction until `close`.
 
-    Operations whose end somebody has to see are put into `pending`. With a `wire`, which stands
-    behind the operators, all come by that door.
+    Operations whose end must still be noted are put into `pending`. With a `wire`, which wraps the
+    operators, only the operators are hooked, so that all calls pass it.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Doors:
                     setattr(dist.ProcessGroup, name, self._method(operator, issue, plain))
 
     def close(self) -> None:
-        """Everything as it was before."""
+        """Remove all hooks."""
         for name, plain in self._plain_methods.items():
             setattr(dist.ProcessGroup, name, plain)
         self._c10d._destroy()
 
     def _kernel(self, operator: Operator, issue: Callable[..., Any]) -> Callable[..., Any]:
-        """What runs in place of one operator: note it, pass it on, follow its Work."""
-        # `redispatch_boxed` lets go of the GIL. `call_boxed` does not, and DDP's reducer, which
-        # holds a lock of its own while it communicates, can then deadlock.
+        """The hook of one operator: records the call, passes it on, and follows its Work."""
+        # `redispatch_boxed` releases the GIL. `call_boxed` does not, and DDP's reducer, which
+        # holds a lock while it communicates, could then deadlock.
         redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
         if self._wire is not None:
             redispatch = self._wire.carrier(operator, redispatch)
@@ -111,7 +111,7 @@ class Doors:
                 journal.end(index, _now())
                 raise
             boxed = result if work_at is None else result[work_at]
-            if boxed is None:  # no Work, so it has happened already
+            if boxed is None:  # no Work: the operation is complete
                 journal.block(index, start)
             else:
                 follow(index, unbox(boxed), args[0], group, tag, is_async, announced)
@@ -122,20 +122,20 @@ class Doors:
     def _method(
         self, operator: Operator, issue: Callable[..., Any], plain: Any
     ) -> Callable[..., Any]:
-        """What stands in place of a method of ProcessGroup's: the same, without the dispatcher."""
+        """The hook of one method of ProcessGroup: records the call and calls the backend."""
         journal, ends, follow = self._journal, self._ends, self._follower(operator)
         payload_at, two_tensors = operator.payload or 0, operator.group == 2
         is_message, reduces = operator.is_message, operator.reduction is not None
         has_peer, has_root = operator.peer is not None, operator.root is not None
         number_of_arguments = operator.group + 1 + has_peer
-        calls: dict[Any, Any] = {}  # what it does, by group
+        calls: dict[Any, Any] = {}  # function to call, by group
         keeps = journal.limit > 0
         is_ordinary = self._is_ordinary
 
         def method(group: Any, *args: Any, **named: Any) -> Any:
             is_async = True if is_message else getattr(args[-1], "asyncOp", None) if args else None
             if (
-                is_async is None  # called in another way
+                is_async is None  # an unusual signature
                 or named
                 or len(args) != number_of_arguments
                 or not is_ordinary(args[0])
@@ -165,17 +165,17 @@ class Doors:
             except BaseException:
                 journal.end(index, _now())
                 raise
-            if keeps or is_async:  # else the caller waits at once, as has been announced
+            if keeps or is_async:  # else the caller waits at once, which has been announced
                 follow(index, work, args[0], group, tag, is_async, announced)
             return work
 
         return method
 
     def _follower(self, operator: Operator) -> Callable[..., None]:
-        """A function that sees to it that the end of an operation is noted."""
+        """A function that registers an operation so that its end will be noted."""
         pending, ends = self._pending, self._ends
         from_anybody = operator.c10d == "recv_any_source_"
-        is_collective = operator.async_op is not None  # a message is known by its wait alone
+        is_collective = operator.async_op is not None  # for messages, only a wait tells the end
 
         def follow(
             index: int, work: Any, outputs: Any, group: Any, tag: int,
@@ -183,17 +183,18 @@ class Doors:
         ) -> None:  # fmt: skip
             anybody = (group, tag) if from_anybody else None
             pending[id(work)] = (index, work, outputs, anybody, announced)
-            if is_collective and is_async:  # else the caller waits at once, and that ends it
+            if is_collective and is_async:  # else the caller waits at once, which notes the end
                 ends.follow(index, work)
 
         return follow
 
 
 def _ordinary() -> Callable[[Any], bool]:
-    """A function that says whether the dispatcher would go straight to the CPU backend with this.
+    """A function that tells whether the dispatcher would go straight to the CPU backend.
 
-    Dense tensors on the CPU have dispatch keys of their own, and fewer if they were made without
-    autograd. Others are lazily conjugated or negated, sparse, wrapped, or of somebody's own class.
+    An ordinary dense CPU tensor has one of two known sets of dispatch keys, one of them for
+    tensors created without autograd. Other tensors are lazily conjugated or negated, sparse,
+    wrapped, or of a subclass.
     """
     keys_of = torch._C._dispatch_keys
     ordinary = set()
@@ -202,7 +203,7 @@ def _ordinary() -> Callable[[Any], bool]:
             ordinary.add(keys_of(torch.empty(0, device=_CPU)).raw_repr())
     modes, is_profiling = torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled
     transforms = torch._C._functorch.peek_interpreter_stack
-    c10d: Any = torch._C._distributed_c10d  # not all of it is declared
+    c10d: Any = torch._C._distributed_c10d  # has no complete type stubs
     is_registering = c10d._allow_inflight_collective_as_graph_input  # Works, for compiled graphs
 
     def is_ordinary(tensor: Any) -> bool:
@@ -219,7 +220,7 @@ def _ordinary() -> Callable[[Any], bool]:
 
 
 def _backends_own(group: Any, operator: Operator) -> Any:
-    """The method of the backend for CPU tensors that the operator would call; None without one."""
+    """The CPU backend's method that the operator would call, or None."""
     try:
         return getattr(group._get_backend(_CPU), operator.methods[-1], None)
     except RuntimeError:
@@ -227,10 +228,10 @@ def _backends_own(group: Any, operator: Operator) -> Any:
 
 
 def library(namespace: str) -> Any:
-    """A place to put kernels of ours."""
+    """A `torch.library.Library` in which kernels for a namespace can be registered."""
     return torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
 
 
 def put(opened: Any, name: str, kernel: Callable[..., Any]) -> None:
-    """Let a kernel run in place of an operator; it calls the rest with `BELOW`."""
+    """Register a kernel that runs first for an operator; it redispatches with `BELOW`."""
     opened.impl(name, kernel, "BackendSelect", with_keyset=True)

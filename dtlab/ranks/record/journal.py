@@ -1,8 +1,8 @@
 """The journal of a recorder: compact entries while a rank runs, `Records` afterwards.
 
-A training step issues dozens of operations, so noting one is a few appends of integers; names,
+A training step issues dozens of operations, so recording one only appends a few integers; names,
 members of groups and source files are looked up afterwards. The appends need no lock: each is one
-call into C under the GIL, and nothing that is written is changed later.
+call into C under the GIL, and written entries never change.
 """
 
 from __future__ import annotations
@@ -31,56 +31,56 @@ from dtlab.trace import Records
 FORKED = (
     "was called in a process that this rank has forked, such as a DataLoader worker. That process "
     "has no connections to other ranks, so the call would never return. Communicate in the rank "
-    "itself, and pass the result on."
+    "itself, and pass the result to the forked process."
 )
 
 __all__ = ["Journal"]
 
 Ints = npt.NDArray[np.int64]
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-# Number of the group, bytes (-1: they differ), number of the dtype, what an announcer tells of it.
+# Number of the group, bytes (-1: they differ), number of the dtype, the announcer's description.
 _Kind = tuple[int, int, int, tuple[Any, ...]]
 _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
 
 
 class Journal:
-    """The columns being filled. `limit`: how many operations, and how many spans, are kept."""
+    """The records of a running rank. It stores at most `limit` operations and `limit` spans."""
 
     def __init__(
         self, world_size: int = 1, limit: int = 0, announcer: Announcer | None = None
     ) -> None:
         self.world_size = world_size
         self._announcer: Announcer | None = announcer
-        self.limit = limit  # the first operation that is not kept
+        self.limit = limit  # index of the first operation that is not stored
         self._room = limit
-        self._first = 0  # operation that is not taken yet
+        self._first = 0  # index of the first operation that has not been taken
         self.wire: Wire | None = None  # for `dtlab.compute`
-        self.look: Callable[[], None] | None = None  # for operations that have come to their end
+        self.look: Callable[[], None] | None = None  # notes operations that are complete
         self._count = itertools.count()
-        self._issued: list[tuple[int, ...]] = []  # as in `issue`
+        self._issued: list[tuple[int, ...]] = []  # columns as in `issue`
         self._ended: list[tuple[int, int]] = []  # operation, time
         self._blocked: list[tuple[int, int, int, int]] = []  # operation, start, end, thread
-        self._sources: list[tuple[int, int]] = []  # operation, rank in group: from anybody
+        self._sources: list[tuple[int, int]] = []  # operation, rank in group: any-source receives
         self._spans: list[tuple[str, dict[str, Any], int, int, int]] = []
         self._spans_dropped = 0
-        self._groups: dict[Any, int] = {}  # keeps the groups alive, so that no two are confused
+        self._groups: dict[Any, int] = {}  # keeps groups alive, so that ids stay unique
         self._members: list[tuple[str, tuple[int, ...]]] = []
         self._dtypes: dict[torch.dtype, int] = {}
-        self._files: dict[str, int] = {}  # -1: not the learner's
+        self._files: dict[str, int] = {}  # number of each file; -1: not the learner's
         self._file_names = {-1: ""}
-        self._backward = (-1, (-1, 0))  # a backward pass, and the line that asked for it
-        self._forked: list[int] = []  # not empty in a process that this one has forked
+        self._backward = (-1, (-1, 0))  # id of a backward pass, and the line that called it
+        self._forked: list[int] = []  # not empty in a fork of this process
         os.register_at_fork(after_in_child=partial(self._forked.append, os.getpid()))
 
     # --------------------------------------------------------------- while the rank is running
 
     def issuer(self, number: int, operator: Operator) -> Callable[..., tuple[int, bool]]:
-        """A function that notes one operator's operations as they are about to be issued.
+        """A function that records the operations of one operator before they are issued.
 
-        The function that replaces the operator (interception.py) calls it with what it has found
-        in its arguments. It returns the operation's index, and whether its wait will
-        have to be announced. It runs for each operation: hence the local names, and one look-up
-        for all that is the same for operations alike.
+        The operator's hook (interception.py) calls it with values from the operator's arguments.
+        It returns the operation's index, and whether a wait for it must be announced. Because it
+        runs for each operation, it uses local names, and one dictionary lookup for everything that
+        equal operations have in common.
         """
         count, append = self._count, self._issued.append
         place, frame_of, names = self._place, sys._getframe, self._file_names
@@ -104,13 +104,15 @@ class Journal:
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = self._kind(operator, key, payload)
-            group_number, size, dtype_number, told = kind
+            group_number, size, dtype_number, description = kind
             try:
-                file, line = place(frame_of(2))  # who called what stands in the operator's place
-            except ValueError:  # a thread of C++, which has no frames
+                file, line = place(frame_of(2))  # the caller of the hook
+            except ValueError:  # a C++ thread, which has no Python frames
                 file, line = -1, 0
             if announce is not None:
-                goes_on = announce(index, told, payload, peer, tag, goes_on, names[file], line)
+                goes_on = announce(
+                    index, description, payload, peer, tag, goes_on, names[file], line
+                )
             if index >= self.limit:
                 return index, goes_on
             if size < 0:
@@ -124,44 +126,47 @@ class Journal:
         return issue
 
     def _kind(self, operator: Operator, key: tuple[Any, ...], payload: Any) -> _Kind:
-        """What operations of one kind have in common."""
+        """The values that operations with the same group, shape and dtype have in common."""
         group, shape, *_ = key
         number = self._groups[group] if group in self._groups else self._add_group(group)
         size = dtype = -1
         if shape is not None and payload.layout is torch.strided:
             size, dtype = self._measure(payload)
-        told = self._announcer.describe(operator, *key) if self._announcer else ()
-        return number, size, dtype, told
+        description = self._announcer.describe(operator, *key) if self._announcer else ()
+        return number, size, dtype, description
 
     def end(self, index: int, now: int) -> None:
-        """The operation was complete at `now`."""
+        """Record that the operation was complete at `now`."""
         if self._first <= index < self.limit:
             self._ended.append((index, now))
 
     def block(self, index: int, start: int) -> None:
-        """This thread has waited for the operation since `start`, and now it is complete."""
+        """Record that this thread has waited for the operation since `start`; it is complete."""
         if self._first <= index < self.limit:
             self._blocked.append((index, start, _now(), threading.get_ident()))
 
     def source(self, index: int, source: int) -> None:
-        """The message of a receive from anybody came from `source`, a rank in its group."""
+        """Record that an any-source receive got its message from `source`, a rank in its group."""
         if self._first <= index < self.limit:
             self._sources.append((index, source))
 
     def begin_span(self) -> None:
-        """Operations that are complete now do not reach into the span; called by `dtlab.span`."""
+        """Note operations that are complete, so that they end before the span that begins.
+
+        Called by `dtlab.span`.
+        """
         if self.look is not None:
             self.look()
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
-        """Take a finished span; called by `dtlab.span`."""
+        """Record a finished span; called by `dtlab.span`."""
         if len(self._spans) < self._room:
             self._spans.append((name, extra, start, end, threading.get_ident()))
         else:
             self._spans_dropped += 1
 
     def _measure(self, payload: Any) -> tuple[int, int]:
-        """Bytes of a tensor, a list of them, or the first of a list of lists; number of dtype."""
+        """Bytes of a tensor, of a list, or of the first list in a list; and the dtype's number."""
         if isinstance(payload, torch.Tensor):
             payload = [payload]
         while payload and isinstance(payload[0], list):
@@ -172,14 +177,14 @@ class Journal:
         return sum(_bytes(tensor) for tensor in payload), dtype
 
     def line_of(self, frame: FrameType | None) -> tuple[str, int]:
-        """File and line of the learner's innermost frame; "" and 0 without one."""
+        """File and line of the learner's innermost frame; "" and 0 if there is none."""
         number, line = self._place(frame)
         return self._file_names[number], line
 
     def _place(self, frame: FrameType | None) -> tuple[int, int]:
-        """Number of the file, and line, of the learner's innermost frame; -1 and 0 without one.
+        """File number and line of the learner's innermost frame; -1 and 0 if there is none.
 
-        Costs half a microsecond, since the verdict on each file is kept.
+        Takes half a microsecond, because the result for each file is cached.
         """
         files = self._files
         while frame is not None:
@@ -191,7 +196,7 @@ class Journal:
                 return number, frame.f_lineno
             if code is _BACKWARD:
                 task, known = torch._C._current_graph_task_id(), self._backward
-                if task != known[0]:  # else the same line asked for this backward pass
+                if task != known[0]:  # else the cached line called this backward pass
                     known = self._backward = (task, self._place(frame.f_back))
                 return known[1]
             frame = frame.f_back
@@ -205,7 +210,7 @@ class Journal:
     def _add_group(self, group: Any) -> int:
         try:
             ranks = dist.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # made by hand, so torch does not know it
+        except (KeyError, ValueError):  # created without torch's functions
             ranks = list(range(group.size()))
         self._members.append((group.group_name, tuple(ranks)))
         return self._groups.setdefault(group, len(self._members) - 1)
@@ -213,7 +218,7 @@ class Journal:
     # ------------------------------------------------------------------------------- afterwards
 
     def take(self, rank: int) -> Records:
-        """As `records`, and begin anew: what comes is numbered on."""
+        """Return the records and clear them; numbering continues."""
         taken = self.records(rank)
         for column in (self._issued, self._ended, self._blocked, self._sources, self._spans):
             column.clear()
@@ -223,9 +228,9 @@ class Journal:
         return taken
 
     def records(self, rank: int) -> Records:
-        """Everything as plain columns. What has not ended until now ends now."""
+        """The records as columns of numbers. Operations that have not ended end now."""
         stopped = _now()
-        # Threads may go on meanwhile. What refers to an operation is read before the operations.
+        # Other threads may still record. So entries that refer to operations are read first.
         sources, ended = _table(self._sources, 2), _table(self._ended, 2)
         blocked, issued = _table(self._blocked, 4), _table(self._issued, 11)
         issued = issued[np.argsort(issued[:, 0])]
@@ -264,7 +269,7 @@ class Journal:
     def _global_peers(
         self, row_of: Ints, first: int, sources: Ints, group: Ints, peer: Ints
     ) -> Ints:
-        """Ranks of the world instead of ranks in a group; -1 stays."""
+        """Convert peers from ranks in their group to global ranks; -1 stays -1."""
         peer[row_of[sources[:, 0] - first]] = sources[:, 1]
         widest = max((len(ranks) for _, ranks in self._members), default=0)
         world = np.full((len(self._members) + 1, widest + 1), -1, dtype=np.int64)
@@ -273,7 +278,7 @@ class Journal:
         return world[group, np.clip(peer, -1, widest)]
 
     def _whole_sizes(self, operator: Ints, group: Ints, size: Ints) -> Ints:
-        """Bytes of all shards together, where one member's share was measured."""
+        """Bytes of the whole message, if only one member's share was measured."""
         is_part = np.array([operator.part for operator in OPERATORS])
         members = np.array([len(ranks) for _, ranks in self._members] or [0])
         return np.where(is_part[operator], size * members[group], size)
@@ -290,9 +295,9 @@ def _table(rows: Sequence[tuple[int, ...]], width: int) -> Ints:
 
 
 def _number_threads(*columns: Ints) -> None:
-    """Put small numbers in place of identifiers of threads; the main thread's is 0."""
+    """Replace thread identifiers by small numbers in place; the main thread's number is 0."""
     main = threading.main_thread().ident
-    known = [main, *sorted({int(each) for column in columns for each in np.unique(column)})]
+    known = [main, *sorted({int(ident) for column in columns for ident in np.unique(column)})]
     numbers = {ident: number for number, ident in enumerate(dict.fromkeys(known))}
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
@@ -300,7 +305,6 @@ def _number_threads(*columns: Ints) -> None:
 
 
 def _plain(extra: dict[str, Any]) -> dict[str, Any]:
-    """What was given to `span`, as something that surely can be sent to another process."""
+    """The keyword arguments of a span as plain values, which can be sent to another process."""
     plain = (bool, int, float, str, type(None))
     return {key: value if type(value) in plain else str(value) for key, value in extra.items()}
-

@@ -1,6 +1,6 @@
-"""The c10d operators as data: their names, and the positions of their arguments.
+"""A table of the c10d operators: their names, and the positions of their arguments.
 
-Everything that communicates in torch.distributed ends in one of these, whoever asked for it.
+Every communication call of torch.distributed ends in one of these operators.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ __all__ = ["OPERATORS", "Operator"]
 
 
 class Operator(NamedTuple):
-    """One operator of c10d. Positions are those of its arguments.
+    """One operator of c10d. The fields with positions are indices into its arguments.
 
-    `name` is the public function's, without variants. `payload` is the tensor, or list of tensors,
-    that measures the message (of lists of lists the first); `part` says that it is one member's
-    share of the whole. `async_op` is where it says whether the caller goes on, in
-    which case the end of the operation is told by its Work. `work` is where in the result
-    the Work stands, None where it is the result itself.
+    `name` is the public function's name, without variants. `payload` is the tensor, or list of
+    tensors, whose size is recorded (of a list of lists, the first list). `part` means that the
+    payload is one member's share of the whole. `async_op` is the flag with which the caller
+    continues at once; the Work then tells the end of the operation. `work` is the position of the
+    Work in the result, None if the result is the Work.
     `uneven`: members may pass different sizes.
-    `methods` are those of `dist.ProcessGroup` that come to this operator and need nothing but one
-    tensor, or one and another; the last is what a backend calls it. They take the same tensors in
-    the same places, and what stands behind the group in one object of options (`reduceOp`,
-    `rootRank`, `asyncOp`); or for messages, peer and tag, one place earlier without the group.
+    `methods` are the methods of `dist.ProcessGroup` that call this operator with one or two
+    tensors and nothing else; the last is also the backend's name for it. They take the same
+    tensors at the same positions. One options object (`reduceOp`, `rootRank`, `asyncOp`) holds the
+    arguments after the group; for messages, peer and tag follow one position earlier.
     """
 
     c10d: str
@@ -41,7 +41,7 @@ class Operator(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether it goes from one rank to another."""
+        """Whether the operator is a point-to-point send or receive."""
         return self.name in ("send", "recv")
 
 

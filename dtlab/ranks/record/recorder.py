@@ -1,20 +1,19 @@
-"""The recorder: notes every communication of a rank, from any thread.
+"""The recorder: records every communication call of a rank, from any thread.
 
     dist.all_reduce, DDP's reducer, FSDP2, DTensor, pipelining
         |
         v
-    hooks on operators              interception.py: recorded there, and passed on
+    hooks on operators              record the call, and pass it on (interception.py)
         |
         v
-    ProcessGroupGloo / NCCL         as ever
+    ProcessGroupGloo / NCCL         unchanged
         |
         v
-    Work                            says when a collective is complete (completion.py);
-                                    Work.wait, hooked, says when a thread is blocked
+    Work                            tells when a collective is complete (completion.py);
+                                    the hook on Work.wait tells when a thread is blocked
 
-What a rank is about to do, and what it waits for, is announced before it does (announcer.py).
-
-How an operation is noted is in `journal.py`; which operators there are, in `operators.py`.
+Each operation and each wait is announced to the supervisor before it starts (announcer.py).
+`journal.py` stores the records; `operators.py` lists the operators.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from dtlab.trace import Records, set_span_sink
 
 __all__ = ["RECORD_LIMIT", "Recorder", "rehearse"]
 
-RECORD_LIMIT = 300_000  # operations, and spans: some 150 MB at the worst
+RECORD_LIMIT = 300_000  # operations, and also spans: about 150 MB at most
 _now = time.perf_counter_ns
 
 
 class Recorder:
     """Records the communication and the spans of this process between `start` and `stop`.
 
-    `limit` is how many operations, and how many spans, it keeps; what comes after is counted only.
-    With an `announcer`, each operation is also told to whoever reads the board; with a `wire`, it
-    takes the time that emulated links need.
-    One recorder at a time; it can be started and stopped repeatedly, each time from nothing.
+    It stores at most `limit` operations and `limit` spans; later ones are only counted. With an
+    `announcer`, each operation is also published on the board; with a `wire`, it takes the time
+    that emulated links need. Only one recorder can run in a process. It can be started and stopped
+    repeatedly; each start begins with no records.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class Recorder:
         self._wire = wire
         self._journal = Journal()
         self._hooks: _Hooks | None = None
-        self._still_leaving: list[Any] = []  # a message is lost with its Work
+        self._still_leaving: list[Any] = []  # a send is lost if its Work is freed
 
     def start(self) -> None:
-        """Begin. Call after `init_process_group`; raises RuntimeError where one is recording."""
+        """Start recording, after `init_process_group`. Raises RuntimeError if a recorder runs."""
         if getattr(dist.Work.wait, "__module__", None) == __name__:
             raise RuntimeError("A dtlab recorder is already running in this process.")
         self._journal = Journal(dist.get_world_size(), self.limit, self.announcer)
@@ -76,16 +75,16 @@ class Recorder:
         set_span_sink(self._journal)
 
     def take(self) -> Records:
-        """What was seen until now, and forget it; goes on recording.
+        """Return the records so far and clear them; recording continues.
 
-        Operations under way end now in these records, and are missing from the next.
+        Operations in flight end now in these records, and do not appear in the next ones.
         """
         return self._journal.take(self.rank)
 
     def stop(self) -> Records:
-        """End, leave nothing behind in torch, and return what was seen (nothing if not started).
+        """Stop, remove all hooks, and return the records (empty if not started).
 
-        Operations that have not been waited for until now end now.
+        Operations whose end is not known end now.
         """
         set_span_sink(None)
         if self._hooks:
@@ -97,14 +96,14 @@ class Recorder:
 
 
 def rehearse() -> None:
-    """Install and remove the hooks once: done before a fork, it saves every rank 3 ms."""
+    """Install and remove the hooks once; done before a fork, this saves every rank 3 ms."""
     journal = Journal(1, 1)
     _Hooks(journal).remove()
     journal.records(0)
 
 
 class _Hooks:
-    """The doors and the hook on `Work.wait`, from construction until `remove`."""
+    """All hooks of the recorder, installed from construction until `remove`."""
 
     def __init__(
         self, journal: Journal, announcer: Announcer | None = None, wire: Wire | None = None
@@ -128,26 +127,26 @@ class _Hooks:
             self._replace("_warn_not_in_group", self._warning(announcer))
 
     def _replace(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Put something of ours in place of a function of torch.distributed's."""
+        """Replace a function of torch.distributed by `make(function)`."""
         plain = self._plain_functions[name] = getattr(dist.distributed_c10d, name)
         setattr(dist.distributed_c10d, name, make(plain))
 
     def remove(self) -> None:
-        """Everything as it was before."""
+        """Remove all hooks."""
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
             setattr(dist.distributed_c10d, name, plain)
         self._doors.close()
         self._functional._destroy()
         self._ends.stop()
-        self._journal.look = None  # a circle would keep groups, with their connections
+        self._journal.look = None  # a reference cycle would keep groups and connections alive
 
     def unfinished(self) -> list[Any]:
-        """The Works of operations that nobody has waited for."""
+        """The Works of incomplete operations for which no thread has waited."""
         return [work for _, work, *_ in self._pending.values() if not work.is_completed()]
 
     def _waiting(self) -> Callable[..., Any]:
-        """`Work.wait`, noting how long it took."""
+        """A replacement of `Work.wait` that announces the wait and records its duration."""
         pending, plain, waited = self._pending, self._plain_wait, self._waited
         announcer = self._announcer
         if self._wire is not None:
@@ -168,7 +167,7 @@ class _Hooks:
         return wait
 
     def _wait_tensor_kernel(self) -> Callable[..., Any]:
-        """How DTensor and functional collectives wait: for the operation behind a tensor."""
+        """The hook on `wait_tensor`, with which DTensor and functional collectives wait."""
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
         below, waited = BELOW, self._waited
 
@@ -195,7 +194,7 @@ class _Hooks:
         return None
 
     def _waited(self, known: Pending, start: int) -> None:
-        """A thread has waited for an operation since `start`, and does so no longer."""
+        """Record that this thread waited for an operation from `start` until now."""
         index, work, _, anybody, _ = known
         self._journal.block(index, start)
         if anybody is not None:

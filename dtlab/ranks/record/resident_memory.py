@@ -1,10 +1,10 @@
-"""Resident memory of a rank, read from the kernel by the supervisor.
+"""Measures the resident memory of a rank: its supervisor reads the kernel's count.
 
     rank                         supervisor
     count()  ── COUNT ────────►  reads /proc/PID/status, and keeps the number
              ◄── COUNTED ──────
 
-Tensors that a rank counts itself can be hidden from that count. Pages of memory cannot.
+A rank can hide tensors from a count that it makes itself. It cannot hide pages of memory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dtlab.ranks import protocol
 
 __all__ = ["MOST", "TIMES", "bytes_of", "count", "give_back_at_once"]
 
-TIMES = 3  # a thread of gloo's may hold a tensor a moment longer than its operation lasts
-PAUSE = 0.02  # seconds between two of them
+TIMES = 3  # a thread of gloo may hold a tensor slightly longer than its operation lasts
+PAUSE = 0.02  # seconds between two measurements
 _M_MMAP_THRESHOLD = -3  # malloc.h
-MOST = 1000  # numbers that are kept of one rank
+MOST = 1000  # measurements that are stored for one rank
 
 
 def count() -> None:
-    """In a rank: have its memory counted now, `TIMES` times. Elsewhere it does nothing."""
+    """Have this rank's memory measured `TIMES` times now. Outside a rank it does nothing."""
     if protocol.STATUS_FD not in os.environ:
         return
     gc.collect()
@@ -36,23 +36,23 @@ def count() -> None:
         for number in range(TIMES):
             if number:
                 time.sleep(PAUSE)
-            with suppress(OSError, AttributeError):  # a system without it
-                ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the kernel
+            with suppress(OSError, AttributeError):  # a system without this function
+                ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the kernel
             line.send(protocol.COUNT)
             line.recv(1)
 
 
 def give_back_at_once() -> None:
-    """In a rank: have each large tensor's memory go back to the kernel when it is freed.
+    """Have the allocator return a large tensor's memory to the kernel as soon as it is freed.
 
-    Left alone, glibc keeps up to 32 MB at the end of each thread's heap for later.
+    By default, glibc keeps up to 32 MB at the end of each thread's heap for later use.
     """
-    with suppress(OSError, AttributeError):  # a system without it
+    with suppress(OSError, AttributeError):  # a system without this function
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 128 * 1024)
 
 
 def bytes_of(pid: int) -> int | None:
-    """Bytes of memory that a process has pages for, files aside; None where it is not known."""
+    """Bytes of a process's resident memory without files; None if they are not known."""
     with suppress(OSError, ValueError, IndexError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines)

@@ -1,1 +1,1 @@
-"""The sandbox: untrusted code in processes that see, take and reach only what they may."""
+"""The sandbox: runs untrusted code in processes with limited files, resources and network."""

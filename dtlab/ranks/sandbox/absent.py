@@ -1,11 +1,11 @@
 """Disables the library's own solution of an exercise for the code that is graded.
 
-Behind walls a learner's code runs in processes that have the library in memory. What a part asks
-for must not be found there, under whatever name it is called or imported:
+In the sandbox, a learner's code runs in processes that have imported the library. The solution of
+an exercise must not be usable there, under any name or import:
 
-    its functions     get another code, which raises: every reference to them is affected
-    its source        is not shown (walls.py hides the file and its compiled form)
-    what is allowed   stays, and what that calls in the same module
+    its functions     get new code that raises, which affects every reference to them
+    its source        is hidden (walls.py hides the file and its compiled form)
+    allowed names     stay, with the functions of the same module that they use
 
     take_away({"dtlab.parallel.tensor.regions": ["copy_to_region"]})
 """
@@ -27,35 +27,35 @@ Absent = Mapping[str, Collection[str]]  # a module's full name: names in it that
 
 
 def take_away(absent: Absent) -> None:
-    """Have all functions of these modules refuse, for good in this process and its children.
+    """Make all functions of these modules raise, for good in this process and its children.
 
-    Functions that are allowed stay, with those of their module that they use. The modules must be
-    importable, so this comes before their files are hidden.
+    Allowed functions stay, with the functions of their module that they use. Call this before the
+    modules' files are hidden, because it imports them.
     """
     for name, allowed in absent.items():
         module = importlib.import_module(name)
-        kept = _needed(module, allowed)
-        for own, value in _definitions(module).items():
-            if own not in kept:
+        needed = _needed(module, allowed)
+        for defined, value in _definitions(module).items():
+            if defined not in needed:
                 for function in _functions(value):
                     function.__code__ = _refusal(function)
     linecache.clearcache()
 
 
 def files_of(absent: Absent) -> list[str]:
-    """The files in which these modules can be read: source, and what Python compiled of it."""
-    found = []
+    """The source files of these modules, and their compiled forms."""
+    files = []
     for name in absent:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
             source = Path(spec.origin)
             compiled = (source.parent / "__pycache__").glob(f"{source.stem}.*")
-            found += [str(source), *map(str, compiled)]
-    return found
+            files += [str(source), *map(str, compiled)]
+    return files
 
 
 def _definitions(module: ModuleType) -> dict[str, Any]:
-    """What a module defines itself, by name."""
+    """The objects that a module defines itself, by name."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -64,26 +64,26 @@ def _definitions(module: ModuleType) -> dict[str, Any]:
 
 
 def _needed(module: ModuleType, allowed: Collection[str]) -> set[str]:
-    """The allowed names, and those of the module that they use, directly or by way of others."""
-    own, found = _definitions(module), set[str]()
-    todo = set(allowed) & set(own)
+    """The allowed names, and the names of the module that they use, directly or indirectly."""
+    defined, needed = _definitions(module), set[str]()
+    todo = set(allowed) & set(defined)
     while todo:
         name = todo.pop()
-        found.add(name)
-        used = {base.__name__ for base in getattr(own[name], "__mro__", ())}
-        for function in _functions(own[name]):
+        needed.add(name)
+        used = {base.__name__ for base in getattr(defined[name], "__mro__", ())}
+        for function in _functions(defined[name]):
             used |= _names(function.__code__)
-        todo |= used & set(own) - found
-    return found
+        todo |= used & set(defined) - needed
+    return needed
 
 
 def _names(code: CodeType) -> set[str]:
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """A function; those of a class; those behind decorators."""
+    """Yield a function, or all functions of a class, also those wrapped by decorators."""
     if isinstance(value, FunctionType):
         yield value
     if isinstance(value, type):
@@ -102,11 +102,11 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 
 
 def _refusal(function: FunctionType) -> CodeType:
-    """Code that raises, with the names of a function's own: errors then show where it was."""
-    what = f"{function.__module__}.{function.__qualname__}"
-    message = f"{what} is not there while an answer is graded: write it yourself"
+    """Code that raises, with the function's file and names, so that tracebacks show it."""
+    path = f"{function.__module__}.{function.__qualname__}"
+    message = f"{path} is not available while an answer is graded: write it yourself"
     free = [f"_{number}" for number in range(len(function.__code__.co_freevars))]
-    made: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     source = (
         f"def make({', '.join(free)}):\n"
         "    def refuse(*_args, **_named):\n"
@@ -114,7 +114,7 @@ def _refusal(function: FunctionType) -> CodeType:
         f"        return [{', '.join(free)}]\n"
         "    return refuse\n"
     )
-    exec(compile(source, function.__code__.co_filename, "exec"), made)
-    refuse: FunctionType = made["make"](*free)
+    exec(compile(source, function.__code__.co_filename, "exec"), namespace)
+    refuse: FunctionType = namespace["make"](*free)
     old = function.__code__
     return refuse.__code__.replace(co_name=old.co_name, co_qualname=old.co_qualname)

@@ -1,4 +1,4 @@
-"""Watcher and stack reader for ranks whose messages cannot be trusted."""
+"""A watcher and a stack reader for ranks whose messages are not trusted."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dtlab.ranks.watch.watcher import Ask, Watcher
 
 __all__ = ["CarefulStackPipe", "CarefulWatcher", "come_first", "reap_some"]
 
-MOST_SECONDS = 2.0  # for one look at what ranks announced: an honest step takes a millisecond
-MOST_STACK = 1 << 18  # bytes of what a rank writes about where it is
-LAST_WORDS = 0.1  # seconds for which a rank may go on writing them
+MOST_SECONDS = 2.0  # for one check of announcements; with honest ranks it takes a millisecond
+MOST_STACK = 1 << 18  # bytes of a rank's stack trace
+LAST_WORDS = 0.1  # seconds for which a rank may write its stack trace
 MOST_REAPED = 100
 Result = TypeVar("Result")
 
 
 class CarefulWatcher(Watcher):
-    """Stops watching ranks that write what makes no sense, or more than it can follow.
+    """A watcher that gives up if ranks write invalid records, or too many of them.
 
-    The time limit then ends them, as it ends ranks that compute.
+    The time limit then ends the ranks.
     """
 
     _gave_up = False
@@ -51,18 +51,18 @@ class CarefulWatcher(Watcher):
             try:
                 with _alarm():
                     return look()
-            except Exception:  # noqa: BLE001  whatever they made it stumble over
+            except Exception:  # noqa: BLE001  invalid records may raise anything
                 self._gave_up = True
         return nothing
 
 
 class _TooLong(Exception):
-    """It is not worth going on."""
+    """A check took longer than `MOST_SECONDS`."""
 
 
 @contextlib.contextmanager
 def _alarm() -> Iterator[None]:
-    """Raise `_TooLong` inside after a while."""
+    """Raise `_TooLong` inside the context after `MOST_SECONDS`."""
 
     def ring(*_: object) -> None:
         raise _TooLong
@@ -77,7 +77,7 @@ def _alarm() -> Iterator[None]:
 
 
 class CarefulStackPipe(StackPipe):
-    """Reads a stack, and not whatever else a rank may write without end."""
+    """Reads a stack trace, with limits on its size and on the time for reading it."""
 
     def read_all(self, deadline: float = 0.0) -> list[list[Frame]]:
         text = b""
@@ -93,22 +93,22 @@ class CarefulStackPipe(StackPipe):
                 break
         try:
             return parse(text.decode(errors="replace"))
-        except ValueError:  # a line of more digits than a number may have
+        except ValueError:  # a line number with too many digits
             return [[]]
 
 
 def come_first() -> None:
-    """Run whenever this process has something to do, however many others want to.
+    """Give this process the highest scheduling priority.
 
-    Hundreds of processes of a fork bomb would leave it next to nothing. All that it forks comes
-    first too, until it steps behind walls.
+    Otherwise hundreds of processes of a fork bomb would leave it almost no CPU time. Its children
+    inherit the priority until they confine themselves (`walls.step_behind`).
     """
-    with contextlib.suppress(OSError):  # it takes root
+    with contextlib.suppress(OSError):  # requires root
         os.setpriority(os.PRIO_PROCESS, 0, -20)
 
 
 def reap_some() -> dict[int, int]:
-    """As `system.reap`, which may go on for ever where processes end as quickly as they begin."""
+    """As `system.reap`, but bounded, since a fork bomb could keep `reap` busy without end."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while len(ended) < MOST_REAPED:

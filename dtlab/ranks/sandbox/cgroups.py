@@ -1,4 +1,4 @@
-"""A control group: limits on what a tree of processes takes together (Linux, versions 1 and 2)."""
+"""Linux control groups (versions 1 and 2): resource limits for a tree of processes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _FILES = {  # controller: the files with its limit, version 1 and 2
     "pids": ("pids.max", "pids.max"),
 }
 _SHARES = ("cpu.shares", "cpu.weight"), ("1024", "100"), ("102", "10")  # file, usual, a tenth
-_KILLS = ("memory.oom_control", "memory.events")  # where the kernel says whom it has ended
-_END_LIMIT = 1.0  # seconds until the last process is on its way out
+_KILLS = ("memory.oom_control", "memory.events")  # files with the count of killed processes
+_END_LIMIT = 1.0  # seconds until the last process has ended
 
 
 class Group:
-    """A group by its name, which ends in the process id of whoever takes it away again."""
+    """A control group; its name ends in the process id of the owner that will remove it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._unified = (_ROOT / "cgroup.controllers").exists()
 
     def make(self, memory: int, processes: int) -> None:
-        """Make it. Raises OSError where the system or our rights do not allow it.
+        """Create the group with limits on bytes and processes. Raises OSError if not allowed.
 
-        Its processes together get as much of the CPUs as one process outside does, where others
-        want them too.
+        On a busy machine, all its processes together get the CPU share of one process outside.
         """
         limits = {"memory": memory, "pids": processes}
         try:
@@ -53,51 +52,51 @@ class Group:
                 yield _ROOT / controller / self.name
 
     def enter(self) -> None:
-        """Move this process into it, before it has started a thread."""
+        """Move this process, which must have only one thread, into the group."""
         for folder in self._folders():
-            # Version 1 moves one thread at once, but waits 10 ms to be sure of a whole process.
+            # Version 1 moves one thread at once, but needs 10 ms for a whole process.
             (folder / ("cgroup.procs" if self._unified else "tasks")).write_text("0")
 
     def come_last(self, last: bool) -> None:
-        """Get a tenth of the usual share of busy CPUs, or the usual share again.
+        """Reduce the group's share of busy CPUs to a tenth, or restore the usual share.
 
-        With the least share that Linux offers, a cell on a busy machine would stand still.
+        With the smallest share of Linux, a cell on a busy machine would make no progress.
         """
         file, usual, tenth = (pair[self._unified] for pair in _SHARES)
         folder = _ROOT / ("" if self._unified else "cpu") / self.name
-        with suppress(OSError):  # not ours to say, or gone
+        with suppress(OSError):  # not allowed, or the group is gone
             (folder / file).write_text(tenth if last else usual)
 
     def used(self) -> float:
-        """CPU seconds that all of its processes have taken, those that have ended too."""
+        """CPU seconds that all processes of the group have used, including ended ones."""
         with suppress(OSError, ValueError):
             if not self._unified:
                 return int((_ROOT / "cpuacct" / self.name / "cpuacct.usage").read_text()) / 1e9
             for line in (_ROOT / self.name / "cpu.stat").read_text().splitlines():
-                what, _, microseconds = line.partition(" ")
-                if what == "usage_usec":
+                key, _, microseconds = line.partition(" ")
+                if key == "usage_usec":
                     return int(microseconds) / 1e6
         return 0.0
 
     def pids(self) -> list[int]:
-        """Its processes, by the ids that they have where this is asked."""
+        """The ids of the group's processes, in the PID namespace of the caller."""
         folder = _ROOT / ("" if self._unified else "pids") / self.name
         with suppress(OSError, ValueError):
             return [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
         return []
 
     def killed(self) -> int:
-        """How many of its processes the kernel has ended for want of memory."""
+        """Number of the group's processes that the kernel killed because memory ran out."""
         folder = _ROOT / ("" if self._unified else "memory") / self.name
         with suppress(OSError, ValueError):
             for line in (folder / _KILLS[self._unified]).read_text().splitlines():
-                what, _, count = line.partition(" ")
-                if what == "oom_kill":
+                key, _, count = line.partition(" ")
+                if key == "oom_kill":
                     return int(count)
         return 0
 
     def remove(self) -> None:
-        """Take it away once its processes have ended."""
+        """Remove the group once its processes have ended."""
         deadline = time.monotonic() + _END_LIMIT
         for folder in self._folders():
             while folder.exists():
@@ -109,7 +108,7 @@ class Group:
                 time.sleep(0.001)
 
     def _sweep(self, parent: Path) -> None:
-        """Take away groups like this one whose owners were killed before they could."""
+        """Remove groups of the same kind whose owners were killed before they could do it."""
         kind, _, _ = self.name.rpartition("-")
         for folder in parent.glob(f"{kind}-*"):
             if not Path("/proc", folder.name.rpartition("-")[2]).exists():

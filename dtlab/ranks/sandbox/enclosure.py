@@ -1,8 +1,8 @@
-"""The grader's interface to a sandbox: its ranks and its notebook cells.
+"""The grader's interface to a sandbox: launches ranks and runs notebook cells in it.
 
-    with Enclosure(server, walls) as enclosure:      # some 30 ms, once the server is warm
-        room = enclosure.open_room()
-        room.run(1, "x = 6 * 7", limit=30)           # outputs as nbformat has them
+    with Enclosure(server, walls) as enclosure:      # about 30 ms, once the server is warm
+        room = enclosure.open_room()                 # a process for the cells of one notebook
+        room.run(1, "x = 6 * 7", limit=30)           # outputs in the format of nbformat
         room.take("x")                               # [42]
         Conversation(spec, call, output, inputs, enclosure).run()     # ranks, as client.py does
 """
@@ -31,34 +31,34 @@ from dtlab.ranks.transport import HEADER, Closed, receive_frame, send_frame, sen
 __all__ = ["Enclosure", "Room", "RoomGone", "RoomHung"]
 
 START_LIMIT = 20.0  # seconds
-END_LIMIT = 60.0  # seconds until everything behind the walls has ended: it may be a lot
+END_LIMIT = 60.0  # seconds until all processes in the sandbox have ended: there may be many
 TAKE_LIMIT = 10.0  # seconds to pickle a function
-TOLD_LIMIT = 3.0  # seconds from the end of a room until its doorkeeper has told of it
-DONE_BYTES, TAKEN_BYTES = 8 * 2**20, 64 * 2**20  # that an answer may be long; see room.py
+TOLD_LIMIT = 3.0  # seconds from the end of a room until its doorkeeper has reported it
+DONE_BYTES, TAKEN_BYTES = 8 * 2**20, 64 * 2**20  # maximum lengths of answers; see room.py
 STATUS_BYTES = 16
 _ENDS = {
-    signal.SIGSEGV: "it crashed: memory was used that is not there",
+    signal.SIGSEGV: "it crashed: it accessed invalid memory",
     signal.SIGABRT: "it aborted",
-    signal.SIGBUS: "it crashed: a file was used beyond its end",
-    signal.SIGFPE: "it crashed: a calculation that cannot be done",
-    signal.SIGILL: "it crashed: no such instruction",
-    signal.SIGSYS: "it was ended for a system call that nobody needs",
+    signal.SIGBUS: "it crashed: it accessed a mapped file beyond its end",
+    signal.SIGFPE: "it crashed: invalid arithmetic, such as an integer division by zero",
+    signal.SIGILL: "it crashed: invalid machine instruction",
+    signal.SIGSYS: "it was ended for a forbidden system call",
 }
 
 
 class RoomGone(Exception):
-    """The notebook's process has ended, or speaks no sense any more: what happened, in words."""
+    """The notebook's process has ended, or sent an invalid answer; the message says which."""
 
 
 class RoomHung(Exception):
-    """A cell was still running at its limit."""
+    """A cell was still running at its time limit."""
 
 
 class Enclosure:
-    """Walls, and a server behind them. Closing it ends all that runs there."""
+    """A sandbox with a server in it. Closing it ends all processes in the sandbox."""
 
     def __init__(self, server: Server, walls: Walls) -> None:
-        """Raises `LaunchError` where nothing comes up. `missing` names walls that were refused."""
+        """Start the sandbox; `missing` then names absent walls. Raises `LaunchError`."""
         self._sock, theirs = socket.socketpair()
         try:
             server.request(protocol.WARDEN, [theirs.fileno()])
@@ -70,7 +70,7 @@ class Enclosure:
             _, body = receive_frame(self._sock)
         except (OSError, Closed) as error:
             self._sock.close()
-            raise LaunchError(f"no walls came up around a submission: {error!r}") from error
+            raise LaunchError(f"the sandbox of a submission did not start: {error!r}") from error
         self._sock.settimeout(None)
         missing, group = decode(body)
         self.missing: list[str] = missing
@@ -79,15 +79,15 @@ class Enclosure:
 
     @property
     def folder(self) -> str:
-        """The working folder of ranks: one of their own, where files have walls."""
+        """The working folder of ranks: the sandbox's home folder, or "/" without that wall."""
         return HOME if self._walls.stand("files") else "/"
 
     def request(self, kind: bytes, fds: list[int]) -> None:
-        """Ask the server behind the walls; see `client.Door`."""
+        """Send a request to the server in the sandbox; see `client.Door`."""
         send_request(self._sock, kind, fds)
 
     def open_room(self) -> Room:
-        """A fresh process for a notebook's cells."""
+        """Start a new process for the cells of one notebook."""
         (line, its_line), (ends, its_ends) = socket.socketpair(), socket.socketpair()
         try:
             self.request(protocol.ROOM, [its_line.fileno(), its_ends.fileno()])
@@ -97,19 +97,19 @@ class Enclosure:
         return Room(line, ends, self)
 
     def come_last(self, last: bool) -> None:
-        """Give everything here a tenth of its usual share of busy CPUs, or all of it again."""
+        """Reduce the sandbox's share of busy CPUs to a tenth, or restore the usual share."""
         self._group.come_last(last)
 
     def patience(self, seconds: float) -> Patience:
-        """A time limit that begins now; see `Patience`."""
+        """Start a time limit of `seconds`; see `Patience`."""
         return Patience(seconds, self._group.pids, FOR_CELLS, self._group.used)
 
     def out_of_memory(self) -> bool:
-        """Whether the kernel has ended something here because all together took too much."""
+        """Whether the kernel has killed a process, because the sandbox exceeded its memory."""
         return self._group.killed() > 0
 
     def close(self) -> None:
-        """End everything behind the walls; returns when it has ended."""
+        """End all processes in the sandbox; returns when they have ended."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.settimeout(END_LIMIT)
@@ -125,56 +125,57 @@ class Enclosure:
 
 
 class Room:
-    """One notebook's process, at the other end of `line`; `ends` tells how it ended."""
+    """The process of one notebook, connected by `line`; its wait status arrives on `ends`."""
 
     def __init__(self, line: socket.socket, ends: socket.socket, enclosure: Enclosure) -> None:
         self._line, self._ends, self._enclosure = line, ends, enclosure
 
     def run(self, number: int, source: str, limit: float) -> list[dict[str, Any]]:
-        """Runs a cell; its outputs, as nbformat has them, an error last.
+        """Run a cell, and return its outputs in the format of nbformat, an error last.
 
-        Raises `RoomHung` after `limit` seconds (see `Patience`) and `RoomGone` where the process
-        has ended; the room is of no use then.
+        Raises `RoomHung` after `limit` seconds (see `Patience`), and `RoomGone` if the process has
+        ended. After either of them the room cannot be used again.
         """
         outputs = self._ask(protocol.CELL, (number, source), protocol.DONE, DONE_BYTES, limit)
-        if not isinstance(outputs, list) or not all(isinstance(one, dict) for one in outputs):
-            raise RoomGone("its answer was no outputs")
-        return [{str(key): spoken(value) for key, value in one.items()} for one in outputs]
+        if not isinstance(outputs, list) or not all(isinstance(item, dict) for item in outputs):
+            raise RoomGone("its answer was not a list of outputs")
+        return [{str(key): spoken(value) for key, value in item.items()} for item in outputs]
 
     def take(self, name: str) -> list[Any]:
-        """What the notebook has under a name, in a list; an empty one where it has nothing.
+        """The value of a variable of the notebook in a list, which is empty if there is none.
 
-        Functions come sealed, other objects as `Opaque`. Raises as `run` does.
+        Functions are sealed; other objects that are not plain data are `Opaque`. Raises the errors
+        of `run`.
         """
         taken = self._ask(protocol.TAKE, name, protocol.TAKEN, TAKEN_BYTES, TAKE_LIMIT)
         if not isinstance(taken, list) or len(taken) > 1:
-            raise RoomGone("its answer was no answer")
+            raise RoomGone("its answer was not a variable's value")
         return taken
 
     def close(self) -> None:
-        """Have it end."""
+        """Close the connections, which ends the process."""
         self._line.close()
         self._ends.close()
 
-    def _ask(self, tag: bytes, words: Any, wanted: bytes, most: int, limit: float) -> Any:
-        """The answer within `limit` seconds for all of it, however slowly it trickles."""
+    def _ask(self, tag: bytes, request: Any, expected: bytes, most: int, limit: float) -> Any:
+        """Send a request and return the answer; `limit` is in seconds for the whole answer."""
         patience = self._enclosure.patience(limit)
         try:
             self._line.settimeout(limit)
-            send_frame(self._line, tag, encode(words))
+            send_frame(self._line, tag, encode(request))
             answered, size = HEADER.unpack(self._receive(HEADER.size, patience))
-            if answered != wanted or size > most:
-                raise RoomGone("its answer was no answer, or too long for one")
+            if answered != expected or size > most:
+                raise RoomGone("its answer was of the wrong kind, or too long")
             return opened(self._receive(size, patience))
         except TimeoutError:
             raise RoomHung(f"still running after {limit:g} s") from None
         except OSError:
             raise RoomGone(self._how_it_ended()) from None
         except (NotPlain, TooMuch) as error:
-            raise RoomGone(f"its answer makes no sense: {error}") from None
+            raise RoomGone(f"its answer is invalid: {error}") from None
 
     def _receive(self, size: int, patience: Patience) -> bytearray:
-        """The next `size` bytes. Raises OSError once the room has ended without them."""
+        """Receive `size` bytes. Raises TimeoutError, or OSError if the room has ended."""
         data, poller = bytearray(), select.poll()
         for sock in (self._line, self._ends):
             poller.register(sock, select.POLLIN)
@@ -193,7 +194,7 @@ class Room:
         return data
 
     def _how_it_ended(self) -> str:
-        """In words, as far as anybody knows."""
+        """How the room's process ended, as a text."""
         try:
             self._ends.settimeout(TOLD_LIMIT)
             _, body = receive_frame(self._ends, STATUS_BYTES)
@@ -207,10 +208,10 @@ class Room:
             return f"it ended by itself, with exit status {code}"
         if code == -signal.SIGKILL and self._enclosure.out_of_memory():
             most = self._enclosure._walls.memory
-            return f"it was ended for want of memory: there are {most / 1e9:.1f} GB for all of it"
+            return f"it was killed because its memory limit of {most / 1e9:.1f} GB was exceeded"
         return _ENDS.get(signal.Signals(-code), f"it was ended by {signal.Signals(-code).name}")
 
 
 def first_user(slot: int) -> int:
-    """The first of 512 user ids for the submission in `slot` of this process, unlike others."""
+    """The first of 512 user ids for a submission, different for each process and slot."""
     return 2_000_000 + (os.getpid() * 16 + slot % 16) * 512 % 1_000_000_000

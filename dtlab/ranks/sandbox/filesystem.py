@@ -1,9 +1,9 @@
-"""The file system of a sandbox: a separate root with what Python and dtlab need.
+"""The file system of a sandbox: a separate root with the files that Python and dtlab need.
 
-    root of the machine            root behind the walls
+    root of the machine            root in the sandbox
     /  home  course  gradebook     /  usr  lib  etc (a few files)       read-only
                                       Python, its packages, dtlab       read-only
-                                      tmp  home/learner  dev/shm        empty, in memory, bounded
+                                      tmp  home/learner  dev/shm        empty, in memory, limited
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtlab.ranks.sandbox import kernel_calls as kernel
 __all__ = ["EXCHANGE", "HOME", "change_root", "own_scratch"]
 
 HOME = "/home/learner"
-EXCHANGE = "/usr/local/share/nbgrader"  # where nbgrader keeps what students hand in
+EXCHANGE = "/usr/local/share/nbgrader"  # where nbgrader keeps submissions
 _SCRATCH = ("/tmp", HOME, "/dev/shm")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys/devices/system")
 _SETTINGS = (
@@ -35,20 +35,20 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/run")
 def readable_folders() -> tuple[Path, ...]:
     """The folders with the code that ranks need: Python, installed packages, dtlab itself."""
     names = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    found = {Path(sysconfig.get_path(name)) for name in names}
-    found |= {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent}
-    found.add(Path(__file__).resolve().parents[2])
+    folders = {Path(sysconfig.get_path(name)) for name in names}
+    folders |= {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent}
+    folders.add(Path(__file__).resolve().parents[2])
     if site.ENABLE_USER_SITE:
-        found.add(Path(site.getusersitepackages()))
-    found |= {folder.resolve() for folder in found}
-    return tuple(sorted(folder for folder in found if folder.is_dir()))
+        folders.add(Path(site.getusersitepackages()))
+    folders |= {folder.resolve() for folder in folders}
+    return tuple(sorted(folder for folder in folders if folder.is_dir()))
 
 
 def change_root(user: int, scratch: int, hidden: Sequence[str]) -> None:
-    """Have a root that has only what is listed in it. Raises OSError.
+    """Replace the root of the file system by one with only the needed files. Raises OSError.
 
-    `user` is the notebook's; scratch folders take `scratch` bytes each; of `hidden` files and
-    folders nothing is shown, though a folder that is shown contains them.
+    `user` is the notebook's user id. Scratch folders hold `scratch` bytes each. Files and folders
+    in `hidden` are hidden, although a visible folder contains them.
     """
     folders = readable_folders()
     root = _mount_point(folders)
@@ -74,24 +74,24 @@ def change_root(user: int, scratch: int, hidden: Sequence[str]) -> None:
 
 
 def _mount_point(folders: Sequence[Path]) -> str:
-    """A folder over which a root can be mounted, with none of these in it."""
+    """A folder that contains none of `folders`, so that the new root can be mounted there."""
     for place in map(Path, _MOUNT_POINTS):
         if place.is_dir() and not any(folder.is_relative_to(place) for folder in folders):
             return str(place)
-    raise OSError(f"all of {', '.join(_MOUNT_POINTS)} are in use, or not there")
+    raise OSError(f"{', '.join(_MOUNT_POINTS)} are all in use or do not exist")
 
 
 def _settings(user: int) -> dict[str, str]:
     learner = f"learner:x:{user}:{user}::{HOME}:/bin/sh"
     return {
         "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",  # nobody else to ask
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",  # no other sources
         "passwd": f"root:x:0:0::/:/bin/false\n{learner}\n",
     }
 
 
 def _to_show(folders: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """What is shown, outer folders first, and whether it is a link of the machine's own."""
+    """Yield the visible paths, outer folders first, and whether each is a symbolic link."""
     for name in _SYSTEM:
         if Path(name).exists():
             yield Path(name), Path(name).is_symlink()
@@ -135,7 +135,7 @@ def _devices(root: str) -> None:
 
 
 def own_scratch(size: int) -> None:
-    """Have empty scratch folders, in which the code that ranks need is where it was."""
+    """Mount new scratch folders, with the code that ranks need at its old paths in them."""
     kernel.unshare(kernel.NEW_MOUNTS)
     kernel.mount_private()
     inside = [folder for folder in readable_folders() if any(map(folder.is_relative_to, _SCRATCH))]

@@ -1,4 +1,4 @@
-"""Linux system calls for which Python 3.11 has no function."""
+"""Wrappers of Linux system calls for which Python 3.11 has no function."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _checked(result: int, call: str) -> None:
     if result != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
+        raise OSError(code, f"{call}: {os.strerror(code)}")
 
 
 def unshare(kinds: int) -> None:
-    """Leave the namespaces of these kinds for new ones. Raises OSError."""
+    """Move this process to new namespaces of these kinds. Raises OSError."""
     if not hasattr(_libc, "unshare"):
         raise OSError("this system has no namespaces")
     _checked(_libc.unshare(kinds), "unshare")
@@ -63,23 +63,23 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def mount_private() -> None:
-    """What is mounted in this namespace from now on is seen in no other one."""
+    """Hide later mounts in this mount namespace from all other namespaces."""
     _mount("none", "/", "", _RECURSIVE | _PRIVATE)
 
 
 def mount_scratch(target: str, size: int, mode: str = "1777") -> None:
-    """An empty folder in memory, of at most `size` bytes."""
+    """Mount an empty in-memory file system (tmpfs) of at most `size` bytes."""
     flags = _NO_SUID | _NO_DEVICES
     _mount("tmpfs", target, "tmpfs", flags, f"size={size},mode={mode},nr_inodes=20000")
 
 
 def mount_proc(target: str) -> None:
-    """The processes of this namespace; each user but root sees its own only."""
+    """Mount /proc for this PID namespace; users other than root see only their own processes."""
     _mount("proc", target, "proc", _NO_SUID | _NO_DEVICES, "hidepid=2")
 
 
 def bind_readonly(source: str, target: str, *, devices: bool = False) -> None:
-    """Show a folder or file at a second place, and all that is mounted below, only to be read."""
+    """Bind-mount a file or folder, with all mounts below it, read-only at a second path."""
     _mount(source, target, "", _BIND | _RECURSIVE)
     if devices:
         return
@@ -89,21 +89,21 @@ def bind_readonly(source: str, target: str, *, devices: bool = False) -> None:
         ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)),
     )  # fmt: skip
     if result != 0 and ctypes.get_errno() == errno.ENOSYS:  # before Linux 5.12
-        kept = os.statvfs(target).f_flag & os.ST_NOEXEC  # of another namespace's: must stay
-        flags = _BIND | _REMOUNT | _READONLY | _NO_SUID | _NO_DEVICES | kept
+        noexec = os.statvfs(target).f_flag & os.ST_NOEXEC  # set by another namespace: must stay
+        flags = _BIND | _REMOUNT | _READONLY | _NO_SUID | _NO_DEVICES | noexec
         _mount("none", target, "", flags)
     else:
         _checked(result, f"make {target} read-only")
 
 
 def change_root(folder: str) -> None:
-    """Make a mounted `folder` the root, and forget the old one."""
+    """Make a mounted `folder` the root of the file system, and unmount the old root."""
     number = _PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise OSError(f"pivot_root is not known on {platform.machine()}")
     os.chdir(folder)
     _checked(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
-    _checked(_libc.umount2(b".", _DETACH), "umount")  # the old root lies over the new one
+    _checked(_libc.umount2(b".", _DETACH), "umount")  # the old root is mounted over the new one
     os.chdir("/")
 
 
@@ -116,7 +116,7 @@ def loopback_up() -> None:
 
 
 def drop_capabilities() -> None:
-    """Have no more rights than files and ids give, also as root. Never undone."""
+    """Drop all capabilities, also those of root. This cannot be undone."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
@@ -125,7 +125,7 @@ def drop_capabilities() -> None:
 
 
 def why_no_filter() -> str:
-    """Why this kernel takes no filter of system calls; empty where it does."""
+    """The reason why this kernel does not support seccomp filters; empty if it does."""
     number = _SECCOMP.get(platform.machine())
     if number is None:
         return f"not known on {platform.machine()}"
@@ -136,32 +136,32 @@ def why_no_filter() -> str:
 
 
 def install_filter(program: bytes) -> None:
-    """Have the kernel run a filter (struct sock_filter, one after the other) for each call.
+    """Install a seccomp filter (an array of struct sock_filter), which checks each system call.
 
-    For this thread and all that it starts, for good. Raises OSError.
+    It applies to this thread and all its descendants, and cannot be removed. Raises OSError.
     """
     steps = ctypes.create_string_buffer(program, len(program))
-    what = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))  # struct sock_fprog
-    result = _libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, what, 0, 0)
+    fprog = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))  # struct sock_fprog
+    result = _libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, fprog, 0, 0)
     _checked(result, "a filter of system calls")
 
 
 def keep_privileges_away() -> None:
-    """No program that this process starts gets more rights than it has. Never undone."""
+    """Prevent programs that this process starts from gaining rights. This cannot be undone."""
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # a change of user had made /proc/self unreadable
+    _libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # a change of user makes /proc/self unreadable
 
 
 def huge_pages() -> None:
-    """Gather this process's memory in huge pages, as far as there are any (Linux 6.1).
+    """Collapse this process's memory into huge pages, as far as possible (Linux 6.1).
 
-    A fork then copies a table of hundreds of pages, rather than of tens of thousands.
+    A fork then copies a table of hundreds of pages instead of tens of thousands.
     """
     with open("/proc/self/maps") as lines:
         areas = [line.split() for line in lines]
     for area, rights, *rest in areas:
         if rights != "rw-p" or rest[3:] not in ([], ["[heap]"]):
             continue
-        begin, end = (int(each, 16) for each in area.split("-"))
+        begin, end = (int(address, 16) for address in area.split("-"))
         for at in range(-(-begin // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
             _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(_HUGE), _COLLAPSE)

@@ -1,17 +1,17 @@
-"""Runs a notebook's cells in a sandbox, one by one, in IPython.
+"""A room: the sandboxed process that runs the cells of one notebook, one by one, in IPython.
 
     grader                             room
     (number, source)  ── CELL ──────►  run it in the notebook's namespace
-    outputs           ◄── DONE ──────  as nbformat has them, bounded
+    outputs           ◄── DONE ──────  in the format of nbformat, limited in size
     name              ── TAKE ──────►
-    what it is        ◄── TAKEN ─────  plain data, with functions sealed: ranks open them
+    its value         ◄── TAKEN ─────  plain data, with functions sealed: only ranks load them
 
-    doorkeeper ── fork ──► a server of the room's own, for the launches in cells
+    doorkeeper ── fork ──► a server for the launches in the room's cells
         │      └─ fork ──► the room
-        └── ENDED ──► grader           how the room ended: on a line that the room does not have
+        └── ENDED ──► grader           how the room ended, on a socket that the room does not have
 
-The grader opens nothing of what comes from here but plain data. A cell that does not end is the
-grader's to end, with all else behind the walls.
+The grader decodes only plain data from a room. If a cell does not end, the grader ends the room,
+together with all other processes in the sandbox.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from dtlab.ranks.transport import Closed, pack, receive_frame, send_frame
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-KEPT_TEXT = 100_000  # characters of what a cell prints, on each of the two streams
-KEPT_OUTPUTS = 50  # figures and tables that one cell shows
-KEPT_BYTES = 4 * 2**20  # of all that one cell shows
-MEMORY = 4 * 2**30  # bytes that the notebook's own process may take
-MOST_SECONDS = 8  # that ranks of a launch in a cell get, however many it asks for
+KEPT_TEXT = 100_000  # characters of a cell's printed text, for each of the two streams
+KEPT_OUTPUTS = 50  # figures and tables of one cell
+KEPT_BYTES = 4 * 2**20  # all outputs of one cell together
+MEMORY = 4 * 2**30  # bytes of memory of the room's process
+MOST_SECONDS = 8  # limit on the timeout of launches in a cell
 
 
 def main(fds: list[int], walls: Walls, serve: Callable[[socket.socket, int], None]) -> NoReturn:
-    """Have a room for a grader: `fds` are the room's line to it, and the doorkeeper's.
+    """Run a room; this process is its doorkeeper.
 
-    `serve` serves the launches in cells, on a socket and until this parent has gone.
+    `fds` are the room's socket to the grader, and the doorkeeper's. `serve(sock, parent)` serves
+    the launches in cells until `parent` ends.
     """
     try:
         os.setsid()
@@ -66,11 +67,11 @@ def main(fds: list[int], walls: Walls, serve: Callable[[socket.socket, int], Non
         _, status = os.waitpid(room, os.WUNTRACED)
         send_frame(socket.socket(fileno=fds[1]), protocol.ENDED, encode(status))
     finally:
-        os._exit(0)  # and the kernel ends what was forked here
+        os._exit(0)  # the kernel then ends the children
 
 
 def _fork(run: Callable[[], None]) -> int:
-    """A process that does this, and no more."""
+    """Fork a process that calls `run` and exits; returns its id."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -97,14 +98,14 @@ def _launch_for(
 def _be_room(line: int, launches: socket.socket, walls: Walls) -> None:
     close_all_but(line, launches.fileno())
     step_behind(walls)
-    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other stand still
+    torch.set_num_threads(1)  # on a busy machine, several threads would block each other
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     client.SERVER.adopt(launches)
     os.chdir(HOME if os.path.isdir(HOME) else "/")
     os.environ.clear()
     os.environ.update(environment(), **{protocol.MOST_SECONDS: str(MOST_SECONDS)})
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # what children of a cell write is nobody's answer
+    for fd in (0, 1, 2):  # output of a cell's subprocesses is dropped
         os.dup2(null, fd)
     os.close(null)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -127,14 +128,14 @@ def _serve(grader: socket.socket, shell: InteractiveShell) -> None:
 
 
 def _shell() -> InteractiveShell:
-    """Cells are files named `<cell 7>`, as `run_cell` says; figures are shown."""
+    """An IPython shell for the room, which shows figures."""
     shell = cells.new_shell(folder=HOME)
     cells.show_figures(shell)
     return shell
 
 
 def rehearse() -> None:
-    """Go through what every room does first: done before a fork, it saves each 100 ms."""
+    """Do once what every room does first; done before a fork, this saves each room 100 ms."""
     import builtins
 
     import matplotlib.pyplot as plt
@@ -150,14 +151,14 @@ def rehearse() -> None:
     shell.restore_sys_module_state()
     type(shell).clear_instance()
     InlineBackend.clear_instance()
-    vars(configure_inline_support).clear()  # where it keeps that formats have been set
+    vars(configure_inline_support).clear()  # a flag that formats have been set
     for name in ("__IPYTHON__", "display"):
         vars(builtins).pop(name, None)
     sys.modules["__main__"], sys.path[:] = main_module, path
 
 
 def run_cell(shell: InteractiveShell, number: int, source: str) -> list[dict[str, Any]]:
-    """Runs one cell; its outputs as nbformat has them, an error last."""
+    """Run one cell, and return its outputs in the format of nbformat, an error last."""
     out, err = _Bounded(), _Bounded()
     shown: list[dict[str, Any]] = []
     shell.execution_count = number
@@ -169,7 +170,7 @@ def run_cell(shell: InteractiveShell, number: int, source: str) -> list[dict[str
 
 
 class _Bounded(io.StringIO):
-    """Keeps the first so many characters, and counts the others."""
+    """Stores the first `KEPT_TEXT` characters, and counts the others."""
 
     dropped = 0
 
@@ -191,8 +192,8 @@ def _stream(name: str, text: _Bounded) -> dict[str, Any]:
 def _error(error: BaseException) -> dict[str, Any]:
     lines = traceback.format_exception_only(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith("<cell")]
-    where = [f"  {one.filename[1:-1]}, line {one.lineno}: {one.line}" for one in own[-8:]]
+    in_cells = [frame for frame in frames if frame.filename.startswith("<cell")]
+    where = [f"  {f.filename[1:-1]}, line {f.lineno}: {f.line}" for f in in_cells[-8:]]
     return {
         "output_type": "error",
         "ename": type(error).__name__,
@@ -202,23 +203,23 @@ def _error(error: BaseException) -> dict[str, Any]:
 
 
 def _bounded(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As many as may be kept, in a form that can be sent."""
-    kept, size = [], 0
-    for one in outputs[:KEPT_OUTPUTS] + outputs[KEPT_OUTPUTS:][-1:]:
+    """The outputs that can be sent, up to the limits on their number and size."""
+    result, size = [], 0
+    for output in outputs[:KEPT_OUTPUTS] + outputs[KEPT_OUTPUTS:][-1:]:
         try:
-            size += len(encode(one))
+            size += len(encode(output))
         except NotPlain:
             continue
-        if size <= KEPT_BYTES or one["output_type"] == "error":
-            kept.append(one)
-    return kept
+        if size <= KEPT_BYTES or output["output_type"] == "error":
+            result.append(output)
+    return result
 
 
 # ---------------------------------------------------------------------------- answers
 
 
 def take(names: dict[str, Any], name: str) -> bytes:
-    """What the notebook has under a name, if anything: plain data, with functions sealed."""
+    """Encode the value of a variable in a list: plain data, functions sealed; [] if undefined."""
     try:
         return encode([names[name]] if name in names else [], _seal)
     except NotPlain:

@@ -1,6 +1,6 @@
-"""Launches ranks in a sandbox, as the grader uses them.
+"""The grader's side of a launch of untrusted ranks in a sandbox.
 
-Whatever they send, the conversation ends at its limit, and takes no more memory than it may.
+Whatever the ranks send, the launch ends at its time limit, and the data stay within a size limit.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from dtlab.ranks.transport import HEADER
 
 __all__ = ["SealedConversation"]
 
-MOST_BYTES = 128 * 2**20  # that all ranks of a launch may send together
-MOST_PRINTED = 2 * 2**20  # bytes of each stream of a rank that are looked at
-START_LIMIT, END_LIMIT = 30.0, 15.0  # seconds beside the time limit, on a machine that is busy
+MOST_BYTES = 128 * 2**20  # limit for all ranks of a launch together
+MOST_PRINTED = 2 * 2**20  # bytes of each stream of a rank that are processed
+START_LIMIT, END_LIMIT = 30.0, 15.0  # seconds in addition to the time limit, on a busy machine
 _AT_ONCE = 1 << 20  # bytes
 
 
 class SealedConversation(Conversation):
-    """Reads what comes, from whom it comes, as it comes: nobody is waited for."""
+    """A conversation that reads data of any rank as they arrive, and never waits for one rank."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._came: dict[socket.socket, bytearray] = {}
-        self._told: set[tuple[int, bytes]] = set()  # what is told once
+        self._told: set[tuple[int, bytes]] = set()  # frames received, each allowed once
         self._printed: dict[tuple[int, Stream], int] = {}
         self._left = MOST_BYTES
         limit = START_LIMIT + FOR_RANKS * (self.spec.timeout or 0.0) + END_LIMIT
         self._deadline = time.monotonic() + limit
 
     def run(self) -> Collected:
-        """As `Conversation.run`; also raises `RankTimeoutError`."""
+        """Run the launch as `Conversation.run`; also raises `RankTimeoutError`."""
         collected = super().run()
         if collected.outcome is not None:
             collected.outcome = strangers.cleaned(collected.outcome, self.spec.world_size)
@@ -49,12 +49,12 @@ class SealedConversation(Conversation):
     def _read_some(self, patience: float | None) -> bool:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            text = "the ranks did not come back, and could not be asked where they are."
+            text = "the ranks did not finish in time, and their stacks could not be read."
             raise RankTimeoutError(text, running=[])
         return super()._read_some(left if patience is None else min(patience, left))
 
     def _read_pipe(self, reader: int) -> None:
-        """Of what is printed without end, only the beginning is looked at."""
+        """Read printed text; after `MOST_PRINTED` bytes of a stream, drop the rest."""
         source = self.pipes[reader]
         if self._printed.get(source, 0) <= MOST_PRINTED:
             self._printed[source] = self._printed.get(source, 0) + 65536
@@ -77,16 +77,16 @@ class SealedConversation(Conversation):
             if data:
                 self._fail(rank, f"sent back more than {MOST_BYTES // 2**20} MiB")
             return
-        came = self._came.setdefault(channel, bytearray())
-        came += data
+        received = self._came.setdefault(channel, bytearray())
+        received += data
         at = 0
-        while len(came) >= at + HEADER.size:
-            tag, size = HEADER.unpack_from(came, at)
-            if len(came) < at + HEADER.size + size:
+        while len(received) >= at + HEADER.size:
+            tag, size = HEADER.unpack_from(received, at)
+            if len(received) < at + HEADER.size + size:
                 break
             at += HEADER.size + size
-            self._take(rank, tag, came[at - size : at])
-        del came[:at]
+            self._take(rank, tag, received[at - size : at])
+        del received[:at]
 
     def _take(self, rank: int, tag: bytes, body: bytearray) -> None:
         if (rank, tag) in self._told:
@@ -94,23 +94,23 @@ class SealedConversation(Conversation):
         self._told.add((rank, tag))
         try:
             self._open(rank, tag, body, None)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is the rank's doing
-            self._fail(rank, f"sent what cannot be read: {type(error).__name__}")
+        except Exception as error:  # noqa: BLE001  invalid data of the rank may raise anything
+            self._fail(rank, f"sent data that cannot be read: {type(error).__name__}")
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Any) -> None:
         collected, world_size = self.collected, self.spec.world_size
-        told = strangers.opened(body)
+        content = strangers.opened(body)
         if tag == protocol.VALUE:
-            collected.values[rank] = told
+            collected.values[rank] = content
         elif tag == protocol.FAILURE:
-            collected.failures[rank] = strangers.failure(told)
+            collected.failures[rank] = strangers.failure(content)
         elif tag == protocol.THREAD_FAILURE:
-            collected.thread_failures[rank] = strangers.failure(told)
+            collected.thread_failures[rank] = strangers.failure(content)
         elif tag == protocol.RECORDS:
-            collected.records.append(strangers.records(told, rank, world_size))
+            collected.records.append(strangers.records(content, rank, world_size))
         elif tag == protocol.CHANGED:
-            ops = [strangers.op(one, world_size) for one in told[: strangers.MOST_OPS]]
+            ops = [strangers.op(fields, world_size) for fields in content[: strangers.MOST_OPS]]
             collected.changed_sends += ops
 
-    def _fail(self, rank: int, what: str) -> None:
-        self.collected.failures.setdefault(rank, RemoteFailure("result", what, []))
+    def _fail(self, rank: int, message: str) -> None:
+        self.collected.failures.setdefault(rank, RemoteFailure("result", message, []))

@@ -1,14 +1,14 @@
 """The seccomp filter: system calls that sandboxed code may not make.
 
     which machine? ── another one ──► the process is killed
-    which call?    ── newer than this list ──► "no such call", so that libraries fall back
-                   ── in REFUSED ──► "not permitted"
-                   ── in ONLY ──► its arguments decide
-                   ── any other ──► goes on
+    which call?    ── newer than this list ──► ENOSYS ("no such call"), so that libraries fall back
+                   ── in _REFUSED ──► EPERM ("not permitted")
+                   ── in _ONLY or _NEVER ──► its arguments decide
+                   ── any other ──► allowed
 
-Two things follow. The parts of the kernel in which holes are found most often are out of reach.
-And the ranks of a launch share nothing but TCP, whose bytes the kernel counts: no memory, no
-queues, no locks on files that all can open, no sockets that could be handed on.
+The filter has two effects. Code cannot reach the parts of the kernel with the most known
+vulnerabilities. And the ranks of a launch share only TCP connections, whose bytes the kernel
+counts: no memory, no queues, no file locks, and no sockets that could be passed on.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Role", "put_on", "why_not"]
 
 Role = Literal["notebook", "rank"]
 
-# linux/audit.h; where a call's number stands in the tables below
+# linux/audit.h; the column of a call's number in the tables below
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 _NEWEST = 462  # mseal, of Linux 6.10
-_X32 = 0x40000000  # x86_64 only: calls of another kind have this bit in their number
+_X32 = 0x40000000  # x86_64 only: calls of the x32 ABI have this bit in their number
 
-# asm/unistd.h; one number where both machines have the same, None where a machine has no such call
+# asm/unistd.h; one number if both machines use the same, None if a machine has no such call
 _Number = int | tuple[int, int | None]
 _OTHERS_MEMORY: dict[str, _Number] = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": 440, "kcmp": (312, 272), "pidfd_getfd": 438,
 }  # fmt: skip
-_SHARED_BY_NAME: dict[str, _Number] = {  # seen by all in one namespace
+_SHARED_BY_NAME: dict[str, _Number] = {  # visible to all processes of a namespace
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # who opens a file that all can open
+    # these show when another process opens a shared file
     "inotify_init": (253, None), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
 }  # fmt: skip
 _WALLS_THEMSELVES: dict[str, _Number] = {
@@ -58,7 +58,7 @@ _DEEP_IN_THE_KERNEL: dict[str, _Number] = {
     "quotactl_fd": 443, "syslog": (103, 116), "vhangup": (153, 58), "lookup_dcookie": (212, 18),
     "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
 }  # fmt: skip
-# Anybody may ask for these of any process: whoever may set them could send by them.
+# Any process can read these settings of others: a rank that may set them could send data by them.
 _SEEN_BY_ALL: dict[str, _Number] = {
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
@@ -68,26 +68,26 @@ _ALWAYS = _OTHERS_MEMORY | _SHARED_BY_NAME | _WALLS_THEMSELVES | _DEEP_IN_THE_KE
 _REFUSED: Mapping[Role, Mapping[str, _Number]] = {
     "notebook": _ALWAYS, "rank": _ALWAYS | _SEEN_BY_ALL,
 }  # fmt: skip
-_CLONE3 = 435  # its arguments are out of sight: libraries then use `clone`
+_CLONE3 = 435  # a filter cannot see its arguments; if it fails, libraries use `clone`
 
 
 class _Test(NamedTuple):
-    """Whether an argument, as far as `mask` goes, has a value."""
+    """A test whether the bits of an argument that are set in `mask` equal `value`."""
 
     argument: int
     value: int
     mask: int = 0xFFFFFFFF
 
 
-# Alternatives: a call is meant where all tests of one line hold.
+# Alternatives: a call matches if all tests of at least one line hold.
 _Lines = Sequence[Sequence[_Test]]
 _Calls = Mapping[str, tuple[_Number, _Lines]]
 _NEW_WORLDS = (
     kernel.NEW_MOUNTS | kernel.NEW_NAMES | kernel.NEW_IPC | kernel.NEW_USERS
     | kernel.NEW_PROCESSES | kernel.NEW_NETWORK | kernel.NEW_GROUPS
 )  # fmt: skip
-_KIND = 0xF  # of a socket, without flags
-_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026, 1036)  # fcntl: locks, leases, hints, news of folders
+_KIND = 0xF  # mask: type of a socket, without flags
+_LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1026, 1036)  # fcntl: locks, leases, hints, folder events
 _ROUTE, _SOCKET_DIAGNOSIS, _TCP = 0, 4, 6  # of netlink; IPPROTO_TCP
 
 
@@ -113,10 +113,10 @@ _ONLY: Mapping[Role, _Calls] = {
         **_ALWAYS_ONLY,
         "socket": ((41, 198), [
             *(_tcp(family, number) for family in (_INET, _INET6) for number in (0, _TCP)),
-            [_Test(0, _NETLINK), _Test(2, _ROUTE)],  # which addresses there are
+            [_Test(0, _NETLINK), _Test(2, _ROUTE)],  # to list network addresses
         ]),
-        # A pair of streams stays a pair. One of datagrams can be given a name, and then get
-        # messages, and descriptors in them, from whoever knows it.
+        # A pair of stream sockets stays a pair. A datagram socket of a pair can be bound to a
+        # name, and then receive messages, with descriptors, from every process that knows it.
         "socketpair": ((53, 199), [[_Test(0, _UNIX), _Test(1, socket.SOCK_STREAM, _KIND)]]),
     },
 }  # fmt: skip
@@ -127,18 +127,18 @@ _NEVER: Mapping[Role, _Calls] = {
 
 
 def why_not(machine: str = platform.machine()) -> str:
-    """Why no filter can be put on here; empty where one can."""
+    """The reason why no filter can be installed on this machine; empty if one can."""
     if machine not in _MACHINES:
         return f"not known on {machine}"
     return kernel.why_no_filter()
 
 
 def put_on(role: Role) -> None:
-    """From now on, for this process and all that it starts. Raises OSError."""
+    """Install the filter for this process and all its descendants. Raises OSError."""
     kernel.install_filter(program(role, platform.machine()))
 
 
-# What the kernel runs for each call: struct sock_filter, linux/filter.h --------------------------
+# The filter program (struct sock_filter, linux/filter.h), which the kernel runs for each call ----
 
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
 _GO_ON, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000  # linux/seccomp.h
@@ -149,12 +149,12 @@ _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data; low wo
 class _Step(NamedTuple):
     code: int
     value: int
-    then: int = 0  # how many steps are skipped where a jump's condition holds
-    otherwise: int = 0
+    then: int = 0  # number of steps to skip if a jump's condition holds
+    otherwise: int = 0  # and if it does not hold
 
 
 def program(role: Role, machine: str) -> bytes:
-    """The filter for a role on a machine."""
+    """The bytes of the filter program for a role on a machine."""
     code, column = _MACHINES[machine]
     steps = [_Step(_LOAD, _MACHINE_AT), _Step(_JUMP_EQUAL, code, 1), _Step(_RETURN, _KILL)]
     steps.append(_Step(_LOAD, _NUMBER_AT))
@@ -173,17 +173,17 @@ def program(role: Role, machine: str) -> bytes:
 
 
 def _where(jump: int, value: int, steps: list[_Step]) -> list[_Step]:
-    """Steps that are taken where a condition holds."""
+    """Steps that run only if a condition holds."""
     return [_Step(jump, value, 0, len(steps)), *steps]
 
 
 def _where_called(number: _Number, column: int, steps: list[_Step]) -> list[_Step]:
-    own = number if isinstance(number, int) else number[column]
-    return [] if own is None else _where(_JUMP_EQUAL, own, steps)
+    value = number if isinstance(number, int) else number[column]
+    return [] if value is None else _where(_JUMP_EQUAL, value, steps)
 
 
 def _decide(lines: _Lines, matched: int, unmatched: int) -> list[_Step]:
-    """Return one or the other, by the arguments of a call."""
+    """Steps that return `matched` if the arguments match one of the lines, else `unmatched`."""
     steps: list[_Step] = []
     for line in lines:
         end = [_Step(_RETURN, matched)]

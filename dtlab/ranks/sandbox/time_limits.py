@@ -1,8 +1,8 @@
 """Time limits for graded code that do not count waiting for a CPU.
 
-On a busy machine a process waits for a CPU most of the time, and a right answer must not lose its
-points for that. Linux notes for each thread how long it ran and how long it waited
-(/proc/PID/task/TID/schedstat). Where there is no such file, all time counts.
+On a busy machine a process waits for a CPU most of the time, and a correct answer must not lose
+points for that. Linux counts for each thread how long it ran and how long it waited
+(/proc/PID/task/TID/schedstat). Without such a file, all time counts.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dtlab.ranks.system import usable_cpus
 
 __all__ = ["FOR_CELLS", "FOR_RANKS", "Patience"]
 
-# How many times its seconds a limit is stretched to at most. The CPU time of
-# short-lived processes that ranks fork is not counted, so the limit of ranks is stretched less.
+# Maximum factor by which a limit is stretched. The CPU time of short-lived processes that ranks
+# fork is not counted, so the factor for ranks is smaller.
 FOR_CELLS, FOR_RANKS = 10, 4
 
 
 class Patience:
-    """A time limit of `seconds` that begins now, for the processes that `pids` lists.
+    """A time limit of `seconds` that starts now, for the processes that `pids` lists.
 
-    What counts is the time since the beginning, less the longest that one thread has waited. At
-    least one part in `stretch` of the time counts, and at least the CPU time that all have taken,
-    shared among all CPUs: threads may also wait for each other. `used` gives that CPU time where
-    the system counts it, also of processes that have ended.
+    The time that counts is the elapsed time minus the longest time that one thread has waited for
+    a CPU. It is at least 1/`stretch` of the elapsed time, and at least the CPU time of all threads
+    divided by the number of CPUs, because threads may also wait for each other. `used` returns
+    that CPU time, ended processes included, if the system counts it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Patience:
 
     @property
     def spent(self) -> float:
-        """Seconds so far that count."""
+        """The time so far that counts, in seconds."""
         elapsed, ran, longest = time.monotonic() - self._begun, 0.0, 0.0
         for thread, (running, waiting) in self._threads().items():
             ran_before, waited_before = self._before.get(thread, (0.0, 0.0))
@@ -56,17 +56,17 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """Seconds that are left at least; 0 or less once it is over."""
+        """A lower bound of the remaining seconds; 0 or less if the limit has passed."""
         elapsed = time.monotonic() - self._begun
         return self._seconds - (elapsed if elapsed < self._seconds else self.spent)
 
     def _threads(self) -> dict[int, tuple[float, float]]:
-        """Seconds that each thread ran, and that it waited for a CPU."""
-        found = {}
+        """For each thread, the seconds that it ran, and that it waited for a CPU."""
+        times = {}
         for pid in self._pids():
             with suppress(OSError):  # it has ended, or this system has no such folder
                 for task in Path(f"/proc/{pid}/task").iterdir():
                     with suppress(OSError, ValueError):
                         ran, waited, _ = map(int, (task / "schedstat").read_text().split())
-                        found[int(task.name)] = ran / 1e9, waited / 1e9
-        return found
+                        times[int(task.name)] = ran / 1e9, waited / 1e9
+        return times

@@ -1,8 +1,8 @@
 """Checks of messages from untrusted processes: size, depth and content.
 
-Plain data run nothing, but can still be nested, long or strange enough to use up a reader's memory
-and time; and names of files in them can lead a reader to files that the writer may not see. Here
-everything is measured before it is opened, and looked at before it goes on.
+Plain data contain no code, but deep, long or odd data can exhaust a reader's memory and time. File
+names in them can make a reader open files that the writer may not read. So each message is
+measured before it is decoded, and its values are checked before they are used.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from dtlab.trace import Records
 
 __all__ = ["TooMuch", "cleaned", "failure", "nonsense", "op", "opened", "records", "spoken"]
 
-MOST_VALUES = 1_000_000  # numbers, texts, lists, ... in one message: some 200 MB in memory
-MOST_COPIED = 512 * 2**20  # bytes: what is inside something is copied once more for each layer
-MOST_LAYERS = 50  # each takes some 40 kB of the reader's stack, which is not checked
+MOST_VALUES = 1_000_000  # numbers, texts, lists, ... in one message: about 200 MB in memory
+MOST_COPIED = 512 * 2**20  # bytes: nested extensions are copied once for each layer
+MOST_LAYERS = 50  # each layer takes about 40 kB of the reader's stack, which is not checked
 MOST_TEXT = 4000  # characters of a message
 MOST_FRAMES, MOST_CAUSES = 100, 5  # of a traceback
-MOST_OPS = 20  # that a rank may complain about
+MOST_OPS = 20  # operations that a rank may report as changed
 
 
 class TooMuch(ValueError):
-    """A message that would take too much memory or time to open."""
+    """A message that would take too much memory or time to decode."""
 
 
 # Messages ----------------------------------------------------------------------------------------
 
-# MessagePack: bytes after the first one, and what they are the length of
+# MessagePack: number of bytes after the first byte of a value
 _FIXED = {
     0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
-    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,  # lists and dictionaries: what is in them comes next
+    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,  # lists and dictionaries: their elements follow
 }  # fmt: skip
 _LONG = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
-# Extensions: messages themselves, after a byte that says which kind they are
+# Extensions: a byte with the type, then a nested message
 _INSIDE = {0xC7: ">B", 0xC8: ">H", 0xC9: ">I"}
 _SHORT = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
 def opened(data: bytes | bytearray) -> Any:
-    """The plain value in a message. Raises `TooMuch` or `NotPlain`, and takes 1 s at most."""
+    """Decode a message. Raises `TooMuch` or `NotPlain`, and takes at most 1 s."""
     weigh(data)
     value = decode(data)
     if isinstance(value, bytes):
-        weigh(value)  # a message in a message, which others will open
+        weigh(value)  # a nested message, which will be decoded later
     return value
 
 
 def weigh(data: bytes | bytearray) -> None:
-    """Raises `TooMuch` for a message with too many values, or too many layers."""
+    """Raise `TooMuch` for a message with too many values or too many layers."""
     at, values, copied, end = 0, 0, 0, len(data)
-    ends: list[int] = []  # of the extensions around what comes next
+    ends: list[int] = []  # ends of the extensions that contain the current position
     while at < end:
         while ends and at >= ends[-1]:
             if at > ends.pop():
-                raise TooMuch("something reaches beyond what it is in")
+                raise TooMuch("a value is longer than the extension that contains it")
         head = data[at]
         at += 1
         values += 1
@@ -74,7 +74,7 @@ def weigh(data: bytes | bytearray) -> None:
             form = _LONG.get(head) or _INSIDE[head]
             width = struct.calcsize(form)
             if at + width > end:
-                raise TooMuch("something reaches beyond the message")
+                raise TooMuch("a value is longer than the message")
             length = struct.unpack_from(form, data, at)[0]
             at += width + (length if head in _LONG else 1)
             copied += length
@@ -84,40 +84,40 @@ def weigh(data: bytes | bytearray) -> None:
             ends.append(at + 1 + _SHORT[head])
             at += 1
         if values > MOST_VALUES or copied > MOST_COPIED or len(ends) > MOST_LAYERS:
-            raise TooMuch("a message of too many values, or too deep")
+            raise TooMuch("the message has too many values, or is nested too deeply")
     if at > end:
-        raise TooMuch("something reaches beyond the message")
+        raise TooMuch("a value is longer than the message")
 
 
 def spoken(value: Any) -> Any:
-    """Texts that can be written to a file, whatever they were; other values as they are."""
+    """Replace characters that cannot be encoded as UTF-8, in all texts of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {spoken(key): spoken(each) for key, each in value.items()}
+        return {spoken(key): spoken(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(map(spoken, value))
     return value
 
 
-# What ranks tell ---------------------------------------------------------------------------------
+# Reports of ranks --------------------------------------------------------------------------------
 
 
 def failure(fields: Any) -> RemoteFailure:
-    """A rank's failure. Raises ValueError or TypeError for anything else."""
-    told = RemoteFailure.of(fields)
+    """A rank's checked failure. Raises ValueError or TypeError for invalid fields."""
+    remote = RemoteFailure.of(fields)
     chain = [
-        ([_frame(one) for one in frames[-MOST_FRAMES:]], _text(text))
-        for frames, text in told.chain[:MOST_CAUSES]
+        ([_frame(frame) for frame in frames[-MOST_FRAMES:]], _text(text))
+        for frames, text in remote.chain[:MOST_CAUSES]
     ]
-    return RemoteFailure(told.kind, _text(told.message), chain)
+    return RemoteFailure(remote.kind, _text(remote.message), chain)
 
 
 def op(fields: Sequence[Any], world_size: int) -> OpInfo:
-    """An operation. Raises ValueError or TypeError for anything else."""
+    """A checked operation. Raises ValueError or TypeError for invalid fields."""
     rank, name, description, partners, tag, group, members, file, line = fields
     if not 0 <= int(rank) < world_size:
-        raise ValueError("an operation of no rank")
+        raise ValueError("an operation of a rank that does not exist")
     return OpInfo(
         int(rank), _text(name, 100), _text(description, 500), _ranks(partners, world_size),
         int(tag), int(group), _ranks(members, world_size), _file(file), _line(line),
@@ -125,11 +125,11 @@ def op(fields: Sequence[Any], world_size: int) -> OpInfo:
 
 
 def records(fields: Any, rank: int, world_size: int) -> Records:
-    """What a rank recorded. Raises ValueError or TypeError for anything else."""
+    """A rank's checked records. Raises ValueError or TypeError for invalid fields."""
     *start, extras, names, groups, dtypes, files, dropped = fields
-    if not all(isinstance(one, dict) for one in extras):
-        raise TypeError("spans without their details")
-    own = [
+    if not all(isinstance(extra, dict) for extra in extras):
+        raise TypeError("the keyword arguments of a span are not a dictionary")
+    checked = [
         spoken(list(extras)),
         [_text(name, 200) for name in names],
         [(_text(name, 500), _members(ranks, world_size)) for name, ranks in groups],
@@ -137,24 +137,24 @@ def records(fields: Any, rank: int, world_size: int) -> Records:
         [_text(file, 1000) for file in files],
         max(0, int(dropped)),
     ]
-    made = Records.of([*start, *own], rank, world_size)
-    if len(made.comm) and made.comm[:, 4].min() < 0:
-        raise ValueError("messages of less than nothing")
-    return made
+    result = Records.of([*start, *checked], rank, world_size)
+    if len(result.comm) and result.comm[:, 4].min() < 0:
+        raise ValueError("a message has a negative size")
+    return result
 
 
 def cleaned(outcome: Outcome, world_size: int) -> Outcome:
-    """What the supervisor saw: it is trusted, but names, texts and numbers are the ranks' own."""
+    """Check the parts of an `Outcome` that come from ranks; the supervisor itself is trusted."""
 
     def own(ops: Sequence[OpInfo]) -> list[OpInfo]:
-        return [op(one, world_size) for one in ops[: 10 * world_size]]
+        return [op(info, world_size) for info in ops[: 10 * world_size]]
 
     finding = outcome.finding
     if finding is not None:
         finding = Finding(
             finding.reason, own(finding.ops), finding.left, own(finding.unmatched), finding.seconds
         )
-    ends = [replace(one, stack=[_frame(each) for each in one.stack]) for one in outcome.ranks]
+    ends = [replace(end, stack=[_frame(frame) for frame in end.stack]) for end in outcome.ranks]
     return replace(
         outcome, ranks=ends, finding=finding, waiting=own(outcome.waiting),
         unreceived=own(outcome.unreceived),
@@ -162,27 +162,27 @@ def cleaned(outcome: Outcome, world_size: int) -> Outcome:
 
 
 def nonsense(error: Exception) -> RankError:
-    """The error where what ranks told cannot even be explained."""
-    told = Failure("result", f"told what makes no sense: {type(error).__name__}")
-    return RankError(f"some rank {told.message}", failures={0: told})
+    """The error for reports of ranks that are invalid in a way the checks did not find."""
+    invalid = Failure("result", f"sent an invalid report: {type(error).__name__}")
+    return RankError(f"some rank {invalid.message}", failures={0: invalid})
 
 
 def _text(text: Any, most: int = MOST_TEXT) -> str:
     if not isinstance(text, str):
-        raise TypeError("no text")
+        raise TypeError("not a text")
     return str(spoken(text[:most]))
 
 
 def _members(ranks: Any, world_size: int) -> tuple[int, ...]:
-    """All ranks of a group. Raises ValueError where there are others."""
+    """The ranks of a group. Raises ValueError if some do not exist."""
     members = tuple(int(rank) for rank in ranks)
     if members != _ranks(members, world_size):
-        raise ValueError("a group of ranks that there are not")
+        raise ValueError("a group with ranks that do not exist")
     return members
 
 
 def _ranks(ranks: Sequence[Any], world_size: int) -> tuple[int, ...]:
-    """Those that there are, as often as they are named first."""
+    """The existing ones among the named ranks, each once."""
     return tuple(dict.fromkeys(rank for rank in map(int, ranks) if 0 <= rank < world_size))
 
 
@@ -195,9 +195,9 @@ def _line(line: Any) -> int:
 
 
 def _file(file: str) -> str:
-    """A name by which nobody opens anything: a traceback quotes whatever file it is told to.
+    """A file name that cannot be opened, because a traceback would quote the file's lines.
 
-    Files of Python, installed packages and dtlab keep their names; no secret is in them.
+    Files of Python, installed packages and dtlab, which hold no secrets, keep their names.
     """
     known = not locate.is_learners(file) and file == os.path.normpath(file)
     if known and file.isprintable() and os.path.isabs(file):

@@ -1,9 +1,9 @@
 """The walls of a sandbox: namespaces, limits and users that isolate untrusted code.
 
-Code in the sandbox sees only the files that it needs (filesystem.py), its user's processes, and
-a separate loopback network. Many system calls are refused (system_calls.py). The notebook and each
-rank run as different users. The rest of dtlab works without the walls: if the system does not
-allow one of them, the grader is told which wall is missing.
+A "wall" is one kind of isolation. Code in the sandbox sees only the files that it needs
+(filesystem.py), its user's processes, and a separate loopback network. Many system calls are
+refused (system_calls.py). The notebook and each rank run as different users. dtlab also works
+without walls: if the system does not allow a wall, the grader receives its name.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = ["HOME", "AbsentModules", "Walls", "end_all_of", "raise_walls", "step_
 _SETGID, _SETUID = 6, 7  # capabilities, of linux/capability.h
 
 OPEN_FILES = 1024
-NICE = 5  # behind whoever looks after it
-AbsentModules = tuple[tuple[str, tuple[str, ...]], ...]  # as absent.Absent
-STOPS = 100  # tries to make all processes of a fork bomb stand still
+NICE = 5  # lower priority than the supervising processes
+AbsentModules = tuple[tuple[str, tuple[str, ...]], ...]  # `absent.Absent` as tuples
+STOPS = 100  # attempts to stop all processes of a fork bomb
 
 
 @dataclass(frozen=True)
 class Walls:
-    """What code behind the walls may take; sizes in bytes.
+    """The limits of a sandbox; sizes in bytes.
 
-    `user` is the first of the ids that it runs as: `user` for a notebook, `user + 1 + r` for
-    rank r. `memory` and `processes` (threads count) hold for all of it together, `scratch` for
-    each folder, `processes_of_rank` for each rank.
-    `hidden` are files and folders that are not shown, though a folder that is contains them.
-    `absent` are modules of the library whose functions are taken away (absent.py), each with the
-    names in it that are allowed.
-    `missing` names those that could not be raised; None before anybody tried.
+    `user` is the first user id: a notebook runs as `user`, and rank r as `user + 1 + r`. `memory`
+    and `processes` (which includes threads) limit all code in the sandbox together, `scratch` each
+    scratch folder, and `processes_of_rank` each rank.
+    `hidden` lists files and folders that are hidden, although a visible folder contains them.
+    `absent` lists modules of the library whose functions are disabled (absent.py), each with the
+    names in it that stay allowed.
+    `missing` names the walls that could not be set up; None before `raise_walls`.
     """
 
     user: int
@@ -58,12 +58,12 @@ class Walls:
     missing: tuple[str, ...] | None = None
 
     def stand(self, name: str) -> bool:
-        """Whether the wall of this name has been raised."""
+        """Whether the wall of this name has been set up."""
         return self.missing is not None and not any(w.startswith(name) for w in self.missing)
 
 
 def raise_walls(walls: Walls) -> list[str]:
-    """Put this process, and all that it will fork, behind the walls. Names those that fail."""
+    """Isolate this process and its future children; returns the names of missing walls."""
     absent = dict(walls.absent)
     take_away(absent)
     hidden = [*walls.hidden, *files_of(absent)]
@@ -85,11 +85,11 @@ def raise_walls(walls: Walls) -> list[str]:
 
 def _check_user(walls: Walls) -> None:
     if not _may_become(walls.user):
-        raise OSError("only root of the machine can become one")
+        raise OSError("only root of the machine can change to another user")
 
 
 def _may_become(user: int) -> bool:
-    """Whether there is such a user here: a namespace may have one only, or 65536."""
+    """Whether this process may change to a user: a namespace may have only 1 or 65536 of them."""
     if os.geteuid() != 0 or not _may_change_users():
         return False
     try:
@@ -101,13 +101,13 @@ def _may_become(user: int) -> bool:
 
 
 def _may_change_users() -> bool:
-    """Whether root has what that takes: a container may have dropped these capabilities."""
+    """Whether this process has SETUID and SETGID, which a container may have dropped."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return sys.platform != "linux"
     held = int(status.split("CapEff:")[1].split()[0], 16)
-    return all(held & 1 << one for one in (_SETGID, _SETUID))
+    return all(held & 1 << capability for capability in (_SETGID, _SETUID))
 
 
 def _check_filter() -> None:
@@ -121,19 +121,19 @@ def _close_network() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment behind the walls: nothing of the one outside but where programs are."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return {**kept, "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "MPLBACKEND": "agg"}
+    """The environment variables in the sandbox: of those outside, only PATH and the language."""
+    copied = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**copied, "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "MPLBACKEND": "agg"}
 
 
 def step_behind(walls: Walls, rank: int | None = None) -> None:
-    """Become the notebook's user, or a rank's: for good, and with limits.
+    """Confine this process for good: change to the user of the notebook or rank, and set limits.
 
-    A rank also gets scratch folders of its own, so that ranks share nothing but what they send.
+    A rank also gets separate scratch folders, so that ranks share only the messages they send.
     """
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     if rank is not None:
-        with suppress(OSError):  # then the wall "files" is missing, and was said to be
+        with suppress(OSError):  # then `missing` already names the wall "files"
             own_scratch(walls.scratch)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, walls.file_size)
@@ -154,18 +154,18 @@ def step_behind(walls: Walls, rank: int | None = None) -> None:
         kernel.keep_privileges_away()
     system.die_with_parent()  # a change of user has undone this
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # before anything that is trusted
+        Path("/proc/self/oom_score_adj").write_text("500")  # killed before trusted ones
     if not calls.why_not():
         calls.put_on("notebook" if rank is None else "rank")
 
 
 def end_all_of(walls: Walls, ranks: int) -> None:
-    """End every process of the ranks' users at the same moment, so that none can fork on.
+    """Kill all processes of the ranks' users at the same moment, so that none can fork again.
 
-    For the supervisor, where ending its children one after the other does not come to an end.
+    The supervisor uses this if killing its children one after another does not succeed.
     """
     if not walls.stand("another user"):
-        if walls.stand("processes"):  # else these would be all that our user has
+        if walls.stand("processes"):  # without this wall, it would kill all our user's processes
             os.kill(-1, signal.SIGKILL)
         else:
             _stop_descendants()
@@ -175,13 +175,13 @@ def end_all_of(walls: Walls, ranks: int) -> None:
         if pid == 0:
             with suppress(OSError):
                 os.setresuid(user, user, user)
-                os.kill(-1, signal.SIGKILL)  # all that this user may
+                os.kill(-1, signal.SIGKILL)  # all processes of this user
             os._exit(0)
         os.waitpid(pid, 0)
 
 
 def _stop_descendants() -> None:
-    """What stands still does not fork, and can be ended one after the other."""
+    """Stop all descendants: stopped processes do not fork, and can be killed one by one."""
     import psutil
 
     for _ in range(STOPS):
@@ -197,7 +197,7 @@ def _stop_descendants() -> None:
 
 @functools.cache
 def _threads() -> int:
-    """How many this process's user has on the machine: the limit is for all of them together."""
+    """Number of threads of this process's user on the machine, which the limit counts too."""
     import psutil
 
     count = 0

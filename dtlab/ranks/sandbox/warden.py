@@ -1,11 +1,11 @@
-"""The server of a sandbox: forks the ranks and the notebook of one submission, and ends them.
+"""The warden of a sandbox: starts the server in it, and ends all its processes.
 
-    server ── fork ──► warden                keeps what must be taken away at the end
-                          └── fork ──► serves behind the walls; the first process there, so that
-                                       the kernel ends all others with it, whatever they did
+    server ── fork ──► warden                removes the control group at the end
+                          └── fork ──► the server in the sandbox; it is the first process of its
+                                       PID namespace, so the kernel ends all others with it
 
-It trusts what it is asked (by a grader) and nothing of what it forks. The grader's socket is open
-here until all of that is gone.
+The warden trusts requests of the grader, but none of its child processes. It keeps the grader's
+socket open until all of these have ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dtlab.ranks.transport import receive_frame, send_frame
 
 
 def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> NoReturn:
-    """Raise the walls asked for on `fds[0]`, a socket, say which are missing; `serve` there."""
+    """Set up the walls requested on the socket `fds[0]`, report missing ones, and run `serve`."""
     inside, group = -1, Group(f"dtlab-{os.getpid()}")
 
     def end(*_: object) -> None:
@@ -64,7 +64,7 @@ def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> 
 
 
 def close_all_but(*keep: int) -> None:
-    """Close what a fork has brought along: a stranger must not find it."""
+    """Close all inherited file descriptors but `keep`, so that untrusted code cannot use them."""
     start = 3
     for fd in sorted(keep):
         os.closerange(start, fd)
@@ -73,10 +73,10 @@ def close_all_but(*keep: int) -> None:
 
 
 def _wait(sock: socket.socket, inside: int, takes_all: bool) -> None:
-    """Until the process behind the walls has ended; end it once the grader hangs up.
+    """Wait until the sandbox's server has ended; kills it when the grader closes the socket.
 
-    `takes_all`: the kernel ends all others there with it, and says so when they have gone. Where
-    it does not, it ends them itself.
+    `takes_all`: the kernel then ends all other processes in the sandbox too, before it reports
+    the end of the server. Otherwise the server ends them itself.
     """
     if takes_all:
         poller = select.poll()
@@ -88,7 +88,7 @@ def _wait(sock: socket.socket, inside: int, takes_all: bool) -> None:
 
 
 def _new_processes() -> str:
-    """From the next fork on, processes are in a world of their own. Says why not, if so."""
+    """Put later forks into a new PID namespace; returns the reason if that fails, or ""."""
     if os.geteuid() != 0:
         with contextlib.suppress(OSError):
             _be_root_of_oneself()
@@ -100,7 +100,7 @@ def _new_processes() -> str:
 
 
 def _be_root_of_oneself() -> None:
-    """In a namespace of users that has this one user only, as its root."""
+    """Create a user namespace with only this user, as its root."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEW_USERS)
     for name, text in (
@@ -124,7 +124,7 @@ def _serve(
         system.adopt_orphans()
         come_first()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # then it could not be made, and that was said
+        with contextlib.suppress(OSError):  # no group; `missing` says so
             group.enter()
         missing += raise_walls(walls)
         send_frame(sock, protocol.MISSING, encode((missing, group.name)))

@@ -25,23 +25,23 @@ from dtlab.ranks.watch import explain
 
 __all__ = ["Line"]
 
-MOST_LOOKS = 1000  # for what is still on its way
-LOOK_EVERY = 0.1  # seconds between two looks at whether Ctrl-C was pressed
-GATHER = 0.3  # seconds for which figures are gathered
-STOP_LIMIT = 8.0  # seconds that an interrupted turn has to come back
+MOST_LOOKS = 1000  # reads of data that is still in the sockets
+LOOK_EVERY = 0.1  # seconds between two checks for Ctrl-C
+GATHER = 0.3  # seconds for which figures are collected
+STOP_LIMIT = 8.0  # seconds within which an interrupted turn must end
 
 
 class Line(client.Conversation):
-    """All that connects the notebook with the ranks of a session."""
+    """The sockets and pipes between the notebook and the ranks of a session."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec, pack(None), Output(spec.world_size))
         self._opened = self._hung_up = False
-        self._shown: list[tuple[int, dict[str, Any], Any]] = []  # by ranks, and not here yet
+        self._shown: list[tuple[int, dict[str, Any], Any]] = []  # rich output, not displayed yet
         self._show_at = 0.0
 
     def open(self) -> Exception | None:
-        """Have the ranks started; what kept them from it."""
+        """Start the ranks; returns the error if they could not start, or None."""
         self.control, theirs = socket.socketpair()
         self._ask(theirs)
         while not self._opened and self.collected.outcome is None:
@@ -49,12 +49,12 @@ class Line(client.Conversation):
             self.output.show_if_due()
         if self._opened:
             return None
-        kept = self.output.kept
-        error = explain.error_of(self.collected, self.spec, kept("out"), kept("err"))
-        return error or LaunchError("the ranks did not come together within a minute.")
+        text = self.output.kept
+        error = explain.error_of(self.collected, self.spec, text("out"), text("err"))
+        return error or LaunchError("the ranks did not form a process group within a minute.")
 
     def turn(self, turn: Turn, call: Packed, output: Output) -> bool:
-        """Have ranks do something; whether Ctrl-C ended it. What came of it is in `collected`."""
+        """Run a call on ranks; returns whether Ctrl-C ended it. `collected` has its results."""
         self.output = output
         self.collected = client.Collected([None] * self.spec.world_size)
         with _ctrl_c() as pressed:
@@ -63,15 +63,15 @@ class Line(client.Conversation):
                 by_rank = {rank: channel for channel, rank in self.channels.items()}
                 for rank in turn.ranks:
                     if rank in by_rank:
-                        with contextlib.suppress(ConnectionError):  # it has died, as will be told
+                        with contextlib.suppress(ConnectionError):  # died; the outcome reports it
                             call.send(by_rank[rank], protocol.CALL)
                 self._read_all(pressed)
             except (Closed, ConnectionError) as error:
                 if self._hung_up:
-                    raise LaunchError("the session was closed meanwhile.") from None
+                    raise LaunchError("the session was closed during this call.") from None
                 raise LaunchError(
-                    "the process that looks after the ranks has gone; it was probably killed. "
-                    "The session is closed; session.restart() begins it anew."
+                    "the supervisor process of the ranks has ended; it was probably killed. "
+                    "The session is closed; session.restart() starts new ranks."
                 ) from error
             finally:
                 self._show_gathered()
@@ -91,8 +91,8 @@ class Line(client.Conversation):
                 send_frame(self.control, protocol.STOP)
             if pressed and (len(pressed) > 1 or time.monotonic() > pressed[0] + STOP_LIMIT):
                 raise KeyboardInterrupt
-        for _ in range(MOST_LOOKS):  # a thread of a rank may print for ever
-            if not self._read_some(0):  # what was still on its way when the last rank was done
+        for _ in range(MOST_LOOKS):  # bounded, because a rank's thread may print without end
+            if not self._read_some(0):  # data that was in the sockets when the last rank ended
                 break
 
     def _take_control(self, tag: bytes, body: bytearray) -> None:
@@ -111,36 +111,36 @@ class Line(client.Conversation):
             super()._open(rank, tag, body, value)
 
     def _show_gathered(self) -> None:
-        """Show what ranks show at about the same time, rank by rank."""
-        for shown in sorted(self._shown, key=lambda one: one[0]):
+        """Display the collected rich output, rank by rank."""
+        for shown in sorted(self._shown, key=lambda entry: entry[0]):
             _show(*shown, self.output)
         self._shown.clear()
 
     def _read_printed(self, rank: int) -> None:
-        """Take what the rank has printed before."""
+        """Read the text that the rank has printed before its rich output."""
         for _ in range(MOST_LOOKS):
-            own = [reader for reader, (of, _) in self.pipes.items() if of == rank]
-            ready = select.select(own, [], [], 0)[0]
+            readers = [reader for reader, (source, _) in self.pipes.items() if source == rank]
+            ready = select.select(readers, [], [], 0)[0]
             if not ready:
                 break
             for reader in ready:
                 self._read_pipe(reader)
 
     def hang_up(self) -> None:
-        """Say that this is over; from any thread."""
+        """Tell the supervisor to end the session; can be called from any thread."""
         self._hung_up = True
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End the ranks."""
+        """End the ranks, and close all sockets and pipes."""
         self.hang_up()
         with contextlib.suppress(OSError):
             self.control.settimeout(client.STOP_LIMIT)
             while self.control.recv(65536):
                 pass
-        for one in [self.control, *self.channels]:
-            one.close()
+        for sock in [self.control, *self.channels]:
+            sock.close()
         for reader in self.pipes:
             os.close(reader)
         self.channels.clear()
@@ -149,7 +149,7 @@ class Line(client.Conversation):
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[list[float]]:
-    """Notes when Ctrl-C is pressed, and raises nothing: no message shall be read in half."""
+    """Record the times of Ctrl-C instead of raising, so that each message is read completely."""
     pressed: list[float] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed
@@ -162,7 +162,7 @@ def _ctrl_c() -> Iterator[list[float]]:
 
 
 def _show(rank: int, data: dict[str, Any], metadata: Any, output: Output) -> None:
-    """Show what a cell shows on one rank: below the rank's name; in a terminal, as text."""
+    """Display rich output of one rank below the rank's name; in a terminal, print its text."""
     if "IPython" not in sys.modules:
         output.feed(rank, "out", (str(data.get("text/plain", "")) + "\n").encode())
         return

@@ -1,4 +1,4 @@
-"""`dtlab.session`: the notebook's side of ranks that stay."""
+"""`dtlab.session`: the notebook's side of ranks that keep their state between calls."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from dtlab.trace import Trace
 __all__ = ["IN_RANKS", "Session", "current", "session"]
 
 OLD_GROUP = (
-    "A group, or a wrapper such as DDP, that was made before the ranks got their new process\n"
-    "  group ends like this: make it again, as in DDP(model.module)."
+    "A group, or a wrapper such as DDP, that was created before the ranks got their new process\n"
+    "  group fails in this way. Create it again, as in DDP(model.module)."
 )
-IN_RANKS = "dtlab.ranks.session.rank"  # what ranks run: it imports torch, so not in a notebook
-GATHER = 0.3  # seconds for which lines are gathered, to be shown rank by rank
-_CURRENT: list[Session] = []  # the one that was opened last, which %%ranks uses
+IN_RANKS = "dtlab.ranks.session.rank"  # module that ranks run; not imported here: it loads torch
+GATHER = 0.3  # seconds for which lines are collected and then shown rank by rank
+_CURRENT: list[Session] = []  # the session opened last, which %%ranks uses
 
 
 def session(
@@ -47,43 +47,43 @@ def session(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
 ) -> Session:
-    """Start ranks that stay: what runs on them finds what ran before.
+    """Start ranks that keep their variables and process group from call to call.
 
-    The process group is ready. `%%ranks` in a cell, after `%load_ext dtlab`, and `Session.run` use
-    them. They end with `close`, with the notebook's kernel, or with the next session that takes
-    this one's place in `%%ranks` and has nobody else who holds it.
+    `%%ranks` in a cell, after `%load_ext dtlab`, and `Session.run` run code on them. The ranks end
+    with `close` or with the notebook's kernel. They also end when another session is opened, if no
+    variable refers to this one.
 
     Args:
-        world_size: number of ranks; None means 2, or as many as `cluster` has room for.
-        timeout: seconds that a cell or function may take where it does not say; None: no limit.
-        backend, trace, seed, threads, memory_limit, cluster: as `dtlab.launch` has them.
+        world_size: number of ranks; None means 2, or the size of `cluster`.
+        timeout: default limit in seconds for a cell or function; None: no limit.
+        backend, trace, seed, threads, memory_limit, cluster: as in `dtlab.launch`.
 
     Raises:
-        LaunchError: what was asked for cannot be started.
+        LaunchError: the ranks cannot be started with these arguments.
     """
     asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
         raise LaunchError(
-            "this process is a rank already (WORLD_SIZE is set, as torchrun does), and what it "
-            "has stays from cell to cell anyway. Use dtlab.launch, which runs here in place."
+            "this process is a rank already (WORLD_SIZE is set, as by torchrun), and it keeps its "
+            "variables from cell to cell anyway. Use dtlab.launch, which runs in this process."
         )
     spec = asked.spec_for(
         world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
     )
-    made = Session(replace(spec, stays=True))
+    opened = Session(replace(spec, stays=True))
     if current() is not None:
-        print("%%ranks runs on this session from now on; the former one stays until it is closed.")
-    _CURRENT[:] = [made]
-    return made
+        print("%%ranks uses this session from now on; the previous one stays open until closed.")
+    _CURRENT[:] = [opened]
+    return opened
 
 
 def current() -> Session | None:
-    """The session that was opened last, if it is open."""
+    """The session that was opened last, or None if it is closed."""
     return _CURRENT[0] if _CURRENT and _CURRENT[0].is_open else None
 
 
 class Session:
-    """Ranks that stay, from the notebook. Made by `dtlab.session`; a context manager too."""
+    """Ranks that keep their state between calls; created by `dtlab.session`; a context manager."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -91,35 +91,35 @@ class Session:
         self._line: Line | None = None
         self._last: launch.Run | None = None
         self._cells = 0
-        self.seconds = 0.0  # that it took to open
-        self.renewed = False  # whether ranks have had another process group
+        self.seconds = 0.0  # time that opening took
+        self.renewed = False  # whether the ranks have replaced their process group
         self._open()
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ properties
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._spec.world_size
 
     @property
     def backend(self) -> str:
-        """What moves tensors."""
+        """The backend of the process group, such as "gloo"."""
         return self._spec.backend
 
     @property
     def is_open(self) -> bool:
-        """Whether the ranks are there."""
+        """Whether the ranks are running."""
         return self._line is not None
 
     @property
     def last(self) -> launch.Run | None:
-        """What came of the last cell or function that ended without an error."""
+        """The result of the last cell or function that ended without an error."""
         return self._last
 
     @property
     def trace(self) -> Trace | None:
-        """Of that."""
+        """The trace of the last cell or function that ended without an error."""
         return self._last.trace if self._last is not None else None
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class Session:
         state = f"opened in {self.seconds:.2f} s" if self.is_open else "closed"
         return f"session of {what}, {state}"
 
-    # ------------------------------------------------------------------ what it does
+    # ------------------------------------------------------------------ running code
 
     def run(
         self,
@@ -138,17 +138,17 @@ class Session:
         ranks: Sequence[int] | int | None = None,
         timeout: float | None = None,
     ) -> launch.Run:
-        """Call `fn(*args)` on all ranks, or on `ranks`, as `dtlab.launch` does on fresh ones.
+        """Call `fn(*args)` on all ranks of the session, or on `ranks`, as `dtlab.launch` does.
 
-        Names that `fn` uses are the notebook's where it has them, and are set on the ranks too;
-        all others are the ranks' own: what a cell or `push` has set, or `global` in a function. In
-        `Run.values`, None stands for ranks that took no part. `timeout` is in seconds; None is
-        the session's.
+        Global names in `fn` that the notebook defines are copied to the ranks. All other names are
+        the ranks' own variables, which a cell, `push`, or `global` in a function has set.
+        `Run.values` is None for ranks that took no part. `timeout` is in seconds; None means that
+        of the session.
 
         Raises:
             LaunchError: the session is closed, there is no such rank, or `fn` cannot be sent.
-            RankError, DeadlockError, RankTimeoutError: as `dtlab.launch`. Ranks keep their
-                variables wherever the message does not say otherwise.
+            RankError, DeadlockError, RankTimeoutError: as in `dtlab.launch`. Ranks keep their
+                variables unless the message says otherwise.
         """
         if not callable(fn):
             raise LaunchError(f"a session runs a function on its ranks, not {fn!r}.")
@@ -162,10 +162,10 @@ class Session:
         timeout: float | None = None,
         name: str | None = None,
     ) -> launch.Run:
-        """Run the text of a cell on all ranks, or on `ranks`, in IPython as in a notebook.
+        """Run the source of a cell in IPython on all ranks, or on `ranks`.
 
-        Its last expression is shown by rank, and figures too. `name` is the file that errors know
-        it by. `Run.values` are None. Raises as `run` does.
+        The value of its last expression and its figures are shown for each rank. `name` is the
+        cell's file name in tracebacks. `Run.values` are None. Raises the errors of `run`.
         """
         if name is None:
             self._cells += 1
@@ -175,32 +175,32 @@ class Session:
         return self._turn(pack((_Remote("run_cell"), (source, name))), ranks, timeout)
 
     def push(self, ranks: Sequence[int] | int | None = None, /, **names: Any) -> None:
-        """Give the ranks variables: `session.push(data=data)`. Each gets a copy of its own."""
-        for name, value in names.items():  # one by one, so that an error knows which
+        """Set variables on the ranks: `session.push(data=data)`. Each rank gets a copy."""
+        for name, value in names.items():  # one by one, so that an error names the variable
             self._turn(launch.pack_call(_Remote("set_name", name), (name, value)), ranks, None)
 
     def pull(self, expression: str, ranks: Sequence[int] | int | None = None) -> list[Any]:
-        """What a name, or another expression, is on each rank; None for ranks not asked.
+        """The value of a variable or expression on each rank; None for ranks not in `ranks`.
 
-        Raises RankError where a rank has no such name, or something that cannot be sent.
+        Raises RankError if a rank has no such variable, or if its value cannot be sent.
         """
         return self.run(_Remote("value_of"), expression, ranks=ranks).values
 
     def restart(self) -> None:
-        """Begin anew: fresh ranks, which know nothing of what ran before."""
+        """Replace the ranks by new ones, which have none of the old variables."""
         self._hang_up()
         with self._lock:
             self._close()
             self._open()
 
     def close(self) -> None:
-        """End the ranks, whatever they do. Closing again does nothing."""
+        """End the ranks, even if they are busy. Closing again does nothing."""
         self._hang_up()
         with self._lock:
             self._close()
 
     def _hang_up(self) -> None:
-        """Have ranks ended that another thread may still wait for."""
+        """Have the supervisor end the ranks, even if another thread waits for them."""
         line = self._line
         if line is not None:
             line.hang_up()
@@ -240,12 +240,12 @@ class Session:
         asked.check_timeout(limit)
         if not self._lock.acquire(blocking=False):
             raise LaunchError(
-                "the ranks of this session are busy with a cell of another thread. Wait for it, "
+                "the ranks of this session are running a cell of another thread. Wait for it, "
                 "or open another session."
             )
         try:
             if self._line is None:
-                raise LaunchError("the session is closed. session.restart() begins it anew.")
+                raise LaunchError("the session is closed. session.restart() starts new ranks.")
             return self._hold(self._line, Turn(chosen, asked.allowed(limit)), call)
         finally:
             self._lock.release()
@@ -279,25 +279,25 @@ class Session:
         if ranks is None:
             return tuple(range(self.world_size))
         chosen = [ranks] if isinstance(ranks, int) else list(ranks)
-        wrong = [one for one in chosen if one not in range(self.world_size)]
+        wrong = [rank for rank in chosen if rank not in range(self.world_size)]
         if wrong or not chosen:
             raise LaunchError(
                 f"there is no rank {wrong[0]!r}: the session has "
                 f"{ranks_in_words(range(self.world_size))}."
                 if wrong
-                else "no rank is named. Leave ranks out for all of them."
+                else "ranks is empty. Leave it out to use all ranks."
             )
         return tuple(sorted({*chosen}))
 
 
 class _Remote:
-    """Stands for a function of the ranks' module, which this process does not import."""
+    """A reference to a function of the ranks' module, which this process does not import."""
 
     def __init__(self, name: str, meaning: str = "") -> None:
         self.name, self.__name__ = name, meaning or name
 
     def __call__(self, *_: Any) -> Any:
-        """Raises TypeError: it runs on ranks."""
+        """Raise TypeError: the function can be called only on ranks."""
         raise TypeError(f"{self.name} runs on ranks")
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A rank of a session: joins the group, then runs turn after turn until it is told to leave."""
+"""A rank of a session: joins the process group, then runs turns until it is told to exit."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 __all__ = ["run_cell", "set_name", "stay", "value_of"]
 
-_STAYING: list[Staying] = []  # the one of this process, which cells find here
+_STAYING: list[Staying] = []  # the object of this process, for `run_cell`
 
 
 def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome) -> None:
-    """Be rank `rank` of a session until the supervisor says to leave, or is gone."""
+    """Run rank `rank` of a session until the supervisor tells it to exit, or has ended."""
     staying = Staying(rank, spec, ends, outcome)
     _STAYING.append(staying)
     staying.serve()
 
 
 class Staying:
-    """What a rank has from the first turn to the last."""
+    """The state of a session's rank, from the first turn to the last."""
 
     def __init__(
         self, rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome
@@ -49,7 +49,7 @@ class Staying:
         self.in_turn = False
         self.shell: InteractiveShell | None = None
         self._init_calls = InitCalls(rank, spec, process.init_group)
-        self.store = process.join(rank, spec, ends.store)  # kept: rank 0's is the server
+        self.store = process.join(rank, spec, ends.store)  # kept alive: rank 0's is the server
         self._init_calls.store = self.store
         self._times_joined = 1
         self._limits = process.MemoryLimit(spec.memory_limit)
@@ -66,12 +66,12 @@ class Staying:
         return Recorder(self.rank, limit=limit, announcer=self._announcer, wire=self._wire)
 
     def _interrupted(self, *_: object) -> None:
-        """What Ctrl-C does, in a cell and only there."""
+        """Raise KeyboardInterrupt for a signal, but only while a turn runs."""
         if self.in_turn:
             raise KeyboardInterrupt
 
     def serve(self) -> None:
-        """Turn after turn."""
+        """Run turns until the supervisor sends another letter."""
         self._recorder.start()
         self.outcome.status.send(protocol.READY)
         while True:
@@ -96,23 +96,23 @@ class Staying:
                 self.in_turn = True
                 outcome.value = function(*args)
                 self.in_turn = False
-        except KeyboardInterrupt as error:  # in the moment in which another one was noted
+        except KeyboardInterrupt as error:  # while the block noted another exception
             outcome.failure = process.describe(error)
         self.in_turn = False
         self._announcer.left()
         outcome.deliver(last=False)
 
     def _rejoin(self) -> None:
-        """Leave the process group, whose connections have been cut, and make another one."""
+        """Replace the process group, whose connections have been cut, by a new one."""
         self._recorder.stop()
-        # Whoever keeps the old group keeps its ports and threads: errors do, in their frames.
+        # References to the old group, as in frames of errors, keep its ports and threads alive.
         self.outcome.recorder = self._recorder = self._new_recorder()
         self._announcer.forget_groups()
-        with contextlib.suppress(Exception):  # it is broken
+        with contextlib.suppress(Exception):  # the group is broken
             dist.destroy_process_group()
         gc.collect()
         self._times_joined += 1
-        c10d: Any = dist  # not all of it is declared
+        c10d: Any = dist  # has no complete type stubs
         port, ranks = int(os.environ["MASTER_PORT"]), self.spec.world_size
         client = c10d.TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False)
         store = c10d.PrefixStore(f"{self._times_joined}", client)
@@ -123,7 +123,7 @@ class Staying:
         self.outcome.status.send(protocol.READY)
 
     def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """Have the notebook show something, after what was printed before it."""
+        """Send rich output to the notebook, after the text that was printed before."""
         if {*data} == {"text/plain"}:
             print(data["text/plain"])
             return
@@ -134,11 +134,11 @@ class Staying:
 
 
 def run_cell(source: str, name: str) -> None:
-    """In a rank: run a cell of the notebook's, whose file is `name`."""
+    """In a rank: run the source of a cell, whose file is `name`."""
     staying = _STAYING[0]
     if staying.shell is None:
         staying.shell = cells.new_shell(sys.modules["__main__"])
-        # Lines are counted as the learner sees them, from the first.
+        # Without this, line numbers would differ from those in the notebook.
         staying.shell.input_transformer_manager.cleanup_transforms.pop(0)
     error = cells.run(staying.shell, source, name, staying.show)
     if error is not None:
@@ -146,48 +146,48 @@ def run_cell(source: str, name: str) -> None:
 
 
 def set_name(name: str, value: Any) -> None:
-    """In a rank: have a variable."""
+    """In a rank: set a variable."""
     vars(sys.modules["__main__"])[name] = value
 
 
 def value_of(expression: str) -> Any:
-    """In a rank: what a name, or another expression, stands for."""
+    """In a rank: the value of a variable or expression."""
     code = compile(expression, f"pull({expression!r})", "eval")
     return eval(code, vars(sys.modules["__main__"]))
 
 
 def at_home(function: Any) -> Any:
-    """A function of the notebook's, moved to where the variables of this rank are.
+    """A copy of a notebook's function, whose globals are the variables of this rank.
 
-    Names that it uses are the notebook's where it has them, and are set here too; all others are
-    this rank's own, and `global` makes them.
+    Global names that the notebook defines are copied to this rank first. All other names are
+    this rank's own variables; `global` in the function creates them here.
     """
     main, brought = vars(sys.modules["__main__"]), getattr(function, "__globals__", {})
     if not isinstance(function, FunctionType) or function.__module__ != "__main__":
         return function
     moved: dict[Any, Any] = {}
 
-    def move(one: Any) -> Any:
-        if not isinstance(one, FunctionType) or one.__globals__ is not brought:
-            return one
-        if one not in moved:
-            new = FunctionType(one.__code__, main, one.__name__, one.__defaults__, one.__closure__)
-            new.__kwdefaults__ = one.__kwdefaults__
-            moved[one] = functools.update_wrapper(new, one)
+    def move(obj: Any) -> Any:
+        if not isinstance(obj, FunctionType) or obj.__globals__ is not brought:
+            return obj
+        if obj not in moved:
+            new = FunctionType(obj.__code__, main, obj.__name__, obj.__defaults__, obj.__closure__)
+            new.__kwdefaults__ = obj.__kwdefaults__
+            moved[obj] = functools.update_wrapper(new, obj)
             del new.__wrapped__  # type: ignore[attr-defined]
-        return moved[one]
+        return moved[obj]
 
     if brought is not main:
-        own = {name: value for name, value in brought.items() if not name.startswith("__")}
-        main.update({name: move(value) for name, value in own.items()})
+        names = {name: value for name, value in brought.items() if not name.startswith("__")}
+        main.update({name: move(value) for name, value in names.items()})
     return move(function)
 
 
 class Cutter(threading.Thread):
-    """Cuts this rank's connections to its peers when it is told to.
+    """A thread that cuts this rank's connections to its peers on request.
 
-    A thread that waits for a collective in C++ hears of no signal. Where its connection is gone it
-    gets an exception, and comes back.
+    A signal cannot interrupt a thread that waits for a collective in C++. When its connection is
+    cut, the collective raises an exception.
     """
 
     def __init__(self, line: socket.socket, store_port: int, has_nccl: bool) -> None:
@@ -196,21 +196,21 @@ class Cutter(threading.Thread):
         self._stderr = -1
 
     def silence(self) -> None:
-        """Drop what C++ writes about the end of its store."""
+        """Drop the messages that C++ writes to stderr when its store connection is cut."""
         if self._stderr < 0:
             self._stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
             os.close(nowhere)
 
     def speak(self) -> None:
-        """Let what is written be seen again."""
+        """Restore stderr after `silence`."""
         if self._stderr >= 0:
             os.dup2(self._stderr, 2)
             os.close(self._stderr)
             self._stderr = -1
 
     def run(self) -> None:
-        """Wait for the word."""
+        """Cut connections for each letter that arrives."""
         while letter := self._line.recv(1):
             if letter == protocol.CUT and self._has_nccl:
                 with contextlib.suppress(Exception):
@@ -222,20 +222,20 @@ class Cutter(threading.Thread):
                     self._cut(int(name), letter == protocol.CUT_STORE)
 
     def _cut(self, fd: int, of_store: bool) -> None:
-        one = socket.socket(fileno=fd)  # OSError where it is none
+        sock = socket.socket(fileno=fd)  # raises OSError if `fd` is not a socket
         try:
-            if one.family not in (socket.AF_INET, socket.AF_INET6):
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return
-            ports = {one.getpeername()[1], one.getsockname()[1]}
-            local = one.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+            ports = {sock.getpeername()[1], sock.getsockname()[1]}
+            local = sock.getpeername()[0] in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
             if local and (self._store_port in ports) == of_store:
-                one.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
         finally:
-            one.detach()  # somebody else's to close
+            sock.detach()  # its owner closes it
 
 
 def _plain(content: Any) -> Any:
-    """What can be sent as plain data, of what objects say of themselves."""
+    """Convert an object's rich output to plain data; other values become text."""
     if isinstance(content, dict):
         return {str(key): _plain(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):

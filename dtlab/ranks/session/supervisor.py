@@ -1,9 +1,9 @@
-"""The supervisor of a session: runs turns, and restores ranks after a failed one.
+"""The supervisor process of a session: runs turns, and restores ranks after a failed turn.
 
-Where a turn fails, ranks that are still in it are brought back one way after the other: a signal
-raises KeyboardInterrupt in whoever runs Python; cutting the connections between ranks raises an
-error in whoever waits for others inside C++. Variables stay. The process group does not survive
-the second, so the ranks make another. Who does not come back even so ends the session.
+If a turn fails, ranks that are still running it are interrupted in two steps. First, a signal
+raises KeyboardInterrupt in ranks that run Python code. Then, cutting the connections between ranks
+raises an error in ranks that wait in C++. Variables survive both steps, but the process group does
+not survive the second, so the ranks create a new one. If a rank still runs, the session ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dtlab.ranks.words import ranks_in_words
 __all__ = ["SessionSupervisor"]
 
 OPEN_LIMIT = 60.0  # seconds until all ranks have joined
-SIGNAL_LIMIT = 0.3  # seconds in which a signal should have worked
-CUT_LIMIT = 1.5  # seconds in which cutting should have, and then cutting the store off
-REJOIN_LIMIT = 20.0  # seconds to make another process group
+SIGNAL_LIMIT = 0.3  # seconds within which a signal should interrupt a rank
+CUT_LIMIT = 1.5  # seconds for cutting the peers' connections, and again for the store's
+REJOIN_LIMIT = 20.0  # seconds to create a new process group
 
 
 class SessionSupervisor(Supervisor):
@@ -38,12 +38,12 @@ class SessionSupervisor(Supervisor):
     stay = staticmethod(stay)
 
     def serve(self, fds: list[int]) -> NoReturn:
-        """From fork to end. Raises `Closed` when the notebook wants no more of it."""
+        """Run the session, from the fork to the end. Raises `Closed` when the session ends."""
         self.deaths: dict[int, RankEnd] = {}
         self.start(None, fds)
         if not self._all_join(OPEN_LIMIT):
             self._tell_outcome(self.outcome_of("failed" if self.failed else "timeout"))
-            raise Closed("the ranks did not come together")
+            raise Closed("the ranks did not form a process group")
         self._forget_turn(())
         send_frame(self.control, protocol.OPENED)
         while True:
@@ -58,7 +58,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ a turn
 
     def _next_turn(self) -> Turn:
-        """Wait for it. A rank that dies meanwhile is told of in the next turn."""
+        """Wait for the next turn, which will also report ranks that die before it."""
         while True:
             watched: list[Any] = [self.control, self.child_ended]
             ready, _, _ = select.select(watched, [], [])
@@ -90,7 +90,7 @@ class SessionSupervisor(Supervisor):
         return outcome
 
     def _forget_turn(self, taking_part: Sequence[int]) -> None:
-        """Begin with nothing but who takes part."""
+        """Reset the state of the last turn; all ranks but `taking_part` count as done."""
         self.failed, self.failed_at, self.deadline = [], None, None
         self.finding, self.delivering, self.stopped = None, False, False
         self._cut_off = False
@@ -104,59 +104,59 @@ class SessionSupervisor(Supervisor):
         super()._note_deaths(ended)
         for rank in self.ranks:
             if rank.pid in ended:
-                told = rank.end.state == "died"
-                silent = RankEnd("died", ended[rank.pid], rank.stack.read())
-                self.deaths[rank.rank] = rank.end if told else silent
+                is_noted = rank.end.state == "died"
+                unnoted = RankEnd("died", ended[rank.pid], rank.stack.read())
+                self.deaths[rank.rank] = rank.end if is_noted else unnoted
 
     def _heard(self) -> None:
         tag, _ = receive_frame(self.control)
         self.stopped = self.stopped or tag == protocol.STOP
 
-    # ------------------------------------------------------------------ bringing ranks back
+    # ------------------------------------------------------------------ interrupting ranks
 
     def _free(self) -> str:
-        """Bring back all ranks that are still in their turn; why the session is over, if it is."""
+        """Interrupt all ranks that still run their turn; why the session must end, or ""."""
         if self._back_within(0.0):
             return self._who_died()
         for rank in self._missing():
             system.kill(rank.pid, signal.SIGINT)
         if not self._back_within(SIGNAL_LIMIT):
             self._cut_off = True
-            for what in (protocol.CUT, protocol.CUT_STORE):
+            for request in (protocol.CUT, protocol.CUT_STORE):
                 for rank in self.ranks:
-                    rank.cut(what)
+                    rank.cut(request)
                 if self._back_within(CUT_LIMIT):
                     break
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
-            return f"{ranks_in_words(missing)} did not come back when interrupted"
+            return f"{ranks_in_words(missing)} did not stop when interrupted"
         return self._who_died()
 
     def _missing(self) -> list[Rank]:
         return [rank for rank in self.ranks if not rank.has(protocol.DELIVERED)]
 
     def _back_within(self, seconds: float) -> bool:
-        return self._wait_until(lambda: all(not one.alive for one in self._missing()), seconds)
+        return self._wait_until(lambda: all(not rank.alive for rank in self._missing()), seconds)
 
     def _who_died(self) -> str:
         verb = "has" if len(self.deaths) == 1 else "have"
         return f"{ranks_in_words([*self.deaths])} {verb} ended" if self.deaths else ""
 
     def _needs_another_group(self, reason: str) -> bool:
-        """Whether operations were left half done, which later ones would meet."""
+        """Whether unfinished operations remain, which would match with later ones."""
         return self._cut_off or reason == "deadlock" or self.watcher.anything_open()
 
     def _rejoin(self) -> str:
-        """Have all ranks make another process group; why the session is over, if they cannot."""
+        """Have all ranks create a new process group; why the session must end, or ""."""
         if self.spec.cluster is not None:
-            return "emulated links cannot be freed of what was on its way"
+            return "messages that are in flight on emulated links cannot be withdrawn"
         for rank in self.ranks:
             rank.letters = set()
             if not self._cut_off:
                 rank.cut()
         self._tell(protocol.REJOIN)
         if not self._all_join(REJOIN_LIMIT):
-            return "the ranks could not make another process group"
+            return "the ranks could not create a new process group"
         self.watcher.resume(())
         self.watcher = Watcher(self.board, self.pids)
         return ""
@@ -164,7 +164,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ waiting
 
     def _all_join(self, seconds: float) -> bool:
-        """Whether all ranks are in the process group within so many seconds."""
+        """Whether all ranks join the process group within `seconds`."""
 
         def joined() -> bool:
             return all(rank.has(protocol.READY) for rank in self.ranks)
@@ -176,7 +176,7 @@ class SessionSupervisor(Supervisor):
         return joined() and not failed()
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Follow what happens until it holds; False where it does not within so many seconds."""
+        """Process events until `condition` holds; False if it does not hold within `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()

@@ -1,1 +1,1 @@
-"""Who waits for whom: operations of all ranks compared, deadlocks found and explained."""
+"""Compares the operations of all ranks; detects and explains deadlocks."""

@@ -1,8 +1,8 @@
-"""The announcer of a rank: publishes each operation before it blocks in it.
+"""The announcer of a rank: publishes each operation before the rank can block in it.
 
-What is told of an operation: its group, and a description of all that has to be the same on every
-rank ("all_reduce(float32[4], SUM)"), as a number that is the same for the same description
-everywhere. Descriptions are made once and then looked up, for a step issues dozens of operations.
+It publishes the operation's group, and a description of everything that must be equal on all ranks
+("all_reduce(float32[4], SUM)"), as a hash that is the same on every rank. Because a training step
+issues dozens of operations, each description is computed once and then cached.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
 
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-# Whether NCCL serves a group's tensors on GPUs, and whether it serves what has no tensor.
+# Whether NCCL runs a group's operations on GPU tensors, and its operations without tensors.
 _Nccl = tuple[bool, bool]
-_Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, text, members
-# Numbers of group, its text, what must fit, its text; members.
+_Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, index of its text, members, NCCL
+# Group: number, index of its text; operation: signature, index of its text; members; NCCL.
 _Told = tuple[int, int, int, int, tuple[int, ...], _Nccl]
-_PEEK = 64  # bytes looked at at either end of a message, to see whether it was changed
+_PEEK = 64  # bytes compared at either end of a message, to detect a change
 
 
 class Announcer:
-    """Writes what a rank does to its side of the board."""
+    """Writes the operations and waits of a rank to its part of the board."""
 
     def __init__(self, writer: board.Writer, world_size: int) -> None:
         self._writer = writer
@@ -39,38 +39,38 @@ class Announcer:
         self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
     def forget_groups(self) -> None:
-        """Keep none of the groups alive that were seen."""
+        """Drop the references to all process groups and sent tensors."""
         self._groups.clear()
         self._sent.clear()
 
     def describe(
         self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
     ) -> _Told:
-        """What is told of all operations alike; `root` is a rank in the group."""
+        """The fields of an announcement that equal operations share; `root` is a group rank."""
         number, group_text, members, nccl = self._groups.get(group) or self._add_group(group)
         parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
         parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
         parts += [f"root {members[root]}"] if root is not None else []
         text = f"{operator.name}({', '.join(parts)})"
         must_fit = text
-        if operator.is_message:  # it may be received in another shape
+        if operator.is_message:  # the receiver may use another shape
             must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
         signature = board.number_of(must_fit)
         return number, group_text, signature, self._writer.text(text), members, nccl
 
     def issuer(self, operator: Operator) -> Callable[..., bool]:
-        """A function that announces one operator's operations as they are about to be issued."""
+        """A function that announces the operations of one operator before they are issued."""
         write, place_of = self._writer.write, self._writer.text
         ident, main = threading.get_ident, self._main
         role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
         sends = operator.c10d == "send"
 
         def announce(
-            index: int, told: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
+            index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
             file: str, line: int,
         ) -> bool:  # fmt: skip
-            """Returns whether a wait for it will have to be announced."""
-            number, group_text, signature, text, members, nccl = told
+            """Announce one operation; returns whether a wait for it must be announced."""
+            number, group_text, signature, text, members, nccl = shared
             if peer >= 0:
                 peer = members[peer]
             kind = board.ISSUE if goes_on else board.CALL
@@ -90,24 +90,24 @@ class Announcer:
         return announce
 
     def wait(self, index: int) -> None:
-        """This thread waits for an operation."""
+        """Announce that this thread waits for an operation."""
         self._write(board.WAIT, index)
         self._sent.pop(index, None)
 
     def source(self, index: int, group: Any, source: int, tag: int) -> None:
-        """A receive from anybody is complete; `source` is a rank in its group."""
+        """Announce that an any-source receive is complete; `source` is a rank in its group."""
         number, group_text, members, _ = self._groups.get(group) or self._add_group(group)
         self._write(board.SOURCE, index, number, group_text, peer=members[source], tag=tag)
 
     def stranger(self, name: str, file: str, line: int) -> None:
-        """An operation is called on a group that this rank is not in."""
+        """Announce that an operation is called on a group that this rank is not in."""
         place = (self._writer.text(file) << 24) + line
         self._write(board.STRANGER, -1, text=self._writer.text(f"{name}()"), place=place)
 
     def new_group(self, ranks: list[int] | None, file: str, line: int) -> None:
-        """A group is about to be made, which every rank of the world has to take part in."""
-        of = self._world if ranks is None else ",".join(map(str, sorted(ranks)))
-        group, text = f"new_group|{self._world}", f"new_group([{of}])"
+        """Announce a call of `new_group`, which all ranks must make."""
+        members = self._world if ranks is None else ",".join(map(str, sorted(ranks)))
+        group, text = f"new_group|{self._world}", f"new_group([{members}])"
         self._write(
             board.ISSUE, -1, board.number_of(group), self._writer.text(group),
             board.number_of(text), self._writer.text(text),
@@ -115,18 +115,18 @@ class Announcer:
         )  # fmt: skip
 
     def left(self) -> None:
-        """The function has returned."""
+        """Announce that the function has returned."""
         self._write(board.LEFT, -1)
 
     def changed_sends(self, rank: int) -> list[OpInfo]:
-        """Messages that nobody waited for, whose tensor was changed after they were posted."""
-        found = []
+        """Sends that were never waited for, whose tensor was changed after they were posted."""
+        changed = []
         for tensor, before, description, peer, file, line in self._sent.values():
             if _peek(tensor) != before:
-                found.append(OpInfo(rank, "isend", description, (peer,), 0, 0, (), file, line))
-        return found
+                changed.append(OpInfo(rank, "isend", description, (peer,), 0, 0, (), file, line))
+        return changed
 
-    # ------------------------------------------------------------------ looking things up
+    # ------------------------------------------------------------------ lookups
 
     def _write(self, kind: int, index: int, *fields: int, **more: int) -> None:
         thread = threading.get_ident()
@@ -136,9 +136,9 @@ class Announcer:
         nccl = False, False
         try:
             members = tuple(dist.get_process_group_ranks(group))
-            served = dict(one.split(":") for one in dist.get_backend_config(group).split(","))
-            nccl = served.get("cuda") == "nccl", "cpu" not in served
-        except (KeyError, ValueError):  # made by hand, so torch does not know it
+            backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+            nccl = backends.get("cuda") == "nccl", "cpu" not in backends
+        except (KeyError, ValueError):  # created without torch's functions
             members = tuple(range(group.size()))
         text = f"{group.group_name}|{','.join(map(str, members))}"
         entry = (board.number_of(text), self._writer.text(text), members, nccl)
@@ -147,7 +147,7 @@ class Announcer:
     def _keep(
         self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int
     ) -> None:
-        """Remember both ends of a message, until somebody waits for it."""
+        """Store the first and last bytes of a sent tensor until the rank waits for the send."""
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and line:
             tag_text = f", tag={tag}" if tag else ""
             text = f"isend(dst={peer}{tag_text})"

@@ -1,9 +1,10 @@
 """Shared memory in which each rank publishes the state of its communication.
 
-Each rank has a ring of fixed-size records that it writes and the supervisor reads, and a table of
-texts for names. Writing one takes a microsecond and no system call. The memory is anonymous: there
-is no file, and it is gone with the last process that has it. A rank has its own part only, and
-may write anything there: reading it takes a bounded time, and never fails.
+Each rank has a ring buffer of fixed-size records, which it writes and the supervisor reads, and a
+table of strings for names. Writing a record takes a microsecond and no system call. The memory is
+anonymous: it has no file, and is freed with the last process that maps it. A rank maps only its
+own part. An untrusted rank may write anything there, so reading takes bounded time and never
+raises.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ import zlib
 from typing import NamedTuple
 
 # The kinds of record.
-ISSUE = 1  # an operation is about to be issued; the rank goes on
+ISSUE = 1  # an operation is about to be issued; the rank continues
 CALL = 2  # an operation is about to be issued, and the rank waits until it is complete
-WAIT = 3  # the rank waits for an operation that it issued
-SOURCE = 4  # a receive from anybody is complete; `peer` is who sent
+WAIT = 3  # the rank waits for an operation that it has issued
+SOURCE = 4  # an any-source receive (`recv` without src) is complete; `peer` is the sender
 STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
 LEFT = 6  # the function has returned
-QUEUE = 7  # an operation is about to be put in a GPU's queue; the rank goes on, its waits too
+QUEUE = 7  # an operation is about to enter a GPU queue; neither it nor a wait blocks the rank
 
 # How an operation is matched with those of other ranks.
 COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)
 
-# The last field seals the others, so that a reader sees whether all of them are there.
+# The last field is a checksum, from which the reader sees whether the record is complete.
 _RECORD = struct.Struct("<12q")
 _HEADER = struct.Struct("<qq")  # records read, bytes of text
-CAPACITY = 4096  # records; a rank that is so far ahead of its reader waits for it
+CAPACITY = 4096  # records; a rank that is so far ahead of the reader waits
 _TEXT_ROOM = 1 << 18  # bytes
 _SIZE = 64 + CAPACITY * _RECORD.size + _TEXT_ROOM
 _TEXT_AT = 64 + CAPACITY * _RECORD.size
 
 
 class Record(NamedTuple):
-    """One thing that a rank did.
+    """One event of a rank, for instance an operation that it issues.
 
-    `number` counts its operations. `group` and `signature` are the same number on all ranks for
-    the same group and the same description; `group_text`, `text` and `file` are numbers of texts
-    in the rank's own table. `peer` is a global rank, -1 for none.
+    `number` is the operation's index. Equal groups have the same `group`, and equal descriptions
+    the same `signature`, on all ranks. `group_text`, `text` and the file are indices into the
+    rank's own table of strings. `peer` is a global rank, -1 for none.
     """
 
     kind: int
@@ -55,25 +56,25 @@ class Record(NamedTuple):
     peer: int
     tag: int
     place: int  # file number x 2^24 + line
-    role: int  # how it is matched
+    role: int  # how the operation is matched
 
 
 def seal(slot: int, *fields: int) -> int:
-    """The last field of the record in this slot, in all processes forked from one.
+    """The checksum of a record in this slot; the same in all processes forked from one.
 
-    Others may see what a process writes late, and in another order: a count alone would let a
-    reader that is interrupted in the middle take a new count for fields that it read before.
+    A process may see another's writes late and in another order. With a simple counter instead,
+    a reader that is interrupted could combine a new count with old fields.
     """
     return hash((slot, *fields))
 
 
 def number_of(text: str) -> int:
-    """A number that stands for a text in every process."""
+    """A hash of a string, which is the same in every process."""
     return zlib.crc32(text.encode())
 
 
 class Board:
-    """The memory of all ranks; made before they are forked."""
+    """The shared memory of all ranks; created before the ranks are forked."""
 
     def __init__(self, world_size: int) -> None:
         self._maker = os.getpid()
@@ -81,7 +82,7 @@ class Board:
         self.readers = [Reader(memory) for memory in self._memories]
 
     def writer(self, rank: int) -> Writer:
-        """For a rank, in its own process, which loses sight of what the others write."""
+        """The writer of a rank; in the rank's process, this unmaps the memory of other ranks."""
         if os.getpid() != self._maker:
             for other, memory in enumerate(self._memories):
                 if other != rank:
@@ -90,12 +91,12 @@ class Board:
 
 
 class Writer:
-    """A rank's side."""
+    """The side of the rank, which writes records."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._count = itertools.count()
-        self._seen = 0  # how many the reader is known to have read
+        self._seen = 0  # number of records that the reader is known to have read
         self._texts: dict[str, int] = {}
         self._text_length = 0
 
@@ -104,7 +105,7 @@ class Writer:
         signature: int = 0, text: int = 0, peer: int = -1, tag: int = 0, place: int = 0,
         role: int = COLLECTIVE,
     ) -> None:  # fmt: skip
-        """Add a record. From any thread: each takes a slot of its own."""
+        """Add a record. Any thread may call this: each call uses a different slot."""
         slot = next(self._count)
         if slot - self._seen >= CAPACITY:
             self._wait_for_reader(slot)
@@ -115,7 +116,7 @@ class Writer:
         _RECORD.pack_into(self._memory, at, *fields, seal(slot, *fields))
 
     def text(self, text: str) -> int:
-        """The number of a text in this rank's table; 0 where there is no room for it."""
+        """The index of a string in this rank's table; 0 if the table is full."""
         number = self._texts.get(text)
         if number is None:
             data = text.encode() + b"\0"
@@ -136,7 +137,7 @@ class Writer:
 
 
 class Reader:
-    """The supervisor's side of one rank."""
+    """The supervisor's side of one rank, which reads records."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -144,13 +145,13 @@ class Reader:
         self._texts: list[str] = []
 
     def read(self) -> list[Record]:
-        """The records that have come since the last call, or as many as there is room for."""
+        """The records written since the last call, at most `CAPACITY`."""
         records: list[Record] = []
         while len(records) < CAPACITY:
             at = 64 + self._read % CAPACITY * _RECORD.size
             *fields, sealed = _RECORD.unpack_from(self._memory, at)
             if sealed != seal(self._read, *fields):
-                break  # not written yet, or not all of it
+                break  # not written yet, or not complete
             records.append(Record._make(fields))
             self._read += 1
         if records:
@@ -158,7 +159,7 @@ class Reader:
         return records
 
     def text(self, number: int) -> str:
-        """A text of the rank's table; empty for 0."""
+        """A string of the rank's table; "" for 0."""
         if number > len(self._texts):
             length = min(max(0, _HEADER.unpack_from(self._memory)[1]), _TEXT_ROOM)
             texts = self._memory[_TEXT_AT : _TEXT_AT + length].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Makes a `DeadlockError` from what the watcher found."""
+"""Creates a `DeadlockError` from a finding of the watcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dtlab.ranks.words import ranks_in_words, wrapped
 
 POINT_TO_POINT = ("send", "recv")
 NEIGHBOURS = (
-    "Check the neighbours: the rank that one sends to (dst) has to receive from it (src)."
+    "Check the neighbours: if rank a sends to rank b (dst=b), rank b must receive from rank a "
+    "(src=a)."
 )
 
 
@@ -45,31 +46,31 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
 
 
 def waiting_of(op: OpInfo) -> Waiting:
-    """An operation as the public record."""
+    """The public record `Waiting` for an operation."""
     where = locate.place(Frame(op.file, op.line, "")) if op.line else {}
     return Waiting(op.rank, op.name, op.partners, **where)
 
 
 def call_of(op: OpInfo, world_size: int = 0) -> str:
-    """An operation as the learner wrote it, as far as it matters: `recv(src=1)`.
+    """An operation in the learner's notation, with its main arguments: `recv(src=1)`.
 
-    With `world_size`, the group is named where it is not the whole world.
+    With `world_size`, the group is added if it does not contain all ranks.
     """
     if 0 < len(op.members) < world_size:
         return f"{call_of(op)} on the group of {ranks_in_words(op.members)}"
     inner = op.description.partition("(")[2].removesuffix(")")
     if op.name in POINT_TO_POINT:
         end = "dst" if op.name == "send" else "src"
-        peer = f"{end}={op.partners[0]}" if len(op.partners) == 1 else "from anybody"
+        peer = f"{end}={op.partners[0]}" if len(op.partners) == 1 else "from any rank"
         tag = f", tag={op.tag}" if op.tag else ""
         return f"{op.name}({peer}{tag})"
     return f"{op.name}({inner})"
 
 
 def _lines(finding: Finding, world_size: int) -> list[str]:
-    """One line for each rank, with its place in a column of its own."""
+    """One line for each rank, with a second column for the place in the learner's code."""
     ops = finding.ops
-    calls = [f"  rank {op.rank}" for op in ops]  # the headline says what they called
+    calls = [f"  rank {op.rank}" for op in ops]  # the headline names the operations
     if finding.reason == "standstill":
         calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
     rows = list(zip(calls, (waiting_of(op).place for op in ops), strict=True))
@@ -81,38 +82,37 @@ def _lines(finding: Finding, world_size: int) -> list[str]:
 
 
 def _standstill(finding: Finding) -> tuple[str, str]:
-    noticed = f"noticed after {finding.seconds:.1f} s"
-    return f"no rank can move any more ({noticed}).", _pattern(finding)
+    detected = f"detected after {finding.seconds:.1f} s"
+    return f"no rank can make progress ({detected}).", _pattern(finding)
 
 
 def _pattern(finding: Finding) -> str:
-    """What the classic mistakes look like, and what to do about each."""
+    """The advice for a deadlock: recognises typical mistakes, and says how to correct each."""
     ops = finding.ops
     names = {op.name for op in ops}
     if tags := _tags(finding):
-        return f"{tags}. Give both the same tag, or receive in the order in which they are sent."
+        return f"{tags}. Give both the same tag, or receive messages in the order of the sends."
     absent = [rank for op in ops for rank in op.partners if rank in finding.idle]
     if absent:
         return (
-            f"What {ranks_in_words([op.rank for op in ops])} "
-            f"{'calls' if len(ops) == 1 else 'call'} needs {ranks_in_words(sorted({*absent}))} "
-            "too. Run the cell on all ranks that take part in it: %%ranks without numbers means "
-            "every one."
+            f"The operation that {ranks_in_words([op.rank for op in ops])} called also needs "
+            f"{ranks_in_words(sorted({*absent}))}. Run the cell on all ranks that take part: "
+            "%%ranks without numbers means all ranks."
         )
     astray = [op for op in finding.unmatched if op.name == "send"]
     if names == {"recv"} and astray and not finding.left:
         return _astray(finding.ops[0], astray)
     sources = [op.partners for op in ops]
     if names == {"recv"} and len(set(sources)) < len(sources) and not finding.left:
-        return f"Several ranks wait for the same one. {NEIGHBOURS}"
+        return f"Several ranks wait for the same rank. {NEIGHBOURS}"
     if names == {"recv"} and not finding.left:
         return (
-            "Every rank receives before it sends, so nobody sends. Post the send first (isend), "
+            "Every rank receives before it sends, so no rank sends. Post the send first (isend), "
             "then receive."
         )
     if names == {"send"} and not finding.left:
         return (
-            "Every rank sends before it receives, and a send is over only when somebody receives. "
+            "Every rank sends before it receives, and a send completes only when it is received. "
             "Post the send with isend, receive, then wait for the send."
         )
     if names <= {"send", "recv"}:
@@ -122,24 +122,24 @@ def _pattern(finding: Finding) -> str:
     groups = {op.group for op in ops}
     if not names & {"send", "recv"} and len(groups) > 1:
         return (
-            "They wait on different groups for each other. All members of a group have to call "
-            "its collectives, and ranks that are in several groups all in the same order."
+            "The ranks wait for each other on different groups. All members of a group must call "
+            "its collectives, ranks that are in several groups all in the same order."
         )
     if not names & {"send", "recv"}:
-        return "All members of the group have to call its collectives, equally often."
+        return "All members of the group must call its collectives, equally often."
     return (
         "Some ranks are in a collective while others wait for a message. Every member of the "
-        "group has to call the collective, the root of a broadcast like all the others, and "
-        "before or after the messages on all ranks alike."
+        "group must call the collective, also the root of a broadcast. All ranks must call it "
+        "before the messages, or all after them."
     )
 
 
 def _astray(waiting: OpInfo, sent: Sequence[OpInfo]) -> str:
-    """Everybody has sent, but not to those who wait."""
+    """The advice if messages were sent, but not to the ranks that wait."""
     source = waiting.partners[0] if len(waiting.partners) == 1 else None
     other = next((op for op in sent if op.rank == source), sent[0])
     return (
-        f"Messages are under way, but not to the rank that waits: rank {waiting.rank} waits for "
+        f"Messages were sent, but not to the rank that waits: rank {waiting.rank} waits for "
         f"{ranks_in_words(waiting.partners)}, and rank {other.rank} sent to rank "
         f"{other.partners[0]}. {NEIGHBOURS}"
     )
@@ -153,26 +153,24 @@ def _missing_partner(finding: Finding) -> str:
         if partner in finding.left:
             return f"Rank {partner} is done and never receives what rank {op.rank} sends."
         if op.name == "recv" and partner is None and set(op.partners) <= set(finding.left):
-            return f"Rank {op.rank} expects one message more than it gets: all others are done."
-    return (
-        f"Each waits for a rank that waits for somebody else. {NEIGHBOURS}"
-    )
+            return f"Rank {op.rank} waits for one more message, but all other ranks are done."
+    return f"Each rank waits for a rank that waits for another one. {NEIGHBOURS}"
 
 
 def _missing_call(finding: Finding) -> str:
     op = next(op for op in finding.ops if op.name not in POINT_TO_POINT)
     missing = [rank for rank in finding.left if rank in op.members]
     if not missing:
-        return "Every member of a group has to call its collectives, equally often."
+        return "All members of a group must call its collectives, equally often."
     advice = (
         f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
-        "once too often: all members of the group have to call it, equally often. Look for an if, "
+        "once too often: all members of the group must call it, equally often. Look for an if, "
         "an early return, or a loop with fewer rounds."
     )
     if "backward" in (waiting_of(op).code or ""):
         advice += (
-            " It belongs to backward: under DDP every rank has to run that equally often, through "
-            "the wrapped module; where the data are uneven, under DDP's join."
+            " It belongs to backward. With DDP, every rank must run backward equally often, "
+            "through the wrapped module; if the numbers of batches differ, use DDP's join."
         )
     return advice
 
@@ -183,7 +181,7 @@ def _them(finding: Finding) -> str:
 
 
 def _tags(finding: Finding) -> str | None:
-    """Whether two ends would fit but for their tags."""
+    """A text if a send and a receive would match but for their tags, else None."""
     for op in finding.ops:
         for other in (*finding.ops, *finding.unmatched):
             opposite = {op.name, other.name} == {"send", "recv"}
@@ -196,14 +194,14 @@ def _tags(finding: Finding) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------- what does not fit
+# ---------------------------------------------------------------------------- mismatches
 
 
 def _different_collectives(finding: Finding) -> tuple[str, str]:
     kinds: dict[str, list[int]] = {}
     for op in finding.ops:
         kinds.setdefault(op.description, []).append(op.rank)
-    said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
+    calls = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
     names = {op.name for op in finding.ops}
     if finding.threads:
         advice = (
@@ -211,26 +209,26 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
             "differs from rank to rank. Give each thread its own group: dist.new_group()."
         )
     elif len(names) > 1:
-        advice = "All members of a group have to call the same collectives in the same order."
+        advice = "All members of a group must call the same collectives in the same order."
     else:
         advice = (
-            f"All ranks have to pass the same to {names.pop()}. Left alone, it would hang or "
-            "give wrong numbers without a word."
+            f"All ranks must pass the same arguments to {names.pop()}. Otherwise it hangs or "
+            "gives wrong numbers without an error."
         )
-    return f"{said}.", advice
+    return f"{calls}.", advice
 
 
 def _different_message(finding: Finding) -> tuple[str, str]:
     send, receive = finding.ops
-    sent, room = (op.description.partition("(")[2].removesuffix(")") for op in (send, receive))
-    headline = f"rank {send.rank} sends {sent} and rank {receive.rank} receives it into {room}."
-    return headline, "The tensor received into needs the number of elements and dtype of the sent."
+    sent, into = (op.description.partition("(")[2].removesuffix(")") for op in (send, receive))
+    headline = f"rank {send.rank} sends {sent} and rank {receive.rank} receives it into {into}."
+    return headline, "Both tensors must have the same number of elements and dtype."
 
 
 def _stranger(finding: Finding) -> tuple[str, str]:
     op = finding.ops[0]
     headline = f"rank {op.rank} called {op.name} on a group that it is not in."
-    return headline, "torch only warns and does nothing. Let the members of the group call it."
+    return headline, "torch only warns and does nothing. Only members of the group may call it."
 
 
 def _different_groups(finding: Finding) -> tuple[str, str]:
@@ -238,10 +236,10 @@ def _different_groups(finding: Finding) -> tuple[str, str]:
     for op in finding.ops:
         kinds.setdefault(op.description, []).append(op.rank)
     if len(kinds) > 1:
-        said = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
-        headline = f"{said}."
+        calls = " but ".join(f"{ranks_in_words(r)} called {text}" for text, r in kinds.items())
+        headline = f"{calls}."
     else:
         called = [op.rank for op in finding.ops]
         headline = f"only {ranks_in_words(called)} called new_group, and the others did not."
-    advice = "Every rank has to call new_group for every group, in the same order, member or not."
+    advice = "Every rank must call new_group for every group, in the same order, member or not."
     return headline, advice

@@ -1,4 +1,4 @@
-"""Makes an error from how a launch ended: what happened, where, and what to do."""
+"""Creates the error for a launch that failed: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
-# What a rank says when a peer's process has gone: a consequence, not a cause.
+# Parts of gloo's messages when a peer has exited: such an error is a consequence, not a cause.
 PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer")
 ADVICE = {
-    "memory": "Hold less at a time on each rank, or raise memory_limit.",
-    "exit": "A rank has to return from its function: its peers may still need it.",
+    "memory": "Keep less data in memory on each rank, or raise memory_limit.",
+    "exit": "A rank must return from its function, because its peers may still need it.",
     "result": "Return tensors or plain data instead, or nothing.",
     "exception": "",
     "signal": "",
 }
 NO_KEYBOARD = "EOFError: EOF when reading a line"
 ASK_IN_NOTEBOOK = (
-    "A rank has no keyboard: ask in a cell of the notebook, and hand the answer to the ranks."
+    "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
 )
-# As of 2.13, where two operations end at once, ProcessGroupGloo's two threads (runLoop) assign
-# the same std::string without a lock. One of more than 15 characters is then freed twice.
+# As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
+# assign the same std::string without a lock. A string of more than 15 characters is freed twice.
 FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
 GLOOS_DOING = (
-    "In a functional collective, as DTensor makes them, this can be PyTorch's own doing: two "
-    "threads of its gloo write down at once which operation ended last. Run it again, and wait "
-    "for each result before you ask for the next."
+    "In a functional collective, as DTensor calls them, this can be a bug of PyTorch: two threads "
+    "of its gloo backend store at once which operation ended last. Run it again, and wait for "
+    "each result before you start the next collective."
 )
 
 
 def error_of(
     collected: Collected, spec: Spec, stdout: list[str], stderr: list[str]
 ) -> RanksError | None:
-    """The error that a launch ended with, or None if every rank returned."""
+    """The error of a launch, or None if every rank returned."""
     outcome = collected.outcome
     if outcome is None:
         return None
@@ -60,18 +60,18 @@ def error_of(
 
 
 def what_stays(outcome: Outcome) -> str:
-    """What a session has lost after a turn that did not end well; empty where it is nothing."""
+    """A text about what a session has lost in a failed turn; empty if it has lost nothing."""
     if outcome.over:
         text = (
-            f"The session is closed: {outcome.over}. What the ranks had is gone; "
-            "session.restart(), or the next %%ranks, begins anew."
+            f"The session is closed: {outcome.over}. The variables of its ranks are lost. "
+            "session.restart(), or the next %%ranks, starts new ranks."
         )
         return wrapped(text, indent="")
     if outcome.rejoined:
         text = (
-            "The ranks keep their variables. Their process group is new, since the old one was "
-            "left half way: what a collective was writing to may hold anything, and groups, "
-            "meshes and wrappers such as DDP that were made before have to be made again."
+            "The ranks keep their variables. Their process group is new, because a collective of "
+            "the old one did not finish: the tensor that it was writing may hold anything. "
+            "Groups, meshes and wrappers such as DDP that existed before must be created again."
         )
         return wrapped(text, indent="")
     return ""
@@ -83,8 +83,8 @@ def _error_of(
     running = _waiting(outcome)
     failures = _failures(collected, outcome, spec, stderr)
     if outcome.finding is not None:
-        # A thread that failed is the likely reason why ranks wait for it; what gloo says of a
-        # mismatch, or of ranks that were ended, is a consequence, also where a thread says it.
+        # A thread that failed is the likely reason why ranks wait. An error of gloo about a
+        # mismatch, or about ranks that were ended, is a consequence, also if a thread raised it.
         if all(map(_is_consequence, failures.values())):
             failures = {}
         for rank, remote in collected.thread_failures.items():
@@ -98,7 +98,7 @@ def _error_of(
         text = _timeout_text(running, outcome, spec)
         return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
     if outcome.reason == "failed":
-        unknown = Failure("exception", "failed, and could not say how any more")
+        unknown = Failure("exception", "failed, and could not report its error")
         failed = dict.fromkeys(outcome.failed_first, unknown)
         return rank_error(failed, running, collected.values, stdout)
     return None
@@ -114,18 +114,18 @@ def rank_error(
     stdout: list[str],
     spec: Spec | None = None,
 ) -> RankError:
-    """The error for `failures`, the guilty rank's first; `running` ranks had to be ended."""
+    """The error for `failures`, whose first entry is the cause; `running` ranks were ended."""
     first = next(iter(failures.values()))
-    same = [rank for rank, one in failures.items() if one == first]
+    same = [rank for rank, failure in failures.items() if failure == first]
     happened = _what_happened(first)
     if len(same) > 1:
         happened = happened.replace("was ended by", "were ended by", 1)
     lines = [f"{ranks_in_words(same)} {happened}"]
     lines += _places(first)
-    for rank, one in failures.items():
+    for rank, failure in failures.items():
         if rank not in same:
-            told = "then lost its peer" if _is_consequence(one) else _what_happened(one)
-            lines += [f"rank {rank} {told}", *_places(one)]
+            text = "then lost its peer" if _is_consequence(failure) else _what_happened(failure)
+            lines += [f"rank {rank} {text}", *_places(failure)]
     for waiting in running:
         if waiting.rank not in failures:
             fate = "interrupted" if spec is not None and spec.stays else "ended"
@@ -141,7 +141,7 @@ def rank_error(
 
 
 def _places(failure: Failure) -> list[str]:
-    """The learner's line, and the one in another cell or file that led there."""
+    """The learner's line, and the calling line if it is in another cell or file."""
     caller = f"called in {failure.caller}" if failure.caller else ""
     return [f"  {place}" for place in (failure.place, caller) if place]
 
@@ -149,35 +149,35 @@ def _places(failure: Failure) -> list[str]:
 def _failures(
     collected: Collected, outcome: Outcome, spec: Spec, stderr: list[str]
 ) -> dict[int, Failure]:
-    """All failures, the guilty rank's first; not those of ranks that were interrupted."""
-    found: dict[int, Failure] = {}
+    """All failures, first that of the rank that caused the others; no interrupted ranks."""
+    failures: dict[int, Failure] = {}
     finding = outcome.finding
-    # Others wait for a rank that has failed: it was done before they were stopped.
+    # If others wait for a rank that failed, it had failed before they were interrupted.
     had_left = finding.left if finding is not None and finding.reason == "standstill" else ()
     for rank, end in enumerate(outcome.ranks):
         if spec.stays and end.state == "stopped" and rank not in had_left:
             continue
         if rank in collected.failures:
-            found[rank] = of_exception(collected.failures[rank])
+            failures[rank] = of_exception(collected.failures[rank])
         elif end.state == "died":
-            found[rank] = _of_death(end, stderr[rank])
-    order = outcome.failed_first + sorted(set(found) - set(outcome.failed_first))
-    order.sort(key=lambda rank: rank in found and _is_consequence(found[rank]))  # stable
-    return {rank: found[rank] for rank in order if rank in found}
+            failures[rank] = _of_death(end, stderr[rank])
+    order = outcome.failed_first + sorted(set(failures) - set(outcome.failed_first))
+    order.sort(key=lambda rank: rank in failures and _is_consequence(failures[rank]))  # stable
+    return {rank: failures[rank] for rank in order if rank in failures}
 
 
 def is_about_a_lost_peer(error: RankError) -> bool:
-    """Whether all that failed is a connection to another rank."""
+    """Whether all failures are lost connections to other ranks."""
     return all(map(_is_consequence, error.failures.values()))
 
 
 def _is_consequence(failure: Failure) -> bool:
-    """Whether gloo only says that its peer has gone, or sent what it did not expect."""
+    """Whether a failure is only gloo's report of a lost peer or an unexpected message."""
     return any(text in failure.message for text in PEER_GONE)
 
 
 def of_exception(remote: RemoteFailure) -> Failure:
-    """A rank's exception, with the learner's own line."""
+    """The `Failure` for a rank's exception, with the line of the learner's code."""
     frames = remote.chain[0][0] if remote.chain else []
     message = remote.message
     if remote.kind == "exit":
@@ -185,7 +185,9 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
     return Failure(
-        remote.kind, message[:MESSAGE_LIMIT], traceback=_traceback_text(remote),
+        remote.kind,
+        message[:MESSAGE_LIMIT],
+        traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
         advice=ASK_IN_NOTEBOOK if message == NO_KEYBOARD else "",
         **locate.place(locate.learner_frame(frames)),
@@ -193,25 +195,25 @@ def of_exception(remote: RemoteFailure) -> Failure:
 
 
 def _of_death(end: RankEnd, stderr: str) -> Failure:
-    """A rank that ended without a word."""
+    """The `Failure` for a rank that ended without reporting an exception."""
     where = locate.place(locate.learner_frame(end.stack))
     code = os.waitstatus_to_exitcode(end.status or 0)
     if code >= 0:
         return Failure("exit", f"left by os._exit({code})", **where)
     name = signal.Signals(-code).name
     meaning = {
-        "SIGKILL": " (by the system for want of memory, or by another process)",
-        "SIGSEGV": " (it crashed: memory was used that is not there)",
+        "SIGKILL": " (by the system because memory ran out, or by another process)",
+        "SIGSEGV": " (it crashed: it accessed invalid memory)",
         "SIGABRT": " (it aborted)",
     }.get(name, "")
-    said = _why_it_aborted(stderr) if name == "SIGABRT" else ""
+    reason = _why_it_aborted(stderr) if name == "SIGABRT" else ""
     functional = any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
     advice = GLOOS_DOING if functional and name in ("SIGSEGV", "SIGABRT") else ""
-    return Failure("signal", f"was ended by {name}{meaning}{said}", advice=advice, **where)
+    return Failure("signal", f"was ended by {name}{meaning}{reason}", advice=advice, **where)
 
 
 def _why_it_aborted(stderr: str) -> str:
-    """What C++ says before it ends a process that it cannot go on with."""
+    """The message that C++ prints when an exception aborts the process."""
     reasons = [line.split("what():")[1] for line in stderr.splitlines() if "what():" in line]
     return f":{reasons[-1][:MESSAGE_LIMIT].rstrip()}" if reasons else ""
 
@@ -233,18 +235,18 @@ def _what_happened(failure: Failure) -> str:
 
 
 def warnings_of(collected: Collected) -> list[str]:
-    """What went wrong without an error: messages changed too early, and messages lost."""
+    """Texts of warnings: sends whose tensor was changed too early, and sends never received."""
     texts = []
     for op in collected.changed_sends:
         text = (
             f"warning: rank {op.rank} changed the tensor of {op.description} before the message "
-            "was known to be gone, and never waited for it: what arrives is left to chance. Call "
-            "wait() on what isend returned first."
+            "was known to be gone, and never waited for it. The receiver may get the old or the "
+            "new values. Call wait() on the object that isend returned, then change the tensor."
         )
         texts.append(f"{wrapped(text, indent='')}\n  {waiting_of(op).place}")
     for op in collected.outcome.unreceived if collected.outcome else []:
         texts.append(
-            f"warning: nobody received what rank {op.rank} sent by {call_of(op)}."
+            f"warning: no rank received the message of rank {op.rank}: {call_of(op)}."
             f"\n  {waiting_of(op).place}"
         )
     return texts
@@ -255,13 +257,13 @@ def warnings_of(collected: Collected) -> list[str]:
 
 def _waiting(outcome: Outcome) -> list[Waiting]:
     """What the ranks that had to be ended were doing."""
-    found = []
+    stopped = []
     for rank, end in enumerate(outcome.ranks):
         if end.state == "stopped":
             where = locate.place(locate.learner_frame(end.stack))
-            found.append(Waiting(rank, locate.operation(end.stack), **where))
+            stopped.append(Waiting(rank, locate.operation(end.stack), **where))
     announced = {op.rank: waiting_of(op) for op in outcome.waiting}
-    return [announced.get(one.rank, one) for one in found]
+    return [announced.get(waiting.rank, waiting) for waiting in stopped]
 
 
 def _doing(waiting: Waiting) -> str:
@@ -274,26 +276,26 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
             f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
             "Return less, or tensors and plain data instead of objects."
         )
-    busy = [one.rank for one in running if one.op == "compute"]
+    busy = [waiting.rank for waiting in running if waiting.op == "compute"]
     lines = [f"the time limit of {spec.timeout:g} s has passed."]
     calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
-    for one in running:
-        doing = f"waiting in {calls[one.rank]}" if one.rank in calls else _doing(one)
-        lines.append(f"  rank {one.rank} was {doing}   {one.place}".rstrip())
+    for waiting in running:
+        doing = f"waiting in {calls[waiting.rank]}" if waiting.rank in calls else _doing(waiting)
+        lines.append(f"  rank {waiting.rank} was {doing}   {waiting.place}".rstrip())
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
     idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
     if done:
         lines.append(f"  {ranks_in_words(done)} had returned")
     if idle:
         lines.append(f"  {ranks_in_words(idle)} took no part")
-    others = [one.rank for one in running if one.op != "compute"]
+    others = [waiting.rank for waiting in running if waiting.op != "compute"]
     if busy and others:
         verb = "waits" if len(others) == 1 else "wait"
         lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
     if busy:
         where = "%%ranks --timeout" if spec.stays else "timeout= to launch"
         lines.append(
-            f"If it only needs longer, pass a larger {where}; a lock, a join or a loop "
-            "without end needs mending."
+            f"If the function only needs more time, pass a larger {where}. Otherwise look for a "
+            "lock, a join or a loop that never ends."
         )
     return "\n".join(lines)

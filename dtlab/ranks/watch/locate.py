@@ -15,33 +15,33 @@ from typing import Any
 
 from dtlab.ranks.protocol import Frame
 
-# Files whose functions are what a rank is waiting in, as its frames show it.
+# Files whose functions are the operations that a rank can wait in.
 OPERATIONS = (
     os.path.join("torch", "distributed", "distributed_c10d.py"),
     os.path.join("dtlab", "collectives.py"),
-    os.path.join("dtlab", "ranks", "record", "recorder.py"),  # `work.wait`, hooked
+    os.path.join("dtlab", "ranks", "record", "recorder.py"),  # the hook on `work.wait`
 )
-HELPERS = ("_", "wrapper")  # functions in them that are no operation
+HELPERS = ("_", "wrapper")  # prefixes of functions in these files that are not operations
 NOBODYS = ("<frozen", "<string>", "<__array_function__")
 
 
 def learner_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame in code that the learner wrote; the innermost of all if there is none.
+    """The innermost frame in the learner's code; the innermost of all frames if there is none.
 
     `frames` are outermost first, as in a traceback.
     """
-    own = [frame for frame in frames if is_learners(frame.file)]
-    return own[-1] if own else frames[-1] if frames else None
+    learners = [frame for frame in frames if is_learners(frame.file)]
+    return learners[-1] if learners else frames[-1] if frames else None
 
 
 def calling_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The learner's frame in another file, or cell, from which the innermost was reached."""
-    own = [frame for frame in frames if is_learners(frame.file)]
-    return next((frame for frame in reversed(own) if frame.file != own[-1].file), None)
+    """The learner's frame in another file, or cell, that called the innermost one."""
+    learners = [frame for frame in frames if is_learners(frame.file)]
+    return next((frame for frame in reversed(learners) if frame.file != learners[-1].file), None)
 
 
 def operation(frames: Sequence[Frame]) -> str:
-    """The distributed operation that the frames are in ("recv", ...), or "compute"."""
+    """The name of the distributed operation in the frames ("recv", ...), or "compute"."""
     names = [
         frame.function
         for frame in frames
@@ -51,14 +51,14 @@ def operation(frames: Sequence[Frame]) -> str:
 
 
 def is_learners(file: str) -> bool:
-    """Whether a file is neither Python's, nor an installed package's, nor dtlab's own."""
+    """Whether a file belongs neither to Python, nor to an installed package, nor to dtlab."""
     return not file.startswith((*NOBODYS, *_foreign_folders()))
 
 
 def asked_by_learner(frame: FrameType | None) -> bool:
-    """Whether a function of torch.distributed was called by the learner, not by torch itself."""
-    own = os.path.join("dtlab", "messages.py")
-    between = (*OPERATIONS, "c10d_logger.py", "_contextlib.py", own)
+    """Whether the learner called a function of torch.distributed, and not torch itself."""
+    messages = os.path.join("dtlab", "messages.py")
+    between = (*OPERATIONS, "c10d_logger.py", "_contextlib.py", messages)
     while frame is not None and frame.f_code.co_filename.endswith(between):
         frame = frame.f_back
     return frame is not None and is_learners(frame.f_code.co_filename)
@@ -73,7 +73,7 @@ def _foreign_folders() -> tuple[str, ...]:
 
 
 def place(frame: Frame | None) -> dict[str, Any]:
-    """`file`, `line`, `code` and `cell` of a frame, as `Failure` and `Waiting` take them."""
+    """The fields `file`, `line`, `code` and `cell` of `Failure` and `Waiting` for a frame."""
     if frame is None:
         return {}
     code = linecache.getline(frame.file, frame.line).strip() or None
@@ -85,7 +85,7 @@ def place(frame: Frame | None) -> dict[str, Any]:
 
 
 def _cell_numbers() -> dict[str, int]:
-    """Which notebook cell each of IPython's files stands for; empty outside IPython."""
+    """The number of the notebook cell for each of IPython's files; empty outside IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return getattr(getattr(shell, "compile", None), "_filename_map", {})

@@ -1,12 +1,13 @@
-"""Matches operations of all ranks: do they fit together, and can they complete?
+"""Matches the operations of all ranks: do they agree, and can they complete?
 
-A small machine that follows what each rank did, in its order, under the rules that every backend
-keeps: a collective is complete when all members have called it; a message, when its send and its
-receive have both been posted. (gloo keeps this even for four bytes. A backend that buffers small
-messages lets a send return earlier; a program that needs that hangs as soon as they grow.)
+A state machine that processes the operations of each rank in order, under rules that hold for
+every backend: a collective is complete when all members have called it; a message is complete when
+its send and its receive have both been posted. (gloo does this even for four bytes. A backend
+that buffers small messages lets a send return earlier, but a program that relies on it hangs as
+soon as the messages grow.)
 
-Because the rules leave nothing to chance, where nobody can go on in the machine nobody will ever
-go on: no time limit is involved. The machine knows nothing of processes or clocks.
+The rules are deterministic. So if no rank can make progress in the machine, none ever will, and no
+time limit is needed. The machine uses neither processes nor clocks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Op:
     rank: int
     record: Record
     name: str  # "all_reduce", "send", ...
-    members: tuple[int, ...]  # of its group
+    members: tuple[int, ...]  # ranks of its group
     description: str  # "all_reduce(float32[4], SUM)"
     file: str
     complete: bool = False
@@ -54,17 +55,17 @@ class Op:
 
     @property
     def kind(self) -> Kind:
-        """How it is matched."""
+        """How the operation is matched."""
         return KINDS[self.record.role]
 
     @property
     def line(self) -> int:
-        """The learner's line, 0 if unknown."""
+        """The line in the learner's code; 0 if unknown."""
         return self.record.place & 0xFFFFFF
 
     @property
     def partners(self) -> tuple[int, ...]:
-        """The ranks that it needs."""
+        """The ranks that the operation waits for."""
         if self.record.peer >= 0:
             return (self.record.peer,)
         return tuple(rank for rank in self.members if rank != self.rank)
@@ -72,7 +73,7 @@ class Op:
 
 @dataclass(eq=False)
 class Actor:
-    """One thread of one rank, as far as the machine has followed it."""
+    """The state of one thread of one rank, after the records processed so far."""
 
     rank: int
     thread: int
@@ -82,16 +83,16 @@ class Actor:
 
 @dataclass(frozen=True)
 class Misfit:
-    """Operations of different ranks that belong together and do not fit."""
+    """Operations of different ranks that belong together but do not match."""
 
     reason: Literal["collective", "message", "stranger", "new_group"]
     ops: tuple[Op, ...]
 
 
 class Machine:
-    """Feed it the records of all ranks; ask whether they fit and whether anybody can go on.
+    """Takes the records of all ranks; tells whether they match and which ranks are blocked.
 
-    `describe(rank, record)` looks up what the numbers in a record stand for, as an `Op`.
+    `describe(rank, record)` converts a record to an `Op`, with names in place of numbers.
     """
 
     def __init__(self, world_size: int, describe: Callable[[int, Record], Op]) -> None:
@@ -99,20 +100,20 @@ class Machine:
         self.misfit: Misfit | None = None
         self._describe = describe
         self.actors = {(rank, 0): Actor(rank, 0) for rank in range(world_size)}
-        self._queues: list[deque[Record]] = [deque() for _ in range(world_size)]  # to be followed
+        self._queues: list[deque[Record]] = [deque() for _ in range(world_size)]  # unprocessed
         self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
-        self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): collectives called
-        self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): who is there
-        self._latest: dict[tuple[int, int], dict[int, Op]] = {}  # (group, rank): of each thread
+        self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): number of collectives
+        self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): op by rank
+        self._latest: dict[tuple[int, int], dict[int, Op]] = {}  # (group, rank): op by thread
         self._sends: dict[Channel, deque[Op]] = {}
         self._receives: dict[Channel, deque[Op]] = {}
-        self._from_anybody: dict[tuple[int, int], Op] = {}  # by rank and number
-        self._taken: list[Op] = []  # sends that some receive from anybody has surely taken
+        self._from_anybody: dict[tuple[int, int], Op] = {}  # any-source receives
+        self._taken: list[Op] = []  # sends that some any-source receive must have taken
 
     # ------------------------------------------------------------------ feeding
 
     def feed(self, rank: int, records: Iterable[Record]) -> None:
-        """Take what a rank did, in its order, and follow everybody as far as possible."""
+        """Add records of a rank, in order, and process all ranks as far as possible."""
         self._queues[rank].extend(records)
         self._follow(rank)
 
@@ -124,8 +125,9 @@ class Machine:
             while queue and self.misfit is None:
                 actor = self._actor(rank, queue[0].thread)
                 waits = actor.blocked is not None and queue[0].kind != SOURCE
-                # A thread that did more has not been waiting any longer, but what it waited for
-                # is not followed as far yet. What the rank did later, in any thread, comes later.
+                # A thread with further records is no longer blocked in reality, but the machine
+                # has not yet processed the operation that it waited for. All later records of the
+                # rank, from any thread, stay in the queue until then.
                 if waits and not self._has_gone_on(actor):
                     break
                 ready.extend(freed.rank for freed in self._step(actor, queue.popleft()))
@@ -137,7 +139,7 @@ class Machine:
         return actor
 
     def _step(self, actor: Actor, record: Record) -> Sequence[Actor]:
-        """One record. Returns the actors that can go on because of it."""
+        """Process one record. Returns the actors that it unblocks."""
         rank, kind = actor.rank, record.kind
         if kind in (ISSUE, CALL, QUEUE):
             op = self._describe(rank, record)
@@ -165,7 +167,7 @@ class Machine:
     # ------------------------------------------------------------------ matching
 
     def _post(self, op: Op, again: bool = False) -> Sequence[Actor]:
-        """Look for its counterpart. `again`: it comes before what was posted since."""
+        """Post an operation and match it. `again`: put it before operations posted since."""
         if op.kind == "collective" or op.kind == "new_group":
             self._latest.setdefault((op.record.group, op.rank), {})[op.record.thread] = op
             return self._meet(op)
@@ -186,7 +188,7 @@ class Machine:
         return [*self._complete(op), *self._complete(other)]
 
     def _meet(self, op: Op) -> Sequence[Actor]:
-        """A collective: the n-th call of each member on its group belongs together."""
+        """Match a collective: the n-th calls of all members on a group belong together."""
         record = op.record
         number = self._rounds.get((record.group, op.rank), 0)
         self._rounds[record.group, op.rank] = number + 1
@@ -203,7 +205,7 @@ class Machine:
         if len(meeting) < len(op.members):
             return ()
         del self._meetings[record.group, number]
-        return [actor for each in meeting.values() for actor in self._complete(each)]
+        return [actor for member in meeting.values() for actor in self._complete(member)]
 
     def _complete(self, op: Op) -> Sequence[Actor]:
         op.complete = True
@@ -214,18 +216,18 @@ class Machine:
         actor.blocked = None
         return (actor,)
 
-    # A receive from anybody takes some message that is there; which one is known only when it has
-    # been waited for. Until then its senders are held for blocked, unless they have done more
-    # since, and `could_come` speaks for them, so that there is no verdict that would have to be
-    # taken back.
+    # An any-source receive (`recv` without `src`) takes one of the posted messages. Which one is
+    # known only after a wait for it. Until then, the machine treats possible senders as blocked,
+    # unless they have further records. `could_come` is true for them, so that no deadlock is
+    # reported too early.
 
     def _has_gone_on(self, actor: Actor) -> bool:
-        """Whether a rank that waited for a send has done more since: then somebody took it."""
+        """Whether a thread blocked in a send has continued: an any-source receive took it."""
         send = actor.blocked
         if send is None or send.kind != "send":
             return False
         if self._takers(_inbox(send)) <= len(self._taken_from(_inbox(send))):
-            return False  # it was another receive, which is not known yet
+            return False  # another receive took it, which is not processed yet
         queue = self._sends[_channel(send)]
         if queue[0] is not send:
             return False  # an earlier message comes first
@@ -241,30 +243,30 @@ class Machine:
         return [send for send in self._taken if _inbox(send) == inbox]
 
     def _senders_to(self, inbox: Inbox) -> Sequence[Actor]:
-        """Who waits for a message of its own to be received there."""
+        """The actors that wait for a send to this inbox."""
         ops = (op for queue in self._sends.values() for op in queue if _inbox(op) == inbox)
         return [op.waiter for op in ops if op.waiter is not None]
 
     def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
-        """A receive from anybody has got its message: from now on it is one from that sender."""
+        """Turn an any-source receive, which has got its message, into one from its sender."""
         actor.blocked = None
         receive = self._from_anybody.pop((actor.rank, record.number), None)
         if receive is None:
             return ()
         receive.record = receive.record._replace(peer=record.peer)
         receive.waiter = None
-        taken = [one for one in self._taken if _channel(one) == _channel(receive)]
+        taken = [send for send in self._taken if _channel(send) == _channel(receive)]
         if taken:
             self._taken.remove(taken[0])
             self._compare_messages(taken[0], receive)
             return self._complete(receive)
         freed = [*self._post(receive)]
-        if not receive.complete:  # the sender is not followed as far as that yet
+        if not receive.complete:  # the send has not been processed yet
             self._block(actor, receive)
         return [*freed, *self._give_back(_inbox(receive))]
 
     def _give_back(self, inbox: Inbox) -> Sequence[Actor]:
-        """Messages to `inbox` that, as it turns out, receives from a known sender have taken."""
+        """Post again the sends to `inbox` that no any-source receive has taken after all."""
         freed: list[Actor] = []
         for send in reversed(self._taken_from(inbox)[self._takers(inbox) :]):
             self._taken.remove(send)
@@ -282,7 +284,7 @@ class Machine:
             self.misfit = Misfit("message", (send, receive))
 
     def likely_misfit(self) -> Misfit | None:
-        """What does not fit, also where it is only likely which message was received."""
+        """The mismatch, also one with a message that an any-source receive has probably taken."""
         if self.misfit is not None:
             return self.misfit
         for receive in self._from_anybody.values():
@@ -292,9 +294,9 @@ class Machine:
         return None
 
     def several_threads(self, group: int) -> bool:
-        """Whether collectives on a group were called in different threads, in one rank or in two.
+        """Whether collectives on a group were called in different threads, of one rank or of two.
 
-        A second thread that a rank has not announced yet may have been met in another rank.
+        A rank may not yet have announced its second thread, while another rank already has.
         """
         threads = {
             thread for (on, _), latest in self._latest.items() if on == group for thread in latest
@@ -302,10 +304,10 @@ class Machine:
         return len(threads) > 1
 
     def crossed_threads(self) -> Misfit | None:
-        """After a failure: collectives of different threads in one group that do not fit.
+        """After a failure: mismatched collectives that several threads called on one group.
 
-        Two threads of a rank may announce their operations in one order and start them in the
-        other. Then the operations match here, and do not match in the backend.
+        Two threads of a rank may announce their operations in one order and issue them in the
+        other. Then the operations match here but not in the backend.
         """
         for (group, rank), latest in self._latest.items():
             for other in range(rank + 1, self.world_size):
@@ -317,27 +319,27 @@ class Machine:
         return None
 
     def _under_way(self, inbox: Inbox) -> list[Op]:
-        """Messages that a receive from anybody there may be taking."""
+        """The sends that an any-source receive at this inbox may take."""
         taken = self._taken_from(inbox)
         if len(taken) >= self._takers(inbox):
             return taken
         return taken + [queue[0] for queue in self._sends.values() if _inbox(queue[0]) == inbox]
 
     def take_part(self, ranks: Sequence[int]) -> None:
-        """These ranks go on, and all others do nothing more."""
-        self._latest.clear()  # threads of an earlier turn prove nothing about this one
+        """Mark these ranks as running, and all others as returned."""
+        self._latest.clear()  # threads of an earlier turn do not matter in this one
         for rank in range(self.world_size):
             self.actors[rank, 0].left = rank not in ranks
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ queries
 
     def blocked(self) -> list[Op]:
-        """What each blocked thread waits for, in the order of the ranks."""
+        """The operation that each blocked thread waits for, in the order of the ranks."""
         ops = [actor.blocked for actor in self.actors.values() if actor.blocked is not None]
         return sorted(ops, key=lambda op: (op.rank, op.record.thread))
 
     def free(self) -> set[int]:
-        """Ranks that may still do something: neither blocked nor gone."""
+        """Ranks whose main thread is neither blocked nor has returned."""
         busy = set()
         for rank in range(self.world_size):
             main = self.actors[rank, 0]
@@ -346,14 +348,14 @@ class Machine:
         return busy
 
     def unmatched(self, rank: int) -> list[Op]:
-        """Operations of a rank that are posted and not complete, the oldest first."""
+        """Operations of a rank that are posted but not complete, the oldest first."""
         queues = [*self._sends.values(), *self._receives.values()]
         ops = [op for queue in queues for op in queue if op.rank == rank]
         ops += [meeting[rank] for meeting in self._meetings.values() if rank in meeting]
         return sorted(ops, key=lambda op: op.record.number)
 
     def could_come(self, op: Op) -> bool:
-        """Whether a blocked message may be under way, to or from a receive from anybody."""
+        """Whether a blocked send or receive may complete through an any-source receive."""
         if op.kind == "recv" and op.record.peer < 0:
             return bool(self._under_way(_inbox(op)))
         takers = self._from_anybody.values() if op.kind == "send" else ()
@@ -361,13 +363,13 @@ class Machine:
 
 
 def _channel(op: Op) -> Channel:
-    """What a message and its receive have in common."""
+    """The channel of a send or receive: both ends of a message have the same."""
     record = op.record
     ends = (op.rank, record.peer) if op.kind == "send" else (record.peer, op.rank)
     return record.group, *ends, record.tag
 
 
 def _inbox(op: Op) -> Inbox:
-    """Where a message goes."""
+    """The inbox that a message goes to."""
     target = op.record.peer if op.kind == "send" else op.rank
     return op.record.group, target, op.record.tag

@@ -1,7 +1,7 @@
 """Stack traces of ranks on request: a signal makes a rank write its stack.
 
 Python's `faulthandler` writes the stack from inside the signal handler, so this works while the
-rank is blocked in C++, and also when it crashes. Each rank has a pipe that it writes to.
+rank is blocked in C++, and also when it crashes. Each rank writes to a separate pipe.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NoReturn
 
 from dtlab.ranks.protocol import Frame
 
-# One that no program uses for itself, where the system has it.
+# A real-time signal, which programs rarely use, if the system has real-time signals.
 SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
 class StackPipe:
-    """The pipe of one rank; it is made before the fork."""
+    """The pipe of one rank; created before the fork."""
 
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
@@ -50,7 +50,7 @@ class StackPipe:
 
 
 def report_on_signal(writer: int) -> None:
-    """In a rank: write the stacks of all threads to `writer` when asked, and upon a crash."""
+    """In a rank: write the stacks of all threads to `writer` on a signal and on a crash."""
     faulthandler.enable(file=writer, all_threads=True)
     faulthandler.register(SIGNAL, file=writer, all_threads=True)
 
@@ -74,7 +74,7 @@ def report_before_ending(writer: int) -> None:
 
 
 def parse(text: str) -> list[list[Frame]]:
-    """The frames of each thread in what `faulthandler` wrote, outermost first.
+    """Parse the output of `faulthandler`: the frames of each thread, outermost first.
 
     The main thread is the last one written: threads are listed from the newest to the oldest.
     """
@@ -82,6 +82,6 @@ def parse(text: str) -> list[list[Frame]]:
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
             threads.append([])
-        elif found := LINE.match(line):
-            threads[-1].append(Frame(found["file"], int(found["line"]), found["function"]))
+        elif match := LINE.match(line):
+            threads[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
     return [frames[::-1] for frames in threads]

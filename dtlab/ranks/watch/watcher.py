@@ -1,9 +1,9 @@
 """The watcher: detects deadlocks and mismatched operations.
 
-The board tells what the ranks did; the machine of `matching.py` tells whether it fits and whether
-anybody can go on. What the board cannot tell is that a rank waits inside C++ (in DDP's backward,
-say), without having asked for it from Python: such a rank is asleep, has an operation under way
-that nobody meets, and its stack shows that it is inside torch. Only then is it asked for it.
+The board contains the operations of all ranks; the machine of `matching.py` tells whether they
+match and whether a rank can make progress. The board does not show that a rank waits inside C++
+without a call from Python, for instance in DDP's backward. Such a rank sleeps, has an unmatched
+operation, and its stack ends in torch. The watcher requests the stack only if the first two hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dtlab.ranks.protocol import Finding, Frame, OpInfo
 from dtlab.ranks.watch.board import QUEUE, Board, Record
 from dtlab.ranks.watch.matching import KINDS, Machine, Misfit, Op
 
-ASLEEP_BEFORE_ASKING = 0.25  # seconds without any sign of life
+ASLEEP_BEFORE_ASKING = 0.25  # seconds without new records or CPU time before stacks are requested
 ASK_AGAIN_AFTER = 0.5  # seconds
 Ask = Callable[[int], list[list[Frame]]]
 # Where torch waits in C++ for communication that it issued itself.
@@ -33,31 +33,31 @@ HELPERS = (os.path.join("dtlab", "ranks", ""), os.path.join("tqdm", "_monitor.py
 
 
 class Watcher:
-    """Looks at the ranks of one launch whenever it is told to."""
+    """Detects deadlocks and mismatches among the ranks of one launch."""
 
     def __init__(self, board: Board, pids: Sequence[int]) -> None:
         self._board = board
         self._pids = pids
         self._machine = Machine(len(pids), self._describe)
         self._groups: dict[int, tuple[int, ...]] = {}
-        self._work: dict[int, int] = {}  # CPU time of each rank when last looked at
+        self._work: dict[int, int] = {}  # CPU time of each rank at the last check
         self._quiet_since = time.monotonic()
         self._asked_at = 0.0
         self._begun = time.monotonic()
         self._idle: list[int] = []
 
     def resume(self, ranks: Sequence[int]) -> None:
-        """These ranks, and no others, take part from now on."""
+        """Start a turn in which only these ranks take part."""
         self._follow()
         self._machine.take_part(ranks)
         self._idle = [rank for rank in range(len(self._pids)) if rank not in ranks]
         self._begun = self._quiet_since = time.monotonic()
 
     def look(self, ask: Ask | None = None) -> Finding | None:
-        """Follow the ranks up to now. A finding means that they have to be ended.
+        """Process new records; returns a finding if the ranks must be ended.
 
-        `ask` brings the stacks of a rank's threads, the main one's last. Without it the ranks
-        have all returned, and what they did is looked at for the last time.
+        `ask` returns the stacks of a rank's threads, that of the main thread last. Without it,
+        all ranks have returned, and this is the final check.
         """
         now = time.monotonic()
         if self._follow():
@@ -74,7 +74,7 @@ class Watcher:
         if now - self._asked_at < ASK_AGAIN_AFTER:
             return None
         if not free and not blocked:
-            return None  # all have returned, and hand over their results
+            return None  # all ranks have returned and deliver their results
         if not free:
             self._asked_at = now
             return None if self._threads_may_help(blocked, ask) else self._standstill(blocked)
@@ -83,20 +83,20 @@ class Watcher:
         return self._look_into(free, blocked, now, ask)
 
     def misfit(self) -> Finding | None:
-        """What does not fit in all that was announced until now."""
+        """A mismatch among all operations announced so far, also a likely one; or None."""
         self._follow()
         misfit = self._machine.likely_misfit() or self._machine.crossed_threads()
         return None if misfit is None else self._mismatch(misfit)
 
     def blocked(self) -> set[int]:
-        """Ranks that wait for an operation which is not complete."""
+        """Ranks whose main thread waits for an operation that is not complete."""
         self._follow()
         return {op.rank for op in self._machine.blocked() if op.record.thread == 0}
 
     def waiting(self) -> list[OpInfo]:
-        """What each blocked rank waits for: on a GPU, its oldest operation that is not complete.
+        """The operation that each blocked rank waits for; on a GPU, its oldest incomplete one.
 
-        On a GPU operations stand in a queue, and the rank goes on until it needs a result.
+        GPU operations are queued, so the rank continues until it needs a result.
         """
         machine = self._machine
         waiting = machine.blocked()
@@ -105,19 +105,19 @@ class Watcher:
         return [_info(op) for op in sorted(waiting, key=lambda op: op.rank)]
 
     def anything_open(self) -> bool:
-        """Whether operations are under way that are not complete."""
+        """Whether some operation has been posted but is not complete."""
         self._follow()
         return any(self._machine.unmatched(rank) for rank in range(len(self._pids)))
 
     def unreceived(self) -> list[OpInfo]:
-        """Messages that were sent and that nobody has received."""
+        """Sends that no rank has received."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
         return [_info(op) for op in ops if op.kind == "send"]
 
     # ------------------------------------------------------------------ following
 
     def _follow(self) -> bool:
-        """Read the board; whether anything was new."""
+        """Read the board into the machine; returns whether there were new records."""
         moved = False
         for rank, reader in enumerate(self._board.readers):
             records = reader.read()
@@ -130,17 +130,17 @@ class Watcher:
         reader = self._board.readers[rank]
         if record.group not in self._groups:
             ranks = reader.text(record.group_text).partition("|")[2]
-            self._groups[record.group] = tuple(int(each) for each in ranks.split(",") if each)
-        description = reader.text(record.text) or f"{KINDS[record.role]}()"  # no room for more
+            self._groups[record.group] = tuple(int(rank) for rank in ranks.split(",") if rank)
+        description = reader.text(record.text) or f"{KINDS[record.role]}()"  # table was full
         name = description.partition("(")[0]
         file = reader.text(record.place >> 24)
         return Op(rank, record, name, self._groups[record.group], description, file)
 
     # ------------------------------------------------------------------ threads
-    # A thread that has not announced anything yet may still do so, whatever the others wait for.
+    # A thread that has not announced anything may still issue an operation that others wait for.
 
     def _threads_may_help(self, blocked: list[Op], ask: Ask) -> bool:
-        """Whether some rank has threads of which it is not known that they wait too."""
+        """Whether some blocked rank has threads that are not known to wait too."""
         for rank in {op.rank for op in blocked}:
             *others, _ = ask(rank)
             unknown = [
@@ -150,14 +150,14 @@ class Watcher:
             waiting = sum(op.rank == rank and op.record.thread != 0 for op in blocked)
             if len(unknown) > waiting:
                 return True
-        return self._follow()  # and so does one that moved while it was being asked
+        return self._follow()  # a rank may have continued while its stack was read
 
     # ------------------------------------------------------------------ ranks inside C++
 
     def _look_into(
         self, free: set[int], blocked: list[Op], now: float, ask: Ask
     ) -> Finding | None:
-        """Whether every rank that the machine holds for free waits inside C++ instead."""
+        """A deadlock finding if every rank that the machine regards as free waits inside C++."""
         machine = self._machine
         stuck = {rank: machine.unmatched(rank)[:1] for rank in free}
         if not all(stuck.values()) or not self._asleep(free):
@@ -169,21 +169,21 @@ class Watcher:
             if not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
                 return None
         if self._follow():
-            return None  # it moved while it was being asked
+            return None  # a rank continued while its stack was read
         return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
 
     def _nothing_comes(self, free: set[int], now: float) -> bool:
-        """Whether no receive from anybody has a message to take any more.
+        """Whether no message can reach an any-source receive any more.
 
-        Which message it took is known only when it has been waited for. But where every thread of
-        every rank sleeps, and went on doing so since the last look, nothing is on its way.
+        Which message such a receive took is known only after a wait for it. But if every thread of
+        every rank sleeps, and has slept since the last check, no message is in flight.
         """
         if free or now - self._quiet_since < ASLEEP_BEFORE_ASKING:
             return False
         return self._asleep(set(range(len(self._pids))))
 
     def _asleep(self, ranks: set[int]) -> bool:
-        """Whether all of the ranks sleep and have not used any CPU since the last look."""
+        """Whether all these ranks sleep and have used no CPU time since the last check."""
         work = {rank: _cpu_ticks(self._pids[rank]) for rank in ranks}
         same = all(self._work.get(rank) == ticks >= 0 for rank, ticks in work.items())
         self._work.update(work)
@@ -208,10 +208,10 @@ class Watcher:
         return Finding("standstill", infos, self._left(), unmatched, seconds, self._idle)
 
     def _uneven_groups(self) -> Finding | None:
-        """At the end: whether some ranks made a group that others did not."""
+        """At the end: a finding if some ranks called `new_group` and others did not."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
-        made = [_info(op) for op in ops if op.kind == "new_group"]
-        first = [op for op in made if op.description == made[0].description]
+        calls = [_info(op) for op in ops if op.kind == "new_group"]
+        first = [op for op in calls if op.description == calls[0].description]
         return Finding("new_group", first, self._left(), idle=self._idle) if first else None
 
     def _left(self) -> list[int]:
@@ -227,7 +227,7 @@ def _info(op: Op) -> OpInfo:
 
 
 def _cpu_ticks(pid: int) -> int:
-    """CPU time that a process has used, in ticks; below 0 where not all of its threads sleep."""
+    """CPU time that a process has used, in ticks; -1 if one of its threads is not asleep."""
     try:
         stats = [_stat(place / "stat") for place in Path(f"/proc/{pid}/task").iterdir()]
         if any(state != "S" for state, *_ in stats):
@@ -235,7 +235,7 @@ def _cpu_ticks(pid: int) -> int:
         _, *ticks = _stat(Path(f"/proc/{pid}/stat"))
         return sum(map(int, ticks))
     except (OSError, IndexError, ValueError):
-        return -1  # the system does not tell
+        return -1  # the system has no such files
 
 
 def _stat(place: Path) -> tuple[str, str, str]:
