@@ -51,7 +51,7 @@ def test_every_node_of_the_tree_is_on_it_once_and_in_its_words() -> None:
             assert texts(figure, "question ")[id].get_text() == node.text
     assert lines(figure, "branch ").keys() == TREE.keys() - {"replica"}
     assert not texts(figure, "step ")
-    assert "12 questions and 13 strategies" in figure.alt_text
+    assert "13 questions and 14 strategies" in figure.alt_text
 
 
 @pytest.mark.slow
@@ -119,6 +119,8 @@ def test_facts_that_move_light_another_way() -> None:
 def test_tokens_decide_between_stage_3_and_three_dimensions() -> None:
     explorer = explore_decision()
     explorer.controls["tokens_per_gpu"].field.value = "256"
+    assert explorer.figure.alt_text.startswith("Pipeline parallelism")  # 16 GPUs, 16 blocks
+    explorer.controls["num_gpus"].field.value = "32"
     assert explorer.figure.alt_text.startswith("Data x tensor x pipeline parallelism")
 
 

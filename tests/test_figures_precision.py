@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab.predict.activations import activation_pieces
+from dtlab.predict.transformer import activation_pieces
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars

@@ -105,6 +105,10 @@ def test_few_tokens_do_not_hide_the_traffic_of_stage_3() -> None:
         return job.leaf.id
 
     assert leaf(2048, "H100 SXM") == "three_d"
+    deep = choose(175e9, 80e9, 10e9, num_gpus=64, num_blocks=96, tokens_per_gpu=512,
+                  card=CARDS["H100 SXM"])  # fmt: skip
+    assert deep.leaf.id == "pipeline"
+    assert deep.bytes_per_gpu == 175e9 * 16 / 64 + 10e9
     assert leaf(32768, "H100 SXM") == "zero3"
     assert leaf(None, "H100 SXM") == leaf(2048, None) == "zero3"  # not known: no objection
     facts = choose(175e9, 80e9, num_gpus=64, tokens_per_gpu=1, card=CARDS["H100 SXM"]).facts
@@ -234,7 +238,7 @@ JOBS = st.fixed_dictionaries(
 SHARED = {  # leaf: stage, and among how many GPUs the activations of a microbatch are shared
     "one_gpu": (0, "one"), "data": (0, "one"), "more_gpus": (0, "one"),
     "zero1": (1, "one"), "zero2": (2, "one"), "zero3": (3, "one"),
-    "three_d": (3, "node"), "tensor_parallel": (3, "node"),
+    "pipeline": (3, "one"), "three_d": (3, "node"), "tensor_parallel": (3, "node"),
     "context_parallel": (3, "all"), "split_and_shard": (3, "all"), "split_sample": (0, "all"),
 }  # fmt: skip
 FITS = [(0, "one"), (1, "one"), (2, "one"), (3, "one"), (3, "node"), (0, "all"), (3, "all")]

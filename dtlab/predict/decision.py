@@ -34,6 +34,8 @@ FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "deadline_hours": ("the time available", "hours"),
         "gpus_in_time": ("the fewest GPUs that could meet the deadline", "GPUs"),
         "num_gpus": ("the number of GPUs", "GPUs"),
+        "num_blocks": ("the most stages, one for each block", "GPUs"),
+        "pipeline_bytes": ("a pipeline stage with its activations", "bytes"),
         "break_even_tokens": ("the tokens that hide the traffic of stage 3", "tokens"),
         "tokens_per_gpu": ("the tokens of each GPU in a step", "tokens"),
     }
@@ -102,13 +104,21 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
     Question("stage3", "Does it fit with the parameters sharded too?", "stage3_bytes", _BUDGET,
              yes="tokens", no="tensor"),
     Question("tokens", "Does a step compute enough to hide the traffic of stage 3?",
-             "break_even_tokens", "tokens_per_gpu", yes="zero3", no="three_d"),
+             "break_even_tokens", "tokens_per_gpu", yes="zero3", no="layers"),
     Leaf("zero3", "ZeRO stage 3 (FSDP)", "Parameters are gathered block by block, in forward and "
          "in backward: 3 Psi for each microbatch, and nothing in the model changes.",
          because="replica", needs="stage3_bytes"),
+    # Too few tokens: send activations instead of parameters.
+    Question("layers", "Is there at least one block for each GPU?", "num_gpus", "num_blocks",
+             yes="pipeline", no="three_d"),
+    Leaf("pipeline", "pipeline parallelism", "Stage 3 would send parameters for too few tokens. "
+         "Each GPU can hold some of the blocks instead, and send the activations at its boundary "
+         "only. Use at least four microbatches for each stage, or the bubble is large.",
+         because="tokens", needs="pipeline_bytes"),
     Leaf("three_d", "data x tensor x pipeline parallelism", "It would fit at stage 3, but each "
-         "GPU has too few tokens to compute on during a gather. Tensor parallelism in "
-         "the node and a pipeline over nodes send activations instead.",
+         "GPU has too few tokens to compute on during a gather. A pipeline alone does not help: "
+         "there are fewer blocks than GPUs. Tensor parallelism in the node and a pipeline over "
+         "nodes send activations instead.",
          because="tokens", needs="tensor_bytes"),
     Question("tensor", "Does it fit if the GPUs of a node share the activations too?",
              "tensor_bytes", _BUDGET, yes="tensor_parallel", no="context"),

@@ -20,13 +20,14 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Final
 
-from dtlab.predict.activations import (
+from dtlab.predict.communication import Traffic, check_stage, zero_traffic
+from dtlab.predict.transformer import (
     activation_bytes,
     activation_pieces,
     first_stage_activation_bytes,
+    gpt_flops,
+    gpt_parameters,
 )
-from dtlab.predict.communication import Traffic, check_stage, zero_traffic
-from dtlab.predict.gpt import gpt_flops, gpt_parameters
 from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, in_gib
 
 __all__ = [

@@ -29,7 +29,6 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dtlab.predict.activations import Recompute, activation_bytes
 from dtlab.predict.communication import (
     all_gather_seconds,
     reduce_scatter_seconds,
@@ -37,6 +36,7 @@ from dtlab.predict.communication import (
 )
 from dtlab.predict.hardware import CARDS, Card, Cluster, Link
 from dtlab.predict.memory import PrecisionPolicy, model_states, precision_policy
+from dtlab.predict.transformer import Recompute, Transformer, activation_bytes
 from dtlab.predict.units import check_bytes, check_count, in_gb, is_number
 
 __all__ = ["Estimate", "Plan", "Problem", "Search", "Transformer", "evaluate", "search"]
@@ -53,96 +53,6 @@ _LOGIT_BYTES: Final = 6  # fp32 logits, and their gradient in 16 bits
 
 
 # The problem: a model, a cluster, a batch --------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Transformer:
-    """The shape of a transformer.
-
-    `gated` means built like Llama: an MLP of three matrices (SwiGLU), no biases, rotary positions,
-    and an output head of its own. Otherwise it is built like GPT-2: two matrices, biases, learned
-    positions, and a head that shares the token embedding. `mlp_size` is 4 x hidden_size if it is
-    None, and `kv_heads` is `num_heads`. Fused attention (FlashAttention) stores no attention
-    matrices, and skips the half that the causal mask hides.
-    Raises: ValueError for sizes below 1, or heads that do not divide what they should.
-    """
-
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    vocab_size: int
-    sequence_length: int
-    mlp_size: int | None = None
-    kv_heads: int | None = None
-    gated: bool = False
-    fused_attention: bool = True
-    dropout: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "vocab_size", "sequence_length"):
-            check_count(name, getattr(self, name))
-        if self.hidden_size % self.num_heads or self.num_heads % self.keys:
-            raise ValueError(
-                f"num_heads divides hidden_size, and kv_heads divides num_heads; got "
-                f"{self.hidden_size}, {self.num_heads} and {self.keys}."
-            )
-
-    @property
-    def mlp(self) -> int:
-        """Width of the MLP."""
-        return self.mlp_size or 4 * self.hidden_size
-
-    @property
-    def keys(self) -> int:
-        """Number of heads of keys and values."""
-        return self.kv_heads or self.num_heads
-
-    @property
-    def layer_weights(self) -> int:
-        """Elements of one layer's matrices."""
-        h = self.hidden_size
-        return (
-            2 * h * h + 2 * h * h * self.keys // self.num_heads + (2 + self.gated) * h * self.mlp
-        )
-
-    @property
-    def layer_params(self) -> int:
-        """Parameters of one layer: 12h^2 + 13h for a GPT."""
-        h = self.hidden_size
-        biases = 0 if self.gated else 4 * h + 5 * h
-        return self.layer_weights + biases + (2 * h if self.gated else 4 * h)
-
-    @property
-    def embedding_params(self) -> int:
-        """Parameters of the token embedding; the output head has as many."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def num_params(self) -> int:
-        """All parameters: for a GPT, equation (2) of Narayanan et al. 2021."""
-        positions = 0 if self.gated else self.sequence_length * self.hidden_size
-        embeddings = (2 if self.gated else 1) * self.embedding_params
-        return self.num_layers * self.layer_params + embeddings + positions
-
-    @property
-    def attention_flops(self) -> float:
-        """FLOPs per token and layer of the two products with the attention matrix, forward."""
-        return (2 if self.fused_attention else 4) * self.sequence_length * self.hidden_size
-
-    @property
-    def layer_flops(self) -> float:
-        """FLOPs per token of one layer, forward."""
-        return 2 * self.layer_weights + self.attention_flops
-
-    @property
-    def head_flops(self) -> float:
-        """FLOPs per token of the output head, forward."""
-        return 2 * self.embedding_params
-
-    def step_flops(self, batch: int) -> float:
-        """FLOPs of one step on `batch` sequences, without recomputation: three forward passes."""
-        tokens = batch * self.sequence_length
-        return 3 * tokens * (self.num_layers * self.layer_flops + self.head_flops)
 
 
 @dataclass(frozen=True)

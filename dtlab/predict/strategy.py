@@ -112,7 +112,8 @@ def choose(
         check_bytes(name, value)
     block = check_whole("block_params", block_params) if block_params else 0
     ranks, node = check_count("num_gpus", num_gpus), check_count("gpus_per_node", gpus_per_node)
-    facts = {"budget_bytes": budget_bytes, "activation_bytes": activation_bytes, "num_gpus": ranks}
+    facts = {"budget_bytes": budget_bytes, "activation_bytes": activation_bytes, "num_gpus": ranks,
+             "num_blocks": check_count("num_blocks", num_blocks)}  # fmt: skip
     facts |= _byte_facts(params, activation_bytes, scheme, ranks, node, block)
     facts |= _time_facts(hours, deadline_hours)
     facts |= _token_facts(tokens_per_gpu, card, scheme, ranks, node)
@@ -144,6 +145,7 @@ def _byte_facts(
         "stage1_bytes": states[1] + activations,
         "stage2_bytes": states[2] + activations,
         "stage3_bytes": states[3] + gathered + activations,
+        "pipeline_bytes": states[3] + activations,  # 1F1B's first stage: one microbatch's worth
         "tensor_bytes": states[3] + (gathered + activations) / inside,
         "split_bytes": states[0] + activations / ranks,
         "split_stage3_bytes": states[3] + gathered + activations / ranks,

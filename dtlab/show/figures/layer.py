@@ -18,7 +18,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dtlab.predict.activations import Recompute, activation_pieces
+from dtlab.predict.transformer import Recompute, activation_pieces
 from dtlab.show.drawing.style import (
     COLOURS,
     INK,

@@ -14,7 +14,7 @@ from typing import Any, Final
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
-from dtlab.predict.activations import activation_bytes
+from dtlab.predict.transformer import activation_bytes
 
 _PLANS: Final[dict[str, dict[str, Any]]] = {
     "tensor": {},

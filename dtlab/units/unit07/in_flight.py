@@ -11,7 +11,7 @@ from random import Random
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
-from dtlab.predict.activations import first_stage_activation_bytes
+from dtlab.predict.transformer import first_stage_activation_bytes
 
 
 def _draw(draw: Random) -> Values:
