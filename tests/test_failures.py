@@ -58,7 +58,8 @@ def test_an_exception_names_its_rank_and_the_learners_line() -> None:
 def test_a_rank_that_asks_its_reader_hears_that_there_is_no_keyboard() -> None:
     error = fails(lambda: input("how many? "))
     assert "ranks 0 to 2 raised EOFError" in str(error)
-    assert str(error).endswith("read the input in a cell of the notebook, and pass it to the ranks.")
+    advice = "read the input in a cell of the notebook, and pass it to the ranks."
+    assert str(error).endswith(advice)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 from dtlab.predict.decision import TREE, Leaf
 from dtlab.predict.strategy import choose
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.strategy import decision_tree
 from dtlab.show.figures.lines import scaling_chart
+from dtlab.show.figures.strategy import decision_tree
 from dtlab.show.preflight import QUESTIONS, preflight
 from dtlab.show.widgets.decision import explore_decision
 

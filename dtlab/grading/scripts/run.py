@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Program", "TrainingRun", "copies_differ", "events_of", "fill", "flat", "named",
-    "other_losses", "other_parameters",
+    "other_losses", "other_parameters", "other_steps",
 ]  # fmt: skip
 
 Program = Callable[..., Any]
@@ -227,6 +227,34 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation
             if part is not None and not _alike(seen["after"][name], part, case.near):
                 return f"{name} on rank {rank} is not what one process ends with. {case.looks[1]}"
     return ""
+
+
+def other_steps(near: float) -> Objection:
+    """Parameters do not move as in one process, up to a part of the distance that they move.
+
+    For programs that round: their losses say little about the optimizer's steps.
+    """
+
+    def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+        start, (_, after) = named(case.model()), case.one_process(len(results))
+        for rank, seen in enumerate(results):
+            off = moved = 0.0
+            for name, whole in after[-1].items():
+                end = case.part(name, whole, rank, len(results))
+                begin = case.part(name, start[name], rank, len(results))
+                found = seen["after"][name]
+                if end is not None and begin is not None and end.shape == found.shape:
+                    off += float((found - end).square().sum())
+                    moved += float((end - begin).square().sum())
+            if off > near**2 * moved:
+                return (
+                    f"the parameters of rank {rank} do not move as in one process: they end "
+                    f"{(off / moved) ** 0.5:.0%} of the way apart. Only what is broken has to "
+                    "change: are gradients cleared, computed and stepped once for each batch?"
+                )
+        return ""
+
+    return objection
 
 
 def _alike(one: Tensor, other: Tensor, near: float) -> bool:

@@ -22,9 +22,9 @@ from dtlab.grading.questions.quantities import plain, short, whole
 from dtlab.grading.questions.shapes import kind_in_words
 from dtlab.grading.report import Criterion
 from dtlab.grading.words import count_ranks
-from dtlab.predict.transformer import Recompute, activation_bytes
 from dtlab.predict.communication import zero_traffic
 from dtlab.predict.memory import POLICIES, model_states
+from dtlab.predict.transformer import Recompute, activation_bytes
 
 # The rules as arithmetic: what a plan needs, what it sends, which plans are allowed -------------
 #

@@ -7,7 +7,7 @@ from typing import Any
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
-from dtlab.grading.scripts.run import events_of, other_losses
+from dtlab.grading.scripts.run import events_of, other_losses, other_steps
 from dtlab.units.unit05.runs import (
     REDUCES,
     ROOM,
@@ -20,6 +20,7 @@ from dtlab.units.unit05.runs import (
 )
 
 _IN_16_BITS = 0.2  # of a loss
+_OF_A_STEP = 0.1  # of the way that parameters move; rounding to bfloat16 takes 0.01
 
 
 def _in_two_formats(one: Observation) -> str:
@@ -89,6 +90,7 @@ PART = script_part(
             "computed and gathered in bfloat16",
             _not_in_16_bits,
             other_losses(_IN_16_BITS),
+            other_steps(_OF_A_STEP),
             waits=True,
         ),
     ),

@@ -16,7 +16,7 @@ from dtlab.grading.scripts.run import Program, TrainingRun, events_of
 from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms, unmoved
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = [
     "EXACT", "NOISE", "REDUCES", "ROOM", "SYMPTOMS", "ShardedRun", "dtypes_of", "largest_gather",
@@ -72,6 +72,11 @@ class ShardedRun(TrainingRun):
         from dtlab.units.unit05.runs_scripts import Net
 
         return Net(*sizes)
+
+    def part(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
+        """The rows that `fully_shard` gives a rank."""
+        chunks = whole.chunk(ranks)
+        return chunks[rank] if rank < len(chunks) else whole[:0]
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
         watch = {"alive": self.watched, "kept": self.kept}

@@ -17,8 +17,8 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 from dtlab.predict.communication import bus_factor, ring_all_reduce_seconds
-from dtlab.predict.transformer import gpt_flops
 from dtlab.predict.hardware import Link
+from dtlab.predict.transformer import gpt_flops
 
 _CARDS: Final = {"A100": (312, 600, 200), "H100": (989, 900, 400)}
 """Peak TFLOP/s; NVLink in GB/s, both directions together; the adapter's Gb/s, each way."""

@@ -158,6 +158,11 @@ def the_root_alone(model, batches):
 
 
 @mended
+def never_steps(model, batches):
+    return trained(model, batches, rate=0.0)
+
+
+@mended
 def another_rate(model, batches):
     return trained(model, batches, rate=5.0)
 
@@ -219,6 +224,7 @@ WRONG = {
     all_in_float32: {"training": "layers compute in float32"},
     losses_rounded: {"training": "no more digits than bfloat16"},
     the_root_alone: {"training": "a block of its own"},
+    never_steps: {"training": "do not move as in one process"},
     another_rate: {"training": "Only what is broken has to change"},
 }
 
