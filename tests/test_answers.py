@@ -297,9 +297,9 @@ SETS = Choices(
         ({"a", "b", "d"}, "{a, b, d} is not it. Look."),
         ({"a", "z"}, "'z' is none of the options"),
         (np.array(["a", "b"]), "{a, b}"),
-        (3, '3 is no set. Write the names in braces, as {"one", "other"}.'),
-        ({"a": True}, "{'a': True} is no set."),
-        (True, "True is no set."),
+        (3, '3 is not a set. Write the names in braces, as in {"one", "other"}.'),
+        ({"a": True}, "{'a': True} is not a set."),
+        (True, "True is not a set."),
         ([["a"], "b"], "['a'] is a list; one name is asked for."),
     ],
 )
@@ -463,11 +463,10 @@ def test_a_name_that_nobody_asked_for_is_a_remark() -> None:
         (remark,) = report.criteria[3:]
         assert (remark.points, remark.status) == (0, "blocked")
         assert remark.message == (
-            f"unknown answer {next(iter(other))!r}, which nobody asked for. "
-            "Asked for: sum, average, divide."
+            f"unknown answer {next(iter(other))!r}. The questions are: sum, average, divide."
         )
     both = dtlab.check("01/averages", {**answers, "sums": 3, "speed": 3}, learner="ada")
-    assert str(both).count("unknown answers 'sums', 'speed', which") == 1
+    assert str(both).count("unknown answers 'sums', 'speed'. The") == 1
     assert len(both.criteria) == 4
 
 

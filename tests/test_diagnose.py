@@ -200,7 +200,7 @@ ALL_REDUCE = hanging(
     [
         ({3, 1}, "but not for all of ranks 1 and 3: who waits in the same call has called it."),
         ({1}, "but not for rank 1: who waits in the same call has called it."),
-        ({3, 2}, "but not for all of ranks 2 and 3: somebody is no member of its group."),
+        ({3, 2}, "but not for all of ranks 2 and 3: a rank is not a member of its group."),
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
 )
