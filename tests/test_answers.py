@@ -342,11 +342,11 @@ def test_other_ids_get_other_values() -> None:
 
 @pytest.mark.parametrize("learner", ["", "  ", None, "your id", "YOUR-ID", "your name", "..."])
 def test_nobody_is_asked_kindly_for_an_id(learner: Any) -> None:
-    with pytest.raises(DtlabError, match="say first who you are"):
+    with pytest.raises(DtlabError, match="your id is missing"):
         dtlab.ask("01/bytes_sent", learner)
     report = dtlab.check("01/bytes_sent", {"ring": 1}, learner=learner)
     assert report.score == 0
-    assert "say first who you are" in report.criteria[0].message
+    assert "your id is missing" in report.criteria[0].message
     assert {one.status for one in report.criteria[1:]} == {"blocked"}
 
 
