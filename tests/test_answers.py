@@ -475,7 +475,7 @@ def test_each_unknown_name_is_named_once() -> None:
     assert [str(report).count(name) for name in ("'summ'", "'suum'", "'speed'")] == [1, 1, 1]
     assert statuses({"summ": 1}) == {"sum": "lost", "average": "blocked", "divide": "blocked"}
     assert "did you mean 'sum'?" in report.criteria[0].message
-    assert report.criteria[3].message.startswith("unknown answers 'suum', 'speed', which")
+    assert report.criteria[3].message.startswith("unknown answers 'suum', 'speed'. The")
 
 
 def test_an_ellipsis_is_no_answer_yet() -> None:

@@ -272,7 +272,7 @@ def test_what_the_platform_would_miss_is_said(course: Path, logged: io.StringIO)
         grade.needs_manual_grade = True
         gradebook.db.commit()
     table(course, Canvas)
-    assert "Canvas leaves Final Grade out" in logged.getvalue()
+    assert "Canvas ignores Final Grade" in logged.getvalue()
     assert "week-3 of ada is not graded in full" in logged.getvalue()
     assert "'=1+1' could be a formula" in logged.getvalue()
 

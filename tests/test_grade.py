@@ -425,7 +425,7 @@ def test_a_notebook_that_is_a_link_is_not_followed(group: Class) -> None:
     outcome = group.grade("cyd")["cyd"]
     assert group.points("cyd") == {"step": 0, "averages": 0}
     assert outcome.record is not None
-    assert "level-1.ipynb is a link, or no file" in outcome.record.notes["level-1"][0]
+    assert "level-1.ipynb is a link or cannot be read" in outcome.record.notes["level-1"][0]
 
 
 @pytest.mark.proof

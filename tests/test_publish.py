@@ -272,7 +272,7 @@ def test_where_adding_fails_the_gradebook_is_as_it_was(
 @pytest.mark.proof
 def test_one_assignment_of_several_units(new: Path) -> None:
     parts = "01/averages,02/uneven"
-    with pytest.raises(DtlabError, match="needs a name of its own"):
+    with pytest.raises(DtlabError, match="needs a name: --name"):
         list(release_assignment("01,02", parts=parts, course=new))
     said = list(release_assignment("02,01", parts=parts, name="week-3", course=new))
     names = ["01-level-1.ipynb", "02-level-1.ipynb"]

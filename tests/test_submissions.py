@@ -49,7 +49,7 @@ def test_a_notebook_in_a_zip_archive_is_taken(tmp_path: Path) -> None:
     zipped = archive(**{"week-1/level-2.ipynb": TEXT, "__MACOSX/level-1.ipynb": b"no"})
     found = files(tmp_path, **{"work.zip": zipped})
     assert found.notebooks == {"level-1": None, "level-2": TEXT}
-    assert "work.zip/week-1/level-2.ipynb was taken" in found.notes["level-2"][0]
+    assert "work.zip/week-1/level-2.ipynb was used" in found.notes["level-2"][0]
 
 
 def test_the_file_with_the_very_name_comes_first(tmp_path: Path) -> None:

@@ -159,8 +159,8 @@ def _stable_id(cell: NotebookNode, taken: set[str]) -> str:
     name = str(cell.metadata.get("nbgrader", {}).get("grade_id", "") or cell.get("id", ""))
     if name and not _MADE_UP.fullmatch(name):
         return name
-    words = re.findall(r"[a-z0-9]+", cell.source.lower())[:3]
-    stem = "-".join(words)[:40] or cell.cell_type
+    tokens = re.findall(r"[a-z0-9]+", cell.source.lower())[:3]
+    stem = "-".join(tokens)[:40] or cell.cell_type
     number = 1
     while (name := stem if number == 1 else f"{stem}-{number}") in taken:
         number += 1

@@ -104,11 +104,11 @@ def alike(
         for group in _joined(scores >= threshold):
             within = np.triu(scores[np.ix_(group, group)], 1)
             pair = np.unravel_index(within.argmax(), within.shape)
-            one, other = (learners_with_part[group[number]] for number in pair)
-            first, second = ("\n\n\n".join(answers[learner][part]) for learner in (one, other))
+            left, right = (learners_with_part[group[number]] for number in pair)
+            first, second = ("\n\n\n".join(answers[learner][part]) for learner in (left, right))
             learners = tuple(learners_with_part[number] for number in group)
             best = float(within.max())
-            groups.append(Group(learners, part, best, (first, second), (one, other)))
+            groups.append(Group(learners, part, best, (first, second), (left, right)))
     return sorted(groups, key=lambda group: (-group.score, group.learners))
 
 

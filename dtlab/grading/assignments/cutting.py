@@ -31,11 +31,11 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+\.ipynb)(?:#[^)\s]*)?\)")
 
 
 def cut(
-    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, there: Mapping[str, str]
+    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, names: Mapping[str, str]
 ) -> NotebookNode:
     """Returns a copy of a level's notebook with only the parts in `weights`, and their points.
 
-    `parts` are all parts of the level, in order. `there` maps those files of the unit that the
+    `parts` are all parts of the level, in order. `names` maps those files of the unit that the
     assignment also contains to their names in it; links to other notebooks become plain text.
     Raises `DtlabError` if the beginning of a part is not found.
     """
@@ -49,11 +49,11 @@ def cut(
         if weights.get(part.name, part.points) != part.points:
             _reweigh([cells[place] for place in spans[part.name]], part, weights[part.name])
     gone = {place for part in parts if part.name not in weights for place in spans[part.name]}
-    if not whole or any(_links_elsewhere(cell, there) for cell in cells[end:]):
+    if not whole or any(_links_elsewhere(cell, names) for cell in cells[end:]):
         gone |= {place for place in range(end, len(cells)) if _is_prose(cells[place])}
     new.cells = [cell for place, cell in enumerate(cells) if place not in gone]
     for cell in filter(_is_prose, new.cells):
-        cell.source = _LINK.sub(lambda link: _link(link, there), cell.source)
+        cell.source = _LINK.sub(lambda link: _link(link, names), cell.source)
     return new
 
 
@@ -87,12 +87,12 @@ def _is_prose(cell: NotebookNode, about: str = "") -> bool:
     )
 
 
-def _link(link: re.Match[str], there: Mapping[str, str]) -> str:
-    return link[0].replace(link[2], there[link[2]]) if link[2] in there else link[1]
+def _link(link: re.Match[str], names: Mapping[str, str]) -> str:
+    return link[0].replace(link[2], names[link[2]]) if link[2] in names else link[1]
 
 
-def _links_elsewhere(cell: NotebookNode, there: Mapping[str, str]) -> bool:
-    return any(link[2] not in there for link in _LINK.finditer(cell.source))
+def _links_elsewhere(cell: NotebookNode, names: Mapping[str, str]) -> bool:
+    return any(link[2] not in names for link in _LINK.finditer(cell.source))
 
 
 def _reweigh(cells: Sequence[NotebookNode], part: Part, points: float) -> None:
@@ -173,10 +173,10 @@ def _blocks(text: str) -> Iterator[str]:
             block = []
 
 
-def _numbers(words: str) -> set[str]:
+def _numbers(text: str) -> set[str]:
     """Returns the numbers in "1, 2 and 4" or "2 to 4"."""
-    numbers = re.findall(r"\d+", words)
-    if " to " in words:
+    numbers = re.findall(r"\d+", text)
+    if " to " in text:
         return {str(number) for number in range(int(numbers[0]), int(numbers[-1]) + 1)}
     return set(numbers)
 

@@ -37,7 +37,6 @@ class _Here:
         return graded_student()
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
-        """See `trials.observe`."""
         return observe(trial, fn)
 
 

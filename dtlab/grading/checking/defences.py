@@ -32,7 +32,7 @@ class Defence:
     @property
     def rows(self) -> list[str]:
         """The rubric as rows of the table in the notebook: "| 2 | the number that decided |"."""
-        return [f"| {points:g} | {what} |" for points, what in self.rubric]
+        return [f"| {points:g} | {description} |" for points, description in self.rubric]
 
     def form(self, points: float) -> str:
         """Returns the rubric as HTML for formgrader, in a cell worth `points`: one box per row.
@@ -43,8 +43,8 @@ class Defence:
         worth = [points * share / self.points for share, _ in self.rubric]
         rows = "".join(
             f'<div><label><input type="checkbox" data-points="{most:g}"> '
-            f"{most:g}: <span>{html.escape(what)}</span></label></div>"
-            for most, (_, what) in zip(worth, self.rubric, strict=True)
+            f"{most:g}: <span>{html.escape(description)}</span></label></div>"
+            for most, (_, description) in zip(worth, self.rubric, strict=True)
         )
         return f'<div class="well well-sm">{rows}<script>{_FORM}</script></div>'
 

@@ -82,7 +82,6 @@ class HeadFirst(Chain):
         self.head, self.body = head, nn.ModuleList(body)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Chain`."""
         for layer in self.body:
             x = layer(x).tanh()
         y: Tensor = self.head(x)

@@ -56,16 +56,13 @@ class ResidentCase(Faulty):
         return f"{amount(4 * self.elements)} of weights"
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return criterion in {moment.criterion for moment in self.moments}
 
     @property
     def guilty(self) -> str:
-        """See `Faulty`."""
         return self.moments[0].criterion
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return None
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:

@@ -41,9 +41,9 @@ def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) ->
 
     with torch.no_grad():
         for parameter, *parts in zip(module.parameters(), *gradients, strict=True):
-            there = [part for part in parts if part is not None]
-            if there:
-                parameter -= RATE * sum(there[1:], there[0]) / len(parts)
+            present = [part for part in parts if part is not None]
+            if present:
+                parameter -= RATE * sum(present[1:], present[0]) / len(parts)
 
 
 # Finds from the numbers which ranks contributed to a wrong sum -----------------------------------

@@ -40,13 +40,13 @@ class Engine(Protocol):
         ...
 
 
-def engine_named(name: str, jobs: int | None, told: Told) -> Engine:
+def engine_named(name: str, jobs: int | None, progress: Told) -> Engine:
     """Creates the engine "local" or "ray". Raises `DtlabError` if it is not available."""
     if name == "ray":
         from dtlab.grading.classroom.on_ray import RayEngine
 
-        return RayEngine(jobs, told)
-    return LocalEngine(jobs, told)
+        return RayEngine(jobs, progress)
+    return LocalEngine(jobs, progress)
 
 
 class LocalEngine:
@@ -56,11 +56,11 @@ class LocalEngine:
     task continues.
     """
 
-    def __init__(self, jobs: int | None, report: Told) -> None:
+    def __init__(self, jobs: int | None, progress: Told) -> None:
         from dtlab.ranks.system import usable_cpus
 
         jobs = jobs or max(1, int(usable_cpus()))
-        self.room, self._told = min(jobs * PATIENT, max(jobs, MOST)), report
+        self.room, self._told = min(jobs * PATIENT, max(jobs, MOST)), progress
         self._turns = threading.Semaphore(jobs)
         self._server = JudgesServer()
         self._server.start()
@@ -73,13 +73,11 @@ class LocalEngine:
             thread.start()
 
     def submit(self, task: Task) -> Future[Done]:
-        """See `Engine`."""
         future: Future[Done] = Future()
         self._tasks.put((task, future))
         return future
 
     def close(self) -> None:
-        """See `Engine`."""
         self._server.stop()
         for _ in self._threads:
             self._tasks.put(None)
@@ -94,11 +92,11 @@ class LocalEngine:
             if self._server.over:
                 continue
             try:
-                report = partial(self._told, task.student)
-                report("waiting for the judge")
+                progress = partial(self._told, task.student)
+                progress("waiting for the judge")
                 with self._turns:
                     self._server.wait()
-                    done = carry_out_surely(task, self._server, slot, report, self._wait)
+                    done = carry_out_surely(task, self._server, slot, progress, self._wait)
                 future.set_result(done)
             except BaseException as error:  # noqa: BLE001  the future's owner decides
                 future.set_exception(error)

@@ -104,11 +104,13 @@ class Grading:
         self._news.put(None)
 
     def run(
-        self, submissions: list[Submission], told: Callable[[str, str], None] = lambda *_: None
+        self,
+        submissions: list[Submission],
+        progress: Callable[[str, str], None] = lambda *_: None,
     ) -> Generator[Outcome, None, None]:
-        """Judges and books submissions; yields each outcome. Calls `told(student, step)` at steps.
+        """Judges and books submissions; yields each outcome, after it is booked.
 
-        Each yielded outcome is already booked. Raises `DtlabError` if the course is invalid or
+        Calls `progress(student, step)` with each step. Raises `DtlabError` if the course is invalid or
         another process is grading the assignment.
         """
         engine: Engine | None = None  # there may be nothing to judge
@@ -122,7 +124,7 @@ class Grading:
                         if isinstance(plan, Outcome):
                             yield plan
                             continue
-                        engine = engine or engine_named(self.engine, self.jobs, told)
+                        engine = engine or engine_named(self.engine, self.jobs, progress)
                         future = engine.submit(plan.task)
                         running[future] = plan
                         future.add_done_callback(self._news.put)
@@ -148,7 +150,7 @@ class Grading:
         except Timeout:
             raise DtlabError(
                 f"{self.assignment.name} is being graded already{path.read_text()}. Wait until "
-                "that run ends, or stop it with Ctrl-C: nothing of its results is lost."
+                "that run ends, or stop it with Ctrl-C: nothing of it is lost."
             ) from None
 
     # ------------------------------------------------------------------ planning

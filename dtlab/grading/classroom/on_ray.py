@@ -63,9 +63,9 @@ class Judge:
 class RayEngine:
     """An engine with one judge for each CPU of the cluster, but at most `jobs`."""
 
-    def __init__(self, jobs: int | None, told: Told) -> None:
+    def __init__(self, jobs: int | None, progress: Told) -> None:
         """Raises `DtlabError` if Ray is not installed or the cluster cannot be used."""
-        self._told = told
+        self._told = progress
         self._judges: list[Any] = []
         self._undo = contextlib.ExitStack()  # cleanup for `close`, in reverse order
         try:
@@ -84,7 +84,6 @@ class RayEngine:
             raise
 
     def submit(self, task: Task) -> Future[Done]:
-        """See `Engine`."""
         judge = min(self._judges, key=self._busy.__getitem__)
         self._busy[judge] += 1
         self._told(task.student, "on the cluster")
@@ -96,7 +95,6 @@ class RayEngine:
         self._busy[judge] -= 1
 
     def close(self) -> None:
-        """See `Engine`."""
         self._undo.close()
 
     def _stop_judges(self) -> None:

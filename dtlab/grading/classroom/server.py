@@ -53,14 +53,14 @@ def carry_out_surely(
     task: Task,
     server: JudgesServer,
     slot: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     waits: Callable[[bool], None] = lambda _: None,
 ) -> Done:
     """Carries out a task, and repeats it once if it failed, for example if the server was killed.
 
     Other processes may use up the memory of the machine.
     """
-    done = carry_out(task, server, slot, told, waits)
+    done = carry_out(task, server, slot, progress, waits)
     if done.troubles and not server.over:
-        done = carry_out(task, server, slot, told, waits)
+        done = carry_out(task, server, slot, progress, waits)
     return done

@@ -59,19 +59,19 @@ def carry_out(
     task: Task,
     server: Server,
     slot: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     waits: Callable[[bool], None] = lambda _: None,
 ) -> Done:
     """Repairs and judges the notebooks of a task; the failure of one does not affect the others.
 
-    `slot` differs between tasks that this process judges at the same time. `told` is called with
-    each step. `waits` is called with True when a long wait begins, so that other tasks can
+    `slot` differs between tasks that this process judges at the same time. `progress` is called
+    with each step, and `waits` with True when a long wait begins, so that other tasks can
     continue, and with False when it ends.
     """
     done, begun = Done(), time.monotonic()
     for name in task.handed:
         try:
-            _take_in(done, task, name, _judged(task, name, server, slot, told, waits))
+            _take_in(done, task, name, _judged(task, name, server, slot, progress, waits))
         except LaunchError as error:
             done.troubles[name] = str(error)
         except Exception:  # noqa: BLE001  must not affect the other notebooks
@@ -85,10 +85,10 @@ def _judged(
     name: str,
     server: Server,
     slot: int,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
     waits: Callable[[bool], None],
 ) -> Judged:
-    told("mending")
+    progress("mending")
     mended = mend(task.handed[name], task.released[name])
     return judge(
         mended.notebook,
@@ -100,7 +100,7 @@ def _judged(
         known=task.known,
         seeds=task.seeds,
         notes=[*task.notes.get(name, ()), *mended.notes],
-        progress=told,
+        progress=progress,
         waits=waits,
     )
 

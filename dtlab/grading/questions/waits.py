@@ -105,7 +105,7 @@ def _misnamed(rank: int, answer: Wait, actual: Wait, company: set[int]) -> str:
     The message says that ranks are wrong or missing, but not which ones.
     """
     if not answer.ranks:
-        return f"and you name nobody whom it waits for. {_WHOM}"
+        return f"and you name no rank that it waits for. {_WHOM}"
     named, right = ranks_in_words(sorted(answer.ranks)), answer.ranks & actual.ranks
     strange = answer.ranks - actual.ranks
     if strange and actual.operation in ("send", "recv"):
