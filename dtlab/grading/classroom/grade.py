@@ -110,8 +110,8 @@ class Grading:
     ) -> Generator[Outcome, None, None]:
         """Judges and books submissions; yields each outcome, after it is booked.
 
-        Calls `progress(student, step)` with each step. Raises `DtlabError` if the course is invalid or
-        another process is grading the assignment.
+        Calls `progress(student, step)` at each step. Raises `DtlabError` if the course is invalid
+        or another process is grading the assignment.
         """
         engine: Engine | None = None  # there may be nothing to judge
         running: dict[Future[Done], _Plan] = {}
