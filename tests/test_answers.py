@@ -297,9 +297,9 @@ SETS = Choices(
         ({"a", "b", "d"}, "{a, b, d} is not it. Look."),
         ({"a", "z"}, "'z' is none of the options"),
         (np.array(["a", "b"]), "{a, b}"),
-        (3, '3 is no set. Write the names in braces, as {"one", "other"}.'),
-        ({"a": True}, "{'a': True} is no set."),
-        (True, "True is no set."),
+        (3, '3 is not a set. Write the names in braces, as in {"one", "other"}.'),
+        ({"a": True}, "{'a': True} is not a set."),
+        (True, "True is not a set."),
         ([["a"], "b"], "['a'] is a list; one name is asked for."),
     ],
 )
@@ -342,11 +342,11 @@ def test_other_ids_get_other_values() -> None:
 
 @pytest.mark.parametrize("learner", ["", "  ", None, "your id", "YOUR-ID", "your name", "..."])
 def test_nobody_is_asked_kindly_for_an_id(learner: Any) -> None:
-    with pytest.raises(DtlabError, match="say first who you are"):
+    with pytest.raises(DtlabError, match="your id is missing"):
         dtlab.ask("01/bytes_sent", learner)
     report = dtlab.check("01/bytes_sent", {"ring": 1}, learner=learner)
     assert report.score == 0
-    assert "say first who you are" in report.criteria[0].message
+    assert "your id is missing" in report.criteria[0].message
     assert {one.status for one in report.criteria[1:]} == {"blocked"}
 
 
@@ -463,11 +463,10 @@ def test_a_name_that_nobody_asked_for_is_a_remark() -> None:
         (remark,) = report.criteria[3:]
         assert (remark.points, remark.status) == (0, "blocked")
         assert remark.message == (
-            f"unknown answer {next(iter(other))!r}, which nobody asked for. "
-            "Asked for: sum, average, divide."
+            f"unknown answer {next(iter(other))!r}. The questions are: sum, average, divide."
         )
     both = dtlab.check("01/averages", {**answers, "sums": 3, "speed": 3}, learner="ada")
-    assert str(both).count("unknown answers 'sums', 'speed', which") == 1
+    assert str(both).count("unknown answers 'sums', 'speed'. The") == 1
     assert len(both.criteria) == 4
 
 
@@ -476,7 +475,7 @@ def test_each_unknown_name_is_named_once() -> None:
     assert [str(report).count(name) for name in ("'summ'", "'suum'", "'speed'")] == [1, 1, 1]
     assert statuses({"summ": 1}) == {"sum": "lost", "average": "blocked", "divide": "blocked"}
     assert "did you mean 'sum'?" in report.criteria[0].message
-    assert report.criteria[3].message.startswith("unknown answers 'suum', 'speed', which")
+    assert report.criteria[3].message.startswith("unknown answers 'suum', 'speed'. The")
 
 
 def test_an_ellipsis_is_no_answer_yet() -> None:

@@ -78,7 +78,7 @@ def test_parts_of_several_units() -> None:
     assert (asked.levels("01"), asked.levels("02")) == ([2], [1])
     assert asked.file("02", 2) == "02-level-2.ipynb"
     assert wanted(["01"]).file("01", 2) == "level-2.ipynb"
-    with pytest.raises(DtlabError, match="nothing is asked for of unit 02"):
+    with pytest.raises(DtlabError, match="no part of unit 02 is chosen"):
         wanted(["01", "02"], parts=RING)
 
 

@@ -169,7 +169,7 @@ def test_a_part_without_its_line_of_points_is_named() -> None:
     whole = level_of(find_part(RING))
     text = cell(whole, "ring_all_reduce-text")
     text.source = text.source.replace("10 points · ", "some points · ")
-    with pytest.raises(DtlabError, match=r"ring_all_reduce begins.*10 points · 35 minutes"):
+    with pytest.raises(DtlabError, match=r"of part 01/ring_all_reduce.*10 points · 35 minutes"):
         cut(whole, beside(find_part(RING)), {RING: 3}, {})
 
 

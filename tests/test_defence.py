@@ -107,7 +107,7 @@ def test_what_is_handed_out_has_room_to_write_and_no_answer() -> None:
 def test_a_defence_in_a_code_cell_or_without_a_form_is_refused() -> None:
     notebook = asking()
     notebook.cells[2] = new_code_cell(FORM, id="why")
-    with pytest.raises(DtlabError, match="'why' is graded by hand, and has to be Markdown"):
+    with pytest.raises(DtlabError, match="'why' is graded by hand, so it must be Markdown"):
         normalise(notebook, [PART], name="x")
     notebook = asking()
     notebook.cells[2].source = "93.6 GB decided."

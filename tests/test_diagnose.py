@@ -171,7 +171,7 @@ def test_a_diagnosis_may_be_written_in_many_ways(said: Any) -> None:
         ({**RIGHT, 0: ("recv", 2)}, "rank 0 waits in recv, but not for rank 2"),
         ({**RIGHT, 0: ("recv", {1, 2})}, "rank 0 waits in recv, for one of ranks 1 and 2 only"),
         ({**RIGHT, 2: ("all_reduce", {0})}, "rank 0 is right, and another is missing. Name the"),
-        ({**RIGHT, 2: ("all_reduce", set())}, "you name nobody whom it waits for"),
+        ({**RIGHT, 2: ("all_reduce", set())}, "you name no rank that it waits for"),
         ({**RIGHT, 7: ("recv", 1)}, "there is no rank 7"),
         ({True: ("recv", 1)}, "True is no rank"),
         ({0: ("recv", None)}, "None is no rank"),
@@ -200,7 +200,7 @@ ALL_REDUCE = hanging(
     [
         ({3, 1}, "but not for all of ranks 1 and 3: who waits in the same call has called it."),
         ({1}, "but not for rank 1: who waits in the same call has called it."),
-        ({3, 2}, "but not for all of ranks 2 and 3: somebody is no member of its group."),
+        ({3, 2}, "but not for all of ranks 2 and 3: a rank is not a member of its group."),
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
 )

@@ -265,16 +265,14 @@ def test_one_assignment_and_some_students(course: Path) -> None:
             exporter.export(gradebook)
 
 
-def test_what_the_platform_would_miss_is_said(
-    course: Path, logged: io.StringIO
-) -> None:
+def test_what_the_platform_would_miss_is_said(course: Path, logged: io.StringIO) -> None:
     with book(course) as gradebook:
         gradebook.add_assignment("Final Grade", duedate="2026-12-02 18:00")
         grade = gradebook.find_grade(RING, "level-2", "week-3", "ada")
         grade.needs_manual_grade = True
         gradebook.db.commit()
     table(course, Canvas)
-    assert "Canvas leaves Final Grade out" in logged.getvalue()
+    assert "Canvas ignores Final Grade" in logged.getvalue()
     assert "week-3 of ada is not graded in full" in logged.getvalue()
     assert "'=1+1' could be a formula" in logged.getvalue()
 
@@ -289,7 +287,7 @@ def test_nbgraders_command_takes_them(course: Path, wrong: bool) -> None:
     done = subprocess.run(command, cwd=course, capture_output=True, text=True, check=False)
     assert done.returncode == wrong, done.stderr
     if wrong:
-        assert "no assignment 'week-5' in the gradebook. There: week-3, week-4." in done.stderr
+        assert "no assignment 'week-5' in the gradebook. It has: week-3, week-4." in done.stderr
         assert "Traceback" not in done.stderr
         assert not (course / "moodle.csv").exists()
     else:

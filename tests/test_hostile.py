@@ -56,12 +56,12 @@ def test_the_catalogue_is_large_and_says_what_each_entry_tries() -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
-    wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["handed in"]}
+    wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["submission"]}
     outcome = judging.judge(replace(NO_FILE, **wrong, seconds=0.001))
     points, unsaid, said, seconds = outcome.objections
     assert points.startswith("it earned")
     assert unsaid == "nobody says 'well done'"
-    assert said == "somebody says 'handed in'"
+    assert said == "somebody says 'submission'"
     assert seconds.endswith("s, and 0.001 are enough")
 
 

@@ -140,14 +140,14 @@ MARKS = f"The cell '{CHECK}' had another name, kind, points or lock; the release
 OWN_MARKS = MARKS.replace(CHECK, FIRST)
 NAMED = f"The cell '{FIRST}' lacked the name under which it is graded"
 ABOVE = f"The cell '{CHECK}' stood above the answer, and moved below it."
-TWICE = f"The cell '{FIRST}' stood there more than once; the last one that is filled in counts."
+TWICE = f"The cell '{FIRST}' occurred more than once; the last one that is filled in counts."
 
 ALL = PARTS
 BUT_FIRST = PARTS[1:]
 
 CASES: dict[str, tuple[Callable[[Tree], None], str, tuple[str, ...]]] = {
     "graded cell deleted": (without(CHECK), LOST, ALL),
-    "graded cell doubled": (again(CHECK, 3), f"The cell '{CHECK}' stood there more than", ALL),
+    "graded cell doubled": (again(CHECK, 3), f"The cell '{CHECK}' occurred more than", ALL),
     "graded cell edited": (set_fields(CHECK, source=HACK), OTHER, ALL),
     "graded cell moved up": (moved(CHECK, 0), ABOVE, ALL),
     "graded cell moved down": (moved(CHECK, -1), "", ALL),
@@ -207,22 +207,22 @@ CASES: dict[str, tuple[Callable[[Tree], None], str, tuple[str, ...]]] = {
     ),
     "kind unknown": (set_fields("own-0", cell_type="sql"), "One cell had a kind that", ALL),
     "kind a list": (set_fields(FIRST, cell_type=["code"]), "One cell had a kind that", ALL),
-    "source a number": (set_fields(FIRST, source=5), "One cell held no text", BUT_FIRST),
-    "source a dict": (set_fields(FIRST, source={"a": "b"}), "held no text", BUT_FIRST),
+    "source a number": (set_fields(FIRST, source=5), "One cell had no text", BUT_FIRST),
+    "source a dict": (set_fields(FIRST, source={"a": "b"}), "had no text", BUT_FIRST),
     "source of numbers": (set_fields(CHECK, source=[1, 2]), LOST, ALL),
     "no source": (lambda notebook: at(notebook, CHECK).pop("source"), LOST, ALL),
-    "cell a number": (lambda notebook: notebook["cells"].insert(4, 7), "held no text", ALL),
-    "metadata a list": (set_fields(FIRST, metadata=[1]), "metadata that make no sense", ALL),
-    "metadata null": (set_fields(CHECK, metadata=None), "metadata that make no sense", ALL),
+    "cell a number": (lambda notebook: notebook["cells"].insert(4, 7), "had no text", ALL),
+    "metadata a list": (set_fields(FIRST, metadata=[1]), "invalid metadata", ALL),
+    "metadata null": (set_fields(CHECK, metadata=None), "invalid metadata", ALL),
     "metadata deep": (
-        lambda notebook: at(notebook, FIRST)["metadata"].update(x=DEEP), "make no sense", ALL,
+        lambda notebook: at(notebook, FIRST)["metadata"].update(x=DEEP), "invalid metadata", ALL,
     ),
     "metadata not of notebooks": (
-        lambda notebook: at(notebook, FIRST)["metadata"].update(tags=5), "make no sense", ALL,
+        lambda notebook: at(notebook, FIRST)["metadata"].update(tags=5), "invalid metadata", ALL,
     ),
     "metadata that nobody can write": (
         lambda notebook: at(notebook, FIRST)["metadata"].update(x="\ud800", y=float("nan")),
-        "make no sense", ALL,
+        "invalid metadata", ALL,
     ),
     "nbgrader's metadata a list": (set_fields(FIRST, metadata={"nbgrader": [1]}), OWN_MARKS, ALL),
     "attachments that are none": (

@@ -191,7 +191,7 @@ def graded(notebook: NotebookNode, name: str, grade_id: str = "") -> NotebookNod
         ),
         (
             with_source(asking_for(RING), RING.grade_id, "dtlab.check('01/other', f)"),
-            'has to be: dtlab.check("01/ring_all_reduce", ring_all_reduce)',
+            'must be: dtlab.check("01/ring_all_reduce", ring_all_reduce)',
         ),
         (
             graded(graded(asking_for(RING), "title", RING.grade_id), RING.grade_id),

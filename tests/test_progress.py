@@ -239,7 +239,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
     edit(path, **{RING.answer_id: "mine = 1", "title": "my notes"})
     before = nbformat.read(path, as_version=4)
     if not own and not with_solutions:
-        with pytest.raises(DtlabError, match="how 01/ring_all_reduce began is not to be found"):
+        with pytest.raises(DtlabError, match="released form of 01/ring_all_reduce was not found"):
             reset(course, RING)
         assert nbformat.read(path, as_version=4) == before
         return

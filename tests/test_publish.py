@@ -198,7 +198,7 @@ def test_by_force_the_notebooks_are_replaced_and_other_files_stay(folder: Path) 
 def test_by_force_grades_stay_and_other_points_are_told(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
     said = release(folder, parts=RING, points=f"{RING}=30", force=True)
-    assert said[-1] == "Points have changed. Grade again what was handed in: ada."
+    assert said[-1] == "Points have changed. Grade these submissions again: ada."
     with book(folder) as gradebook:
         kept = gradebook.find_grade("ring_all_reduce-check", "level-2", "week-3", "ada")
         assert (kept.auto_score, kept.max_score) == (7, 30)
@@ -239,7 +239,7 @@ def test_parts_can_be_added_after_work_was_handed_in(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
     hand_in(folder, "ada", "level-2.ipynb")
     said = release(folder, parts=f"{RING},01/reduce_scatter,01/averages", force=True)
-    assert said[-1].startswith("Added: averages, reduce_scatter. Handed in before that: ada.")
+    assert said[-1].startswith("Added: averages, reduce_scatter. Already submitted: ada.")
     hand_in(folder, "instructor", "level-1.ipynb")  # whose values the solution is of
     assert grade_class("week-3", course=folder)
     ring, average = find_part(RING).points, find_part("01/averages").points
@@ -251,7 +251,7 @@ def test_parts_can_be_added_after_work_was_handed_in(folder: Path) -> None:
 def test_an_assignment_of_one_unit_stays_with_it_once_work_was_handed_in(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
     parts = f"{RING},02/average_gradients"
-    with pytest.raises(DtlabError, match="its notebooks would have other names, so take another"):
+    with pytest.raises(DtlabError, match="its notebooks would have other names, so use another"):
         list(release_assignment("01,02", parts=parts, name="week-3", course=folder, force=True))
 
 
@@ -272,7 +272,7 @@ def test_where_adding_fails_the_gradebook_is_as_it_was(
 @pytest.mark.proof
 def test_one_assignment_of_several_units(new: Path) -> None:
     parts = "01/averages,02/uneven"
-    with pytest.raises(DtlabError, match="needs a name of its own"):
+    with pytest.raises(DtlabError, match="needs a name: --name"):
         list(release_assignment("01,02", parts=parts, course=new))
     said = list(release_assignment("02,01", parts=parts, name="week-3", course=new))
     names = ["01-level-1.ipynb", "02-level-1.ipynb"]

@@ -120,7 +120,7 @@ class TestWithRay:
         run.process.send_signal(number)
         _, error = run.process.communicate(timeout=SECONDS)
         assert run.process.returncode == 1
-        assert "of 3 are done and stay so; the same command goes on with the other" in error
+        assert "of 3 submissions are graded. Run the same command to grade the other" in error
         assert "Traceback" not in error
         run.demand_nothing_left()
 

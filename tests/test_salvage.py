@@ -171,7 +171,7 @@ def test_a_merge_that_nobody_settled() -> None:
     lines = f'<<<<<<< HEAD\n{ours}=======\n{ours.replace("3", "7")}>>>>>>> of: "them"\n'
     result = mended(text.replace(f'   "id": "{FIRST}",\n', lines).encode())
     assert earned(result.notebook) == PARTS
-    assert "both sides of a merge that nobody settled" in result.notes[0]
+    assert "unresolved merge conflicts" in result.notes[0]
 
 
 def test_what_follows_the_notebook_is_left_out() -> None:
@@ -180,7 +180,7 @@ def test_what_follows_the_notebook_is_left_out() -> None:
     result = mended(data(work()) + data(old)[2000:])
     assert earned(result.notebook) == PARTS
     assert result.notes == (
-        "Behind the end of the notebook the file had something else; it was left out.",
+        "The file had other content after the end of the notebook; it was left out.",
     )
 
 
@@ -218,7 +218,7 @@ def test_bytes_that_are_not_utf_8_are_read_as_windows_has_them() -> None:
     at(notebook, "notes")["source"] += "élan vital 🎲"
     result = mended(data(notebook).replace("é".encode(), b"\xe9").replace(b" vital", b"\x80"))
     assert at(result.notebook, "notes").source == "My notes.  # mineélan€ 🎲"
-    assert "bytes or signs that are not UTF-8" in result.notes[0]
+    assert "bytes that are not valid UTF-8" in result.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -350,9 +350,12 @@ MANY: dict[str, Callable[[], bytes]] = {
     "cells in cells": lambda: b'{"id":' * 2_000_000,
     "cells": lambda: (CELL + b'"source": "", "metadata": {"a": [{}]}},') * 50_000,
     "checks": lambda: (
-        CELL + b'"source": "x", "metadata": {"nbgrader": {"grade_id": "ring_all_reduce-check"}}},'
-    )
-    * 20_000,
+        (
+            CELL
+            + b'"source": "x", "metadata": {"nbgrader": {"grade_id": "ring_all_reduce-check"}}},'
+        )
+        * 20_000
+    ),
     "lines": lambda: CELL + b'"source": [' + b'"a",' * 3_000_000,
 }
 LARGE: dict[str, Callable[[], bytes]] = {

@@ -26,7 +26,7 @@ def test_the_report_shows_both_and_accuses_nobody() -> None:
     assert "01/ring_all_reduce   1.00   ada and ben" in lines
     assert re.search(r"def ring_all_reduce\(tensor, group=None\):\s+\| def x\d+\(", text)
     assert max(map(len, lines)) <= 100
-    assert "Alike is not copied" in text
+    assert "Similar is not copied" in text
     assert not re.search(
         "cheat|plagia|suspect|fraud|guilt|dishonest|offen[cd]", text, re.IGNORECASE
     )

@@ -42,16 +42,14 @@ def archive(**members: bytes) -> bytes:
 def test_a_notebook_with_another_name_or_place_is_taken(tmp_path: Path, path: str) -> None:
     found = files(tmp_path, **{"level-1.ipynb": b"1", path: TEXT})
     assert found.notebooks == {"level-1": b"1", "level-2": TEXT}
-    assert found.notes["level-2"] == (
-        f"{path} was taken for level-2.ipynb, which is not there.",
-    )
+    assert found.notes["level-2"] == (f"{path} was used as level-2.ipynb, which is missing.",)
 
 
 def test_a_notebook_in_a_zip_archive_is_taken(tmp_path: Path) -> None:
     zipped = archive(**{"week-1/level-2.ipynb": TEXT, "__MACOSX/level-1.ipynb": b"no"})
     found = files(tmp_path, **{"work.zip": zipped})
     assert found.notebooks == {"level-1": None, "level-2": TEXT}
-    assert "work.zip/week-1/level-2.ipynb was taken" in found.notes["level-2"][0]
+    assert "work.zip/week-1/level-2.ipynb was used" in found.notes["level-2"][0]
 
 
 def test_the_file_with_the_very_name_comes_first(tmp_path: Path) -> None:
@@ -88,7 +86,7 @@ def test_a_damaged_member_counts_as_unreadable(tmp_path: Path) -> None:
     data[50:60] = bytes(10)
     found = files(tmp_path, **{"work.zip": bytes(data)})
     assert found.notebooks["level-2"] is None
-    assert "no file that can be read" in found.notes["level-2"][0]
+    assert "is a link or cannot be read" in found.notes["level-2"][0]
 
 
 @pytest.mark.parametrize("which", ["assignment", "student"])

@@ -1,14 +1,14 @@
 """Exercise parts, their checks, and the reports that learners and nbgrader read.
 
-What learners use: `report` (what they see), `questions/` (values to fill in), `trials` (a function
-of theirs on real ranks) and `checks` (criteria as data), `waits` and `mends` (broken programs),
-`parts` (the catalogue, `ask` and `check`). Units are packages of `dtlab.units`. Around: `practice`
-(blanks without points), `records` and `progress`, `course`, `workbook` and `notebooks` (files).
+For learners: `parts` (the catalogue, `ask` and `check`), `report`, `questions/` (values to fill
+in), `checking/` (functions that run on real ranks), `scripts/` (broken programs), `practice`
+(blanks without points), `learners` and `progress` (results), `course`, `workbook` and `notebooks`
+(files). The parts themselves are in `dtlab.units`.
 
-What instructors use: `assignments/` (release), `mending/`, `judging/` and `classroom/` (grade),
-`alike/`, `settings`, `plugins`, `late` and `export` (what they set up in nbgrader).
+For instructors: `assignments/` (release), `mending/`, `judging/` and `classroom/` (grade),
+`alike/` (compare submissions), `settings`, `plugins`, `late` and `export` (nbgrader's settings).
 
-Nothing here loads torch before a check runs.
+This package does not load torch before a check runs.
 """
 
 from dtlab.grading.parts import Part, ask, check, find_part, known_parts

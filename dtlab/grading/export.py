@@ -1,11 +1,11 @@
-"""Grades as the CSV files that learning platforms take: plug-ins for `nbgrader export`.
+"""Plug-ins for `nbgrader export` that write grades as CSV files for learning platforms.
 
     nbgrader export --exporter dtlab.grading.export.Canvas --to canvas.csv
     nbgrader export --exporter dtlab.grading.export.Moodle --to moodle.csv
     nbgrader export --exporter dtlab.grading.export.Plain  --to grades.csv
 
-with nbgrader's own `--assignment` and `--student`; what is special to one of them is a setting, as
-`--Moodle.feedback=True`. The formats are those that the platforms' importers read:
+nbgrader's options `--assignment` and `--student` apply; each exporter may have further settings,
+such as `--Moodle.feedback=True`. The formats are those that the platforms' importers read:
 `lib/gradebook_importer.rb` of instructure/canvas-lms, and `grade/import/csv/classes/load_data.php`
 of moodle/moodle. The interface is `nbgrader.plugins.ExportPlugin`.
 """
@@ -30,10 +30,10 @@ from dtlab.grading.classroom import verdicts
 __all__ = ["Canvas", "Moodle", "Plain", "Row", "Table", "harmless", "number", "submission_of"]
 
 _CALL = re.compile(r"""dtlab\.check\(\s*["']([^"']+)""")
-# Canvas takes columns with these words for its own totals, and leaves them out.
+# Canvas treats columns with these words as its own totals, and ignores them.
 _TOTALS = re.compile(r"(Current|Final) (Score|Points|Grade)|Override (Score|Grade|Status)")
 
-# Tables of grades that are safe to open: what the exporters below are made of --------------------
+# Base class of the exporters: tables of grades that are safe to open in a spreadsheet ------------
 
 Row = list[str]
 
@@ -42,25 +42,25 @@ _FORMULA = re.compile(r"(^|;)(\s*)(?=[=+\-@＝＋－＠])")
 
 
 def harmless(text: object) -> str:
-    """A text as it may stand in a cell: of one line, and no formula in a spreadsheet.
+    """Makes a text safe for a cell: one line, and not a formula in a spreadsheet.
 
-    What would begin one gets an apostrophe, also behind a semicolon: where the comma is the
-    decimal mark, spreadsheets part cells there. A number stays one. None is empty.
+    Puts an apostrophe before text that would begin a formula, also after a semicolon, where
+    spreadsheets split cells if the comma is the decimal mark. Keeps numbers. None becomes "".
     """
     shown = "" if text is None else str(text)
-    line = "".join(" " if unicodedata.category(one) == "Cc" else one for one in shown).strip()
+    line = "".join(" " if unicodedata.category(char) == "Cc" else char for char in shown).strip()
     return line if _NUMBER.fullmatch(line) else _FORMULA.sub(r"\1\2'", line)
 
 
 def number(points: float | None) -> str:
-    """Points with at most two decimals: "7.5"; None is empty."""
+    """Formats points with at most two decimals: "7.5"; None becomes ""."""
     return "" if points is None else f"{points:.2f}".rstrip("0").rstrip(".")
 
 
 def submission_of(
     gradebook: Gradebook, assignment: Assignment, student: Student
 ) -> SubmittedAssignment | None:
-    """What the gradebook has of a student's submission, None where there is none."""
+    """Returns a student's submission from the gradebook, None if there is none."""
     try:
         return gradebook.find_submission(assignment.name, student.id)
     except MissingEntry:
@@ -68,15 +68,13 @@ def submission_of(
 
 
 class Table(ExportPlugin):  # type: ignore[misc]
-    """What the exporters share: what to export, the points, and how the file is written."""
+    """The base class of the exporters: selects the rows, computes points, writes the file."""
 
-    missing = Unicode("", help="what stands for a submission that is not there, as 0").tag(
-        config=True
-    )
+    missing = Unicode("", help="the entry for a missing submission, such as 0").tag(config=True)
     encoding = "utf-8"
 
     def export(self, gradebook: Gradebook) -> None:
-        """Writes the file, in one step. Stops where an assignment or a student is not known."""
+        """Writes the file atomically. Fails for an unknown assignment or student."""
         try:
             students = _chosen("student", self.student, gradebook.students, "id")
             assignments = _chosen("assignment", self.assignment, gradebook.assignments, "name")
@@ -96,13 +94,13 @@ class Table(ExportPlugin):  # type: ignore[misc]
     def rows(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], students: Sequence[Student]
     ) -> Iterator[Row]:
-        """The rows of the file, the first one with the names of the columns."""
+        """Yields the rows of the file, the first with the names of the columns."""
         raise NotImplementedError
 
     def points(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], student: Student
     ) -> Iterator[str]:
-        """A student's points for each assignment, without what being late takes off."""
+        """Yields a student's points for each assignment, after late penalties."""
         for assignment in assignments:
             submission = submission_of(gradebook, assignment, student)
             if submission is None:
@@ -113,37 +111,37 @@ class Table(ExportPlugin):  # type: ignore[misc]
             yield number(max(0.0, submission.score - (submission.late_submission_penalty or 0)))
 
     def identifier(self, text: str | None) -> str:
-        """What a platform knows a student by; says so where it cannot stand in a cell."""
+        """Returns a student's identifier for a platform; warns if it had to be changed."""
         safe = harmless(text)
         if safe != (text or ""):
             self.log.warning(
-                "%r could be a formula in a spreadsheet; it stands there as %r, which the "
-                "platform will not know",
+                "%r could be a formula in a spreadsheet; it was written as %r, which the "
+                "platform will not recognize",
                 text,
                 safe,
             )
         return safe
 
 
-def _chosen(what: str, names: Sequence[Any], known: Sequence[Any], key: str) -> list[Any]:
-    """Those that are asked for, or all. Raises `DtlabError` for one that is not known."""
+def _chosen(noun: str, names: Sequence[Any], known: Sequence[Any], key: str) -> list[Any]:
+    """Returns the rows with these names, or all. Raises `DtlabError` for an unknown name."""
     if not names:
         return list(known)
-    by_name = {getattr(one, key): one for one in known}
+    by_name = {getattr(row, key): row for row in known}
     for name in map(str, names):
         if name not in by_name:
-            there = ", ".join(by_name) or "none"
-            raise DtlabError(f"there is no {what} {name!r} in the gradebook. There: {there}.")
-    return [one for name, one in by_name.items() if name in set(map(str, names))]
+            existing = ", ".join(by_name) or "none"
+            raise DtlabError(f"there is no {noun} {name!r} in the gradebook. It has: {existing}.")
+    return [row for name, row in by_name.items() if name in set(map(str, names))]
 
 
 # The platforms ----------------------------------------------------------------------------------
 
 
 class Canvas(Table):
-    """For Canvas, Gradebook, Import. Assignments are found by their names, or made.
+    """An exporter for Canvas (Gradebook, Import), which finds or creates assignments by name.
 
-    Students are found by ID (`lms_user_id` in nbgrader) or by SIS Login ID (nbgrader's own id).
+    Canvas finds students by ID (nbgrader's `lms_user_id`) or by SIS Login ID (nbgrader's id).
     """
 
     section = Unicode("", help="the section that all students are in").tag(config=True)
@@ -151,13 +149,19 @@ class Canvas(Table):
     def rows(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], students: Sequence[Student]
     ) -> Iterator[Row]:
-        """A row of names, one of points that can be had, and one for each student."""
-        for one in assignments:
-            if _TOTALS.search(one.name):
-                self.log.warning("Canvas leaves %s out: it takes that for a total", one.name)
-        names = (harmless(one.name) for one in assignments)
+        """Yields a row of names, one of maximum points, and one for each student."""
+        for assignment in assignments:
+            if _TOTALS.search(assignment.name):
+                self.log.warning(
+                    "Canvas ignores %s, since it treats it as a total", assignment.name
+                )
+        names = (harmless(assignment.name) for assignment in assignments)
         yield ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]
-        yield ["    Points Possible", *[""] * 4, *(number(one.max_score) for one in assignments)]
+        yield [
+            "    Points Possible",
+            *[""] * 4,
+            *(number(assignment.max_score) for assignment in assignments),
+        ]
         for student in students:
             full = ", ".join(filter(None, (student.last_name, student.first_name))) or student.id
             ids = [self.identifier(student.lms_user_id), "", self.identifier(student.id)]
@@ -166,16 +170,16 @@ class Canvas(Table):
 
 
 class Moodle(Table):
-    """For Moodle, Grades, Import, CSV file: there, map the first column and each assignment.
+    """An exporter for Moodle (Grades, Import, CSV file: map the first column and assignments).
 
-    Students without an entry in the first column are left out, and named: Moodle takes a row
-    without one for the student in the row above.
+    Leaves out students without an entry in the first column, with a warning, since Moodle would
+    assign such a row to the student in the row above.
     """
 
     identify = Enum(
         ("auto", "email", "username", "idnumber"),
         "auto",
-        help="what Moodle finds students by: their email address (auto, if all have one), user "
+        help="how Moodle identifies students: by email address (auto, if all have one), user "
         "name (nbgrader's id) or ID number (nbgrader's lms_user_id)",
     ).tag(config=True)
     feedback = Bool(False, help="a column of feedback beside each assignment").tag(config=True)
@@ -183,13 +187,15 @@ class Moodle(Table):
     def rows(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], students: Sequence[Student]
     ) -> Iterator[Row]:
-        """A row of names, and one for each student."""
+        """Yields a row of names, and one for each student."""
         by, titles = self.identify, {"email": "Email address", "idnumber": "ID number"}
         if by == "auto":
             by = "email" if all(student.email for student in students) else "username"
         title = titles.get(by, "Username")
         self.log.info("In Moodle: identify users by the column %s, mapped to %s", title, by)
-        columns = [harmless(name) for one in assignments for name in self._columns(one)]
+        columns = [
+            harmless(name) for assignment in assignments for name in self._columns(assignment)
+        ]
         yield [title, "First name", "Last name", *columns]
         for student in students:
             known = {"email": student.email, "idnumber": student.lms_user_id}.get(by, student.id)
@@ -214,45 +220,47 @@ class Moodle(Table):
 
 
 class Plain(Table):
-    """For a spreadsheet or pandas: a row for each student and part.
+    """An exporter for a spreadsheet or pandas: a row for each student and part.
 
-    Each criterion that `dtlab grade` judged has a column, in points of the check: where an
-    assignment gives a part another weight, they do not add up to its score.
+    Each criterion that `dtlab grade` judged has a column, in points of the check. If an assignment
+    gives a part other points, the columns do not add up to its score.
     """
 
-    encoding = "utf-8-sig"  # spreadsheets take UTF-8 for something else without its mark
+    encoding = "utf-8-sig"  # with a byte order mark, without which spreadsheets misread UTF-8
 
     def rows(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], students: Sequence[Student]
     ) -> Iterator[Row]:
-        """A row of names, and one for each student and part."""
-        found: list[tuple[dict[str, str], dict[str, str]]] = []
+        """Yields a row of names, and one for each student and part."""
+        parts: list[tuple[dict[str, str], dict[str, str]]] = []
         for assignment in assignments:
             for student in students:
                 submission = submission_of(gradebook, assignment, student)
-                found += self._parts(submission) if submission else ()
-        criteria = list(dict.fromkeys(name for _, earned in found for name in earned))
-        titles = list(found[0][0]) if found else ["assignment", "notebook", "part", "student_id"]
+                parts += self._parts(submission) if submission else ()
+        criteria = list(dict.fromkeys(name for _, earned in parts for name in earned))
+        titles = list(parts[0][0]) if parts else ["assignment", "notebook", "part", "student_id"]
         yield [*titles, *(f"criterion: {harmless(name)}" for name in criteria)]
-        for facts, earned in found:
+        for facts, earned in parts:
             yield [*facts.values(), *(earned.get(name, "") for name in criteria)]
 
     def _parts(
         self, submission: SubmittedAssignment
     ) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-        """What is known of each part, and the points of its criteria."""
+        """Yields the facts about each part, and the points of its criteria."""
         folder = Path(self.parent.coursedir.root) if self.parent else Path.cwd()
         record = verdicts.read(folder, submission.name, submission.student.id)
         for notebook in submission.notebooks:
             judged = record.notebooks.get(notebook.name, ()) if record else ()
-            criteria = {one.grade_id: one.criteria for one in judged}
+            criteria = {entry.grade_id: entry.criteria for entry in judged}
             late = notebook.late_submission_penalty
             for grade in notebook.grades:
                 facts = {"assignment": submission.name, "notebook": notebook.name}
                 facts |= {"part": _part(grade)} | _person(submission.student)
                 facts |= {"submitted": submission.timestamp} | _points(grade)
                 facts |= {"late_penalty_of_notebook": number(late)}
-                earned = {one.name: number(one.earned) for one in criteria.get(grade.name, ())}
+                earned = {
+                    entry.name: number(entry.earned) for entry in criteria.get(grade.name, ())
+                }
                 yield {title: harmless(fact) for title, fact in facts.items()}, earned
 
 
@@ -268,20 +276,20 @@ def _points(grade: Grade) -> dict[str, str]:
 
 
 def _part(grade: Grade) -> str:
-    """The part that a graded cell asks for, by its call; else the name of the cell."""
-    cells = {one.name: one for one in grade.notebook.notebook.source_cells}
-    found = _CALL.search(cells[grade.name].source or "") if grade.name in cells else None
-    return found[1] if found else str(grade.name)
+    """Returns the part that a graded cell checks, or else the name of the cell."""
+    cells = {cell.name: cell for cell in grade.notebook.notebook.source_cells}
+    call = _CALL.search(cells[grade.name].source or "") if grade.name in cells else None
+    return call[1] if call else str(grade.name)
 
 
 def _in_words(submission: SubmittedAssignment) -> str:
-    """Each part with its points and the grader's comment. Moodle shows this as HTML."""
-    said = []
+    """Lists each part with its points and the grader's comment, escaped for Moodle's HTML."""
+    sentences = []
     for notebook in submission.notebooks:
-        comments = {one.name: one.comment for one in notebook.comments}
+        comments = {row.name: row.comment for row in notebook.comments}
         for grade in notebook.grades:
             name = grade.name.removesuffix("-check")
             comment = comments.get(name) or comments.get(grade.name) or ""
             points = f"{name}: {number(grade.score)} of {number(grade.max_score)} points."
-            said.append(f"{points} {comment}".strip())
-    return escape(" | ".join(said), quote=False)
+            sentences.append(f"{points} {comment}".strip())
+    return escape(" | ".join(sentences), quote=False)

@@ -1,12 +1,12 @@
-"""Removes from learners' work what could act in the browser of the person who reads it.
+"""Sanitises learners' notebooks, so that no script in them runs in a reader's browser.
 
 Formgrader and feedback pages show a learner's notebook in the grader's browser. A script in an
 output or in a Markdown cell would run there with the grader's rights: it could change points and
-read the gradebook. So three things are done:
+read the gradebook. Therefore:
 
-    an output           text and raster images stay; HTML of the judge's reports is sanitised
+    outputs             text and raster images stay; HTML of the judge's reports is sanitised
     Markdown            is rendered, and the HTML is sanitised
-    everything else     raw cells become text; widget state and metadata are left out
+    everything else     raw cells become text; widget state and metadata are removed
 
 `settings.configure` puts `Harmless` and `markdown_to_html` into nbconvert's `HTMLExporter`, which
 both formgrader and `nbgrader generate_feedback` use. The HTML is sanitised by nh3.
@@ -33,10 +33,10 @@ from dtlab.grading.checking.defences import Defence
 
 __all__ = ["Harmless", "harmless_html", "markdown_to_html", "safe_data"]
 
-_RASTER = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8\xff"}  # and how such a file begins
+_RASTER = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8\xff"}  # first bytes of such a file
 _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
 _LINK = re.compile(r"(https?://|mailto:|#)", re.IGNORECASE)
-_CLASS = re.compile(r"highlight|hll|[a-z][a-z0-9]{0,2}")  # of coloured code, as Pygments names it
+_CLASS = re.compile(r"highlight|hll|[a-z][a-z0-9]{0,2}")  # Pygments' classes of coloured code
 _ACTIVE_TEX = re.compile(r"\\(href|url|class|cssId|style|require|unicode|data|html\w*)\b")
 
 _TAGS = {
@@ -61,9 +61,9 @@ _STYLES = {
 
 
 def harmless_html(text: str) -> str:
-    """HTML without what could act: scripts, handlers, frames, forms, and files from elsewhere.
+    """Removes scripts, event handlers, frames, forms, and references to external files from HTML.
 
-    Text, tables, lists, links to the web, and images that the text itself contains stay.
+    Keeps text, tables, lists, links to the web, and embedded images.
     """
     clean = nh3.clean(
         text,
@@ -74,11 +74,11 @@ def harmless_html(text: str) -> str:
         filter_style_properties=_STYLES,
         url_schemes={"http", "https", "mailto", "data"},
     )
-    return _ACTIVE_TEX.sub(r"\1", clean)  # MathJax makes links and styles of these
+    return _ACTIVE_TEX.sub(r"\1", clean)  # MathJax turns these commands into links and styles
 
 
 def _attribute(tag: str, name: str, value: str) -> str | None:
-    """The value of an attribute; None leaves the attribute out."""
+    """Returns the safe value of an attribute; None removes the attribute."""
     if name == "src":
         return value if _IMAGE.fullmatch(value) else None
     if name == "href":
@@ -86,33 +86,33 @@ def _attribute(tag: str, name: str, value: str) -> str | None:
     if name == "class":
         return " ".join(filter(_CLASS.fullmatch, value.split())) or None
     if name == "style" and re.search(r"url|image|\\|/\*", value, re.IGNORECASE):
-        return None  # would fetch something
+        return None  # the style could load an external file
     return value
 
 
 def safe_data(data: Mapping[str, Any]) -> dict[str, str]:
-    """Of the forms of a learner's output: the text, and images that are what they claim to be."""
-    kept = {}
+    """Returns, of the formats of a learner's output, the text and valid raster images."""
+    safe = {}
     for kind, begins in _RASTER.items():
         try:
             picture = base64.b64decode(str(data.get(kind, "")).encode(), validate=False)
         except (binascii.Error, ValueError):
             continue
         if picture.startswith(begins):
-            kept[kind] = base64.b64encode(picture).decode()
+            safe[kind] = base64.b64encode(picture).decode()
     text = data.get("text/plain")
     if isinstance(text, str):
-        kept["text/plain"] = text
-    elif not kept and data:
-        kept["text/plain"] = f"[an output of kind {', '.join(sorted(map(str, data)))[:200]}]"
-    return kept
+        safe["text/plain"] = text
+    elif not safe and data:
+        safe["text/plain"] = f"[an output of kind {', '.join(sorted(map(str, data)))[:200]}]"
+    return safe
 
 
 @pass_context
 def markdown_to_html(context: Context, source: str) -> str:
-    """nbconvert's rendering of Markdown, sanitised. A filter of its templates.
+    """Renders Markdown as nbconvert does, and sanitises it. A filter of nbconvert's templates.
 
-    In formgrader the text of a written defence stands below its rubric, which can be clicked on.
+    In formgrader it puts a rubric with boxes to tick above the text of a written defence.
     """
     cell = context.get("cell", {})
     renderer = IPythonRenderer(
@@ -124,7 +124,7 @@ def markdown_to_html(context: Context, source: str) -> str:
 
 
 def _rubric(role: Mapping[str, Any]) -> str:
-    """The rubric of the cell with this role of nbgrader's, if a person grades it."""
+    """Returns the rubric of the cell with this nbgrader metadata, if a person grades it."""
     if not (role.get("grade") and role.get("solution")):
         return ""
     from dtlab.grading.parts import known_parts
@@ -141,7 +141,7 @@ class Harmless(Preprocessor):  # type: ignore[misc]
     def preprocess(
         self, nb: NotebookNode, resources: dict[str, Any]
     ) -> tuple[NotebookNode, dict[str, Any]]:
-        """The notebook with safe cells; names of people in `resources` escaped."""
+        """Returns the notebook with safe cells, and `resources` with escaped names of people."""
         nb = deepcopy(nb)
         nb.metadata = NotebookNode()
         for cell in nb.cells:
@@ -157,11 +157,11 @@ class Harmless(Preprocessor):  # type: ignore[misc]
         if cell.cell_type == "raw":
             cell.cell_type, cell.source = "markdown", f"<pre>{html.escape(cell.source)}</pre>"
         if cell.cell_type == "code":
-            cell.outputs = [_safe_output(one) for one in cell.get("outputs", [])]
+            cell.outputs = [_safe_output(output) for output in cell.get("outputs", [])]
 
 
 def _safe_output(output: NotebookNode) -> NotebookNode:
-    """An output of an autograded notebook: the judge's reports keep their HTML, sanitised."""
+    """Makes an output of an autograded notebook safe; sanitises the HTML of the reports."""
     if "data" in output:
         markup = output.data.get("text/html")
         output.data = NotebookNode(safe_data(output.data))

@@ -1,4 +1,4 @@
-"""Who answers: the id that a learner types, whose work nbgrader grades; a record of results."""
+"""Identifies the learner, by the typed id or by nbgrader, and stores the learner's results."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _PLACEHOLDERS = {
 
 
 def normalised(learner: object) -> str:
-    """The id without blanks and capitals, as ids are compared.
+    """Returns the id in lower case without spaces, for comparisons.
 
-    Raises `DtlabError` that says what to type where it is empty or still a placeholder.
+    Raises `DtlabError` that says what to type if the id is empty or still a placeholder.
     """
     name = "" if learner is None else "".join(str(learner).casefold().split())
     if "".join(letter for letter in name if letter.isalnum()) in _PLACEHOLDERS:
         raise DtlabError(
-            "say first who you are: the questions are drawn from your id. Type it between the "
-            'quotes in the first cell, as learner = "ada", run that cell, and then this one.'
+            "your id is missing: the questions are drawn from your id. Type it between the quotes "
+            'in the first cell, as in learner = "ada", run that cell, and then this one.'
         )
     return name
 
 
 def random_for(learner: str, purpose: str) -> random.Random:
-    """A generator that is the same for this learner and purpose on every machine, every time."""
+    """Returns a generator that is the same for this learner and purpose on every machine."""
     digest = hashlib.sha256(f"{purpose}\n{normalised(learner)}".encode()).digest()
     return random.Random(int.from_bytes(digest))
 
 
 def graded_student() -> str | None:
-    """The student whose notebook nbgrader's autograde runs here; None anywhere else.
+    """Returns the student whose notebook nbgrader's autograde runs here, else None.
 
     Autograde runs a notebook in <course>/autograded/<student>/<assignment>/.
     """
@@ -62,34 +62,34 @@ def graded_student() -> str | None:
 
 
 def _is_course(folder: Path, student: str) -> bool:
-    """Whether this is an nbgrader course, and not a learner's own folder called autograded."""
+    """Whether this is an nbgrader course, and not only a folder that contains "autograded"."""
     traces = ("nbgrader_config.py", "gradebook.db", f"submitted/{student}")
     return any((folder / trace).exists() for trace in traces)
 
 
 def _notebook_folder() -> Path:
-    """Where the notebook was started: a cell may have changed the working folder since."""
+    """Returns the folder in which the notebook was started; cells may have changed the cwd."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Path(getattr(shell, "starting_dir", None) or Path.cwd()).absolute()
 
 
-# What a learner has earned so far: one line of JSON for each part that got better ----------------
+# Stored results: one line of JSON for each improved result of a part -----------------------------
 #
-# Lines are appended in one piece, so several notebooks may write at once, and a part's best line
-# counts. The file lies in the user's own data folder, `$XDG_DATA_HOME/dtlab/progress.jsonl` as a
-# rule; a check goes on where it cannot be written.
+# Each line is appended by one write, so several notebooks may write at once. A part's best line
+# counts. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If
+# it cannot be written, the check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
-    """Keeps what a part has earned, if it is more than before. Not while nbgrader autogrades."""
+    """Stores the result of a part if it is better than before, except during autograding."""
     share = score / max_score if max_score else 0.0
-    with suppress(OSError, RuntimeError):  # no home, no room, no right to write
+    with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
         if graded_student() is not None or share <= best_shares().get(name, 0.0):
             return
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        # The newline leads, so that a line torn by a crash does not take this one with it.
+        # The newline comes first, so that a line cut off by a crash does not damage this one.
         line = "\n" + json.dumps({"part": name, "share": round(share, 6)})
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -99,9 +99,9 @@ def record(name: str, score: float, max_score: float) -> None:
 
 
 def best_shares() -> dict[str, float]:
-    """The best share of its points that each part has earned, 1.0 for a passed one.
+    """Returns the best share of points that each part has earned, 1.0 for a passed part.
 
-    A line that cannot be read, as a crash may leave it, is passed over.
+    Skips invalid lines, which a crash may leave.
     """
     best: dict[str, float] = {}
     try:
@@ -110,8 +110,8 @@ def best_shares() -> dict[str, float]:
         return best
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
-            kept = json.loads(line)
-            best[str(kept["part"])] = max(best.get(kept["part"], 0.0), float(kept["share"]))
+            entry = json.loads(line)
+            best[str(entry["part"])] = max(best.get(entry["part"], 0.0), float(entry["share"]))
     return best
 
 

@@ -1,8 +1,8 @@
-"""Notebooks as committed to git: no outputs, stable ids, metadata written from the parts.
+"""Normalises notebooks for git: no outputs, stable ids, nbgrader metadata written from the parts.
 
-    notebooks/, solutions/  ── normalise ──>  the same, in one form  ── nbgrader ──>  exercises/
+    notebooks/, solutions/  ── normalise ──>  the same files  ── nbgrader ──>  exercises/
 
-A notebook that was opened, run and saved without a change is the same file afterwards.
+Opening, running and saving a notebook without a change gives the same file after normalising.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _METADATA = {
     },
     "language_info": {"name": "python"},
 }
-_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # ids that Jupyter draws
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # random ids of Jupyter
 _UNITS = "[0-9][0-9]_*"
 _BLANK = re.compile(r"^\s*#+ BEGIN SOLUTION", re.MULTILINE)
 
 
 def release(course: Course) -> Iterator[str]:
-    """Normalises all notebooks and generates `exercises/` again; says what changed.
+    """Normalises all notebooks and generates `exercises/` again; yields lines on the changes.
 
-    Raises `DtlabError` where cells and parts do not fit each other, or nbgrader fails.
+    Raises `DtlabError` if cells and parts do not match, or nbgrader fails.
     """
     for path in normalise_all(course):
         yield f"{path}   normalised"
@@ -51,7 +51,7 @@ def release(course: Course) -> Iterator[str]:
 
 
 def normalise_all(course: Course) -> Iterator[Path]:
-    """Brings lessons and solutions into one form; names those that changed."""
+    """Normalises lessons and solutions; yields the paths of those that changed."""
     parts = list(known_parts())
     sources = sorted((course.root / "solutions").glob(f"{_UNITS}/*.ipynb"))
     for path in [*sorted((course.root / "notebooks").glob("*.ipynb")), *sources]:
@@ -69,7 +69,7 @@ def normalise_all(course: Course) -> Iterator[Path]:
 def normalise(
     notebook: NotebookNode, parts: Iterable[Part], *, name: str = "the notebook"
 ) -> None:
-    """Brings a notebook into its one form, in place; `parts` are those that it asks for.
+    """Normalises a notebook in place; `parts` are the parts that it contains.
 
     Raises `DtlabError` for a graded cell without part, a part without cells, or ids used twice.
     """
@@ -88,16 +88,17 @@ def normalise(
 
 
 def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
-    """Raises `DtlabError` where parts and cells do not fit each other."""
+    """Raises `DtlabError` if parts and cells do not match."""
     cells = {cell.id: cell for cell in notebook.cells}
     for part in parts:
-        for cell_id, what in {
+        for cell_id, description in {
             part.answer_id: "that is filled in",
             **({} if part.by_hand else {part.grade_id: "with its check"}),
         }.items():
             if cell_id not in cells:
                 raise DtlabError(
-                    f"{name}: part {part.name} has no cell {what}; its id would be {cell_id!r}."
+                    f"{name}: part {part.name} has no cell {description}; its id would be "
+                    f"{cell_id!r}."
                 )
         _demand_form(part, cells, name)
     known = {part.grade_id for part in parts}
@@ -106,27 +107,27 @@ def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
             raise DtlabError(
                 f"{name}: cell {cell.id!r} is graded, but no part says so. Parts here: "
                 f"{', '.join(part.grade_id for part in parts) or 'none'}. Add it to "
-                "dtlab/units/unitNN, or take its grading away."
+                "dtlab/units/unitNN, or remove its grading."
             )
 
 
 def _demand_form(part: Part, cells: Mapping[str, NotebookNode], name: str) -> None:
-    """Raises `DtlabError` where the cells of a part are not what the part says."""
+    """Raises `DtlabError` if the cells of a part do not have the required form."""
     if not _BLANK.search(cells[part.answer_id].source):
         raise DtlabError(
             f"{name}: cell {part.answer_id!r} has no ### BEGIN SOLUTION, so learners would "
-            "get all of it."
+            "get the whole solution. Add the line."
         )
     if part.by_hand and cells[part.grade_id].cell_type != "markdown":
         raise DtlabError(
-            f"{name}: cell {part.grade_id!r} is graded by hand, and has to be Markdown."
+            f"{name}: cell {part.grade_id!r} is graded by hand, so it must be Markdown."
         )
     if not part.by_hand and cells[part.grade_id].source.strip() != part.call:
-        raise DtlabError(f"{name}: cell {part.grade_id!r} has to be: {part.call}")
+        raise DtlabError(f"{name}: cell {part.grade_id!r} must be: {part.call}")
 
 
 def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> None:
-    """Leaves of a cell what belongs into git, with nbgrader's metadata where it has a role."""
+    """Removes outputs and metadata that do not belong in git; writes nbgrader's metadata."""
     metadata = {"tags": cell.metadata.tags} if cell.metadata.get("tags") else {}
     if cell.cell_type == "code":
         cell.outputs, cell.execution_count = [], None
@@ -141,9 +142,9 @@ def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> No
 def _role(
     cell: NotebookNode, points: float | None = None, by_hand: bool = False
 ) -> dict[str, object]:
-    """nbgrader's metadata: of a graded cell where there are points, else of one to fill in.
+    """Returns nbgrader's metadata of a graded cell if there are points, else of an answer cell.
 
-    One that is graded `by_hand` is both.
+    A cell that is graded `by_hand` is both.
     """
     graded, filled_in = points is not None, points is None or by_hand
     role = {"grade": graded, "grade_id": cell.id, "locked": not filled_in, "schema_version": 3}
@@ -154,12 +155,12 @@ def _role(
 
 
 def _stable_id(cell: NotebookNode, taken: set[str]) -> str:
-    """The cell's id: nbgrader's name for it, or a readable one in place of one that was drawn."""
+    """Returns the cell's id: nbgrader's name, its own id, or a readable one for a random id."""
     name = str(cell.metadata.get("nbgrader", {}).get("grade_id", "") or cell.get("id", ""))
     if name and not _MADE_UP.fullmatch(name):
         return name
-    words = re.findall(r"[a-z0-9]+", cell.source.lower())[:3]
-    stem = "-".join(words)[:40] or cell.cell_type
+    tokens = re.findall(r"[a-z0-9]+", cell.source.lower())[:3]
+    stem = "-".join(tokens)[:40] or cell.cell_type
     number = 1
     while (name := stem if number == 1 else f"{stem}-{number}") in taken:
         number += 1
@@ -167,16 +168,16 @@ def _stable_id(cell: NotebookNode, taken: set[str]) -> str:
 
 
 def _parts_of(path: Path, parts: Iterable[Part]) -> list[Part]:
-    """The parts that an instructor's notebook, solutions/NN_name/level-N.ipynb, asks for."""
+    """Returns the parts in the notebook solutions/NN_name/level-N.ipynb."""
     unit, level = path.parent.name[:2], path.stem.removeprefix("level-")
     return [part for part in parts if part.unit == unit and str(part.level) == level]
 
 
 def _generate(course: Course) -> None:
-    """nbgrader's release of all units. The gradebook stays as it is: an instructor fills it."""
+    """Makes nbgrader release all units, without changing the gradebook."""
     command = [sys.executable, "-m", "nbgrader", "generate_assignment", "--force", "--no-db"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--assignment", _UNITS], cwd=course.root, capture_output=True, text=True
     )
-    if done.returncode != 0:
-        raise DtlabError(f"nbgrader could not generate the exercises:\n{done.stderr.strip()}")
+    if result.returncode != 0:
+        raise DtlabError(f"nbgrader could not generate the exercises:\n{result.stderr.strip()}")

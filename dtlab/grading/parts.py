@@ -1,4 +1,4 @@
-"""The catalogue of exercise parts; `ask` and `check`, which a learner calls."""
+"""The catalogue of exercise parts, and the learners' functions `ask` and `check`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "unit_p
 
 
 class Checks(Protocol):
-    """How a part is checked: `checks.Check` runs functions, `answers.Questions` reads values.
+    """The check of a part: `checks.Check` runs functions, `answers.Questions` judges values.
 
-    A `defences.Defence` says what a person looks for, and cannot be run.
+    A `defences.Defence` is a rubric for a person and cannot be run.
     """
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         ...
 
     def run(
@@ -40,19 +40,19 @@ class Checks(Protocol):
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Judges `answer`, which the learner calls `symbol`; `bench` runs functions on ranks."""
+        """Judges `answer`, which has the name `symbol`; `bench` runs functions on ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """One exercise part: the only place where its name, points and check are written down.
+    """One exercise part; the only place that defines its name, points and check.
 
-    `name` is "05/gather", in the module `dtlab.units.unit05.gather`; `level` is 1 to 3, `title`
-    the heading of the part, `minutes` the time it should take, `difficulty` 1 to 3, `symbol` what
-    the learner fills in, `grade_id` the id of its graded cell: both derive from the name unless
-    they are given. `reference` is the dotted name of the library's own version, `stretch` says
-    that the part goes beyond what the unit needs.
+    `name` is "05/gather" for the module `dtlab.units.unit05.gather`, `level` 1 to 3, `title` the
+    heading of the part, `minutes` the time it should take, and `difficulty` 1 to 3. `symbol` is
+    the name that the learner defines, and `grade_id` the id of its graded cell; both derive from
+    `name` unless given. `reference` is the dotted name of the library's implementation. `stretch`
+    says that the part goes beyond the unit's requirements.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Part:
 
     @property
     def points(self) -> float:
-        """Points of the graded cell."""
+        """The points of the graded cell."""
         return self.check.points
 
     @property
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def by_hand(self) -> bool:
-        """Whether a person grades it: then the cell that is filled in is the graded one."""
+        """Whether a person grades it; then the answer cell is also the graded cell."""
         return isinstance(self.check, Defence)
 
     @property
@@ -94,7 +94,7 @@ class Part:
 
     @property
     def call(self) -> str:
-        """The source of its graded cell; of one that is graded by hand there is no call."""
+        """The source of its graded cell; empty for a part that is graded by hand."""
         if self.by_hand:
             return ""
         learner = ", learner=learner" if isinstance(self.check, Questions) else ""
@@ -102,43 +102,43 @@ class Part:
 
     @property
     def dots(self) -> str:
-        """Its difficulty as it is drawn in a table: two of three are ●●○."""
+        """Its difficulty as drawn in a table: 2 of 3 is ●●○."""
         return "●" * self.difficulty + "○" * (3 - self.difficulty)
 
 
 def unit_packages() -> list[str]:
-    """The packages `dtlab.units.unitNN`, in the order of the course."""
+    """Returns the packages `dtlab.units.unitNN`, in the order of the course."""
     package = importlib.import_module("dtlab.units")
-    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return [f"dtlab.units.{name}" for name in found if re.fullmatch(r"unit\d\d", name)]
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [f"dtlab.units.{name}" for name in names if re.fullmatch(r"unit\d\d", name)]
 
 
 def known_parts() -> Iterator[Part]:
-    """All parts, unit after unit, in the order in which each unit's `PARTS` names its modules."""
+    """Yields all parts, unit after unit, in the order of each unit's `PARTS`."""
     for package in unit_packages():
         for name in importlib.import_module(package).PARTS:
             yield importlib.import_module(f"{package}.{name}").PART
 
 
 def find_part(name: str) -> Part:
-    """The part called `name`. Raises `DtlabError` that lists the known ones, of that unit."""
+    """Returns the part called `name`. Raises `DtlabError` that lists the known parts."""
     parts = {part.name: part for part in known_parts()}
     if name in parts:
         return parts[name]
     unit, _, symbol = str(name).partition("/")
-    own = {one: part for one, part in parts.items() if one.startswith(f"{unit}/")}
-    called = [one for one, part in own.items() if part.symbol == symbol]
-    close = [*called, *get_close_matches(str(name), own or parts, n=1)]
+    of_unit = {full: part for full, part in parts.items() if full.startswith(f"{unit}/")}
+    called = [full for full, part in of_unit.items() if part.symbol == symbol]
+    close = [*called, *get_close_matches(str(name), of_unit or parts, n=1)]
     guess = f" Did you mean {close[0]!r}?" if close else ""
-    which = f"Parts of unit {unit}" if own else "Known parts"
-    raise DtlabError(f"there is no part {name!r}.{guess} {which}: {', '.join(own or parts)}")
+    which = f"Parts of unit {unit}" if of_unit else "Known parts"
+    raise DtlabError(f"there is no part {name!r}.{guess} {which}: {', '.join(of_unit or parts)}")
 
 
 def ask(name: str, learner: str) -> Given:
-    """What a part of Level I gives this learner and asks: shown as the last value of a cell.
+    """Returns the values and questions of a Level I part for this learner; displayed in a cell.
 
-    The same id gets the same values always and everywhere. Raises `DtlabError` for an unknown
-    part, for one that draws nothing, and for an empty id.
+    The same id always gets the same values, on every machine. Raises `DtlabError` for an unknown
+    part, for a part without drawn values, and for an empty id.
     """
     part = find_part(name)
     if not isinstance(part.check, Questions):
@@ -154,12 +154,12 @@ def check(
     learner: str | None = None,
     points: float | None = None,
 ) -> Report:
-    """Judges the answer to a part and reports what it earns, criterion by criterion.
+    """Judges the answer to a part and reports its points, criterion by criterion.
 
-    A function is run on real ranks, with inputs drawn from `seed`; values are compared with those
-    of `learner`. An assignment may give other `points` for the part. Whatever the answer does
-    (raises, hangs, exits) becomes a criterion that says so; raises `DtlabError` for an unknown
-    name and for a part that is graded by hand, and `LaunchError` where no ranks can run.
+    A function runs on real ranks, with inputs drawn from `seed`; values are compared with those
+    of `learner`. An assignment may give other `points` for the part. If the answer raises, hangs
+    or exits, a criterion of the report says so. Raises `DtlabError` for an unknown name and for a
+    part that is graded by hand, and `LaunchError` if no ranks can run.
     """
     part = find_part(name)
     with notice(f"{name}: checking"):

@@ -1,4 +1,4 @@
-"""Plug-ins for nbgrader that `nbgrader_config.py` names."""
+"""Plug-ins for nbgrader, which `settings.configure` installs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ClearSolutions", "Execute", "Stamp", "released_source"]
 
 
 class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
-    """nbgrader's own, save for cells that are a form to fill in.
+    """nbgrader's `ClearSolutions`, but with another rule for forms that learners fill in.
 
-    A solution inside a function gives way to `raise NotImplementedError()`. One at the margin of
-    a cell stands below a form, `answers = {"ring": None}`, and goes without a trace.
+    It replaces a solution inside a function by `raise NotImplementedError()`. A solution that
+    begins in column 0 follows a form, `answers = {"ring": None}`, and is removed completely.
     """
 
     def _replace_solution_region(self, cell: NotebookNode, language: str) -> bool:
@@ -27,49 +27,49 @@ class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
 
 
 class Stamp(preprocessors.NbGraderPreprocessor):  # type: ignore[misc]
-    """Notes in what learners get which dtlab made it: grading says so where it is another."""
+    """Stores dtlab's version in released notebooks; grading reports another version."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        """Puts it into the notebook's metadata."""
+        """Writes the version into the notebook's metadata."""
         nb.metadata["dtlab"] = {"version": version("dtlab")}
         return nb, resources
 
 
 def _without_margin(source: str, names: preprocessors.ClearSolutions) -> str:
-    """The source without the solutions that begin at its margin."""
-    kept, inside = [], False
+    """Returns the source without the solutions that begin in column 0."""
+    lines, inside = [], False
     for line in source.split("\n"):
         begins = names.begin_solution_delimeter in line and not line[:1].isspace()
         inside = inside or begins
         if not inside:
-            kept.append(line)
+            lines.append(line)
         elif names.end_solution_delimeter in line:
             inside = False
-    return "\n".join(kept)
+    return "\n".join(lines)
 
 
 def released_source(source: str) -> str:
-    """A cell's source as learners get it."""
+    """Returns a cell's source as learners get it."""
     cell = new_code_cell(source)
     ClearSolutions()._replace_solution_region(cell, "python")
     return str(cell.source)
 
 
 class Execute(preprocessors.Execute):  # type: ignore[misc]
-    """nbgrader's own, save that learners' cells run behind walls, and are judged from outside.
+    """nbgrader's `Execute`, but runs learners' cells in a sandbox and judges them outside it.
 
-    No kernel is started. `dtlab grade` does the same for a class, several at a time, and also for
-    notebooks that nbgrader cannot read.
+    Starts no kernel. `dtlab grade` does the same for a class, several submissions at a time, and
+    also for notebooks that nbgrader cannot read.
     """
 
     def preprocess(
         self, nb: NotebookNode, resources: Any, km: Any = None
     ) -> tuple[NotebookNode, Any]:
-        """Puts outputs and reports into the notebook, and keeps the reasons in verdicts/."""
+        """Writes outputs and reports into the notebook, and the reasons into verdicts/."""
         from dtlab.grading.classroom.alone import judge_alone
 
         names = resources["nbgrader"]
-        course = self.parent.parent.coursedir  # of the exporter of nbgrader's autograde
+        course = self.parent.parent.coursedir  # parents: the exporter, then nbgrader's autograde
         judge_alone(
             nb, Path(course.root), names["assignment"], names["student"], names["notebook"]
         )

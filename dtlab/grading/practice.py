@@ -1,4 +1,4 @@
-"""`dtlab.practice`: checks a blank of a lesson on real ranks, for no points."""
+"""`dtlab.practice`: checks a blank of a lesson on real ranks, without points."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["practice"]
 
 
 def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report:
-    """Runs `fn(*args)` on as many ranks as `returns` has entries, and compares what they return.
+    """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
-    Numbers, lists and tensors are compared by their values. Whatever `fn` does (raises, hangs, is
-    not written yet) is said in the report. Raises `DtlabError` where `returns` is empty.
+    Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
+    written yet, the report says so. Raises `DtlabError` if `returns` is empty.
     """
     if not returns:
         raise DtlabError("practice: returns= needs one value for each rank.")
@@ -34,7 +34,7 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
 
 @dataclass(frozen=True)
 class _Returns(Case):
-    """One call with what it has to return on each rank: a `Case`."""
+    """A `Case` of one call, with the expected result of each rank."""
 
     args: tuple[Any, ...]
     wanted: tuple[Any, ...]
@@ -54,20 +54,20 @@ class _Returns(Case):
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             if got != wanted:
-                who = f"rank {rank}" if len(self.wanted) > 1 else "it"
-                return f"{who} returns {got!r} and should return {wanted!r}."
+                subject = f"rank {rank}" if len(self.wanted) > 1 else "it"
+                return f"{subject} returns {got!r} and should return {wanted!r}."
         return ""
 
 
-def _judge(seen: Sequence[Observation]) -> Verdict:
-    wrong = [sentence for one in seen for sentence in one.mistakes]
-    return lost(wrong[0]) if wrong else ok("right")
+def _judge(observations: Sequence[Observation]) -> Verdict:
+    mistakes = [mistake for observation in observations for mistake in observation.mistakes]
+    return lost(mistakes[0]) if mistakes else ok("right")
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and lists in place of tensors."""
+    """Converts tensors to numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(element) for element in value]
     return value

@@ -1,4 +1,4 @@
-"""`dtlab.progress`: which parts are passed, and which is next."""
+"""`dtlab.progress`: shows which parts are passed, and which part is next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS = {1: "Level I", 2: "Level II", 3: "Level III"}
 
 @dataclass(frozen=True)
 class Row:
-    """One part, and the best share of its points so far; None where it was never checked."""
+    """One part and the best share of its points so far; None if it was never checked."""
 
     part: Part
     share: float | None
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """In words: "passed", "7 of 10", "open"; "by hand" of what no check looks at."""
+        """The state in words: "passed", "7 of 10", "open", or "by hand" if there is no check."""
         if self.part.by_hand:
             return "by hand"
         if self.passed:
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
-        """A line of the table."""
+        """The cells of a line of the table."""
         part = self.part
         extra = " (extra)" if part.stretch else ""
         return _LEVELS[part.level], part.name + extra, self.state, f"{part.minutes} min", part.dots
@@ -56,11 +56,11 @@ class Progress:
 
     @property
     def next(self) -> Part | None:
-        """The first required part that is not passed, then the extra ones; None when all are.
+        """The next open part: required parts first, then extra ones; None if all are passed.
 
-        Both from the last part on that is passed: a learner may have begun with a later unit. What
-        was left open before it comes after what is open behind it. Nobody on this machine can say
-        whether what is graded by hand is done.
+        The search begins after the last passed part, since a learner may have begun with a later
+        unit, and then continues at the first part. It skips parts that are graded by hand, whose
+        result is not known on this machine.
         """
         last = max((at for at, row in enumerate(self.rows) if row.passed), default=-1)
         onwards = [*self.rows[last + 1 :], *self.rows[: last + 1]]
@@ -87,7 +87,7 @@ class Progress:
                 f'<tr style="background:none"><th colspan="5" style="{cell}">{title}</th></tr>'
             )
             for row in rows:
-                line = "".join(f'<td style="{cell}">{html.escape(one)}</td>' for one in row.cells)
+                line = "".join(f'<td style="{cell}">{html.escape(td)}</td>' for td in row.cells)
                 table += f'<tr style="background:none">{line}</tr>'
         outlook = "<br>".join(html.escape(line) for line in self._outlook())
         return (
@@ -97,30 +97,30 @@ class Progress:
 
     def _units(self) -> Iterator[tuple[str, list[Row]]]:
         for number, rows in groupby(self.rows, key=lambda row: row.part.unit):
-            found = list(rows)
-            checked = [row for row in found if not row.part.by_hand]
+            unit = list(rows)
+            checked = [row for row in unit if not row.part.by_hand]
             passed = sum(row.passed for row in checked)
-            yield f"{_title(number)}: {passed} of {len(checked)} parts passed", found
+            yield f"{_title(number)}: {passed} of {len(checked)} parts passed", unit
 
     def _outlook(self) -> list[str]:
         part = self.next
         if part is None:
             return ["Everything is passed."]
         where = ""
-        with suppress(DtlabError):  # the course may lie elsewhere
+        with suppress(DtlabError):  # the working folder may be outside the course
             course = Course.find()
             where = f"   {course.shown(course.worked_on(part))}"
         return [f"Next: {part.name}, {part.title}, {part.minutes} minutes{where}"]
 
 
 def progress() -> Progress:
-    """What is passed and what is next, from what `check` has kept on this machine."""
+    """Returns the progress on all parts, from the results that `check` stored on this machine."""
     best = best_shares()
     return Progress([Row(part, best.get(part.name)) for part in known_parts()])
 
 
 def _title(number: str) -> str:
-    """A unit in words: "01 Ranks and collectives"."""
+    """Returns the title of a unit: "01 Ranks and collectives"."""
     with suppress(DtlabError):
         name = Course.find().unit(number).partition("_")[2]
         return f"{number} {name.replace('_', ' ').capitalize()}"

@@ -1,4 +1,4 @@
-"""Reports of a check: criteria with points, as text, as HTML, and as nbgrader's number."""
+"""`Report`: the criteria of a check with their points, as text, HTML and nbgrader's score."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ __all__ = ["Criterion", "Reference", "Report", "Status", "as_html", "as_text", "
 
 Status = Literal["ok", "lost", "blocked"]
 
-# White on a filled badge reads the same on a light and on a dark page; the word says it too.
+# White text on a filled badge is readable on light and dark pages. The status is also in words.
 _BADGES: dict[Status, str] = {"ok": "#1b7f4b", "lost": "#b3261e", "blocked": "#5f6368"}
 
-# A page's own colours of code may not suit the colour that a table takes over from around it.
+# A page's colours for code may not suit the background of the table, so code inherits its colours.
 _CODE = '<code style="color:inherit;background:none;padding:0">'
 _NAMED = re.compile(r"`([^`\n]+)`")
 
-# Lines of a table, as a pipeline's grid: their columns stand under each other.
+# Style and pattern of table lines in a message, such as a pipeline's grid: their columns align.
 _TABLE = f"{_CODE[:-2]};display:block;white-space:pre;overflow-x:auto\">"
 _COLUMNS = re.compile(r"\S {2,}\S")
 
 
 def as_html(text: str) -> str:
-    """A message as HTML: what stands in backticks as code, all of it escaped."""
+    """Returns a message as escaped HTML, with the text in backticks as code."""
     return _NAMED.sub(rf"{_CODE}\1</code>", html.escape(text))
 
 
 def _shown(message: str) -> str:
-    """A message of several lines as HTML, those that make up a table in letters of one width."""
+    """Returns a message of several lines as HTML, with lines of a table in a monospace font."""
     lines = message.split("\n")
-    rows = {line.split()[0] for line in lines if _COLUMNS.search(line)}  # what rows begin with
+    rows = {line.split()[0] for line in lines if _COLUMNS.search(line)}  # first words of the rows
     parts = []
-    for in_table, some in groupby(lines, lambda line: not rows.isdisjoint(line.split()[:1])):
-        text = as_html("\n".join(some))
+    for in_table, block in groupby(lines, lambda line: not rows.isdisjoint(line.split()[:1])):
+        text = as_html("\n".join(block))
         parts.append(f"{_TABLE}{text}</code>" if in_table else text)
     return "".join(parts)
 
 
 def as_text(text: str) -> str:
-    """A message for a terminal: what stands in backticks without them."""
+    """Returns a message for a terminal, without its backticks."""
     return _NAMED.sub(r"\1", text)
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing that counts: its points, what was earned, and why.
+    """One graded criterion: its points, the points earned, and the reason.
 
-    `status` is "ok", "lost", or "blocked" where it could not be judged because another failed.
-    In `message`, names of code stand in backticks. What has no points is a remark.
+    `status` is "ok", "lost", or "blocked" if another failure kept the criterion from being judged.
+    `message` has names of code in backticks. A criterion without points is a remark.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Reference:
-    """The library's own version of a part: its dotted name, its place, its source."""
+    """The library's implementation of a part: its dotted name, its file and line, its source."""
 
     name: str
     place: str
@@ -78,28 +78,28 @@ class Reference:
 
     @classmethod
     def of(cls, name: str) -> Reference:
-        """Reads the source of the function `name`, as "dtlab.collectives.tree_broadcast"."""
+        """Reads the source of the function `name`, such as "dtlab.collectives.tree_broadcast"."""
         module, _, symbol = name.rpartition(".")
         function = getattr(importlib.import_module(module), symbol)
         lines, first = inspect.getsourcelines(function)
         file = Path(inspect.getsourcefile(function) or "")
-        root = Path(__file__).parents[2]  # what holds the package
+        root = Path(__file__).parents[2]  # the folder that contains the package
         shown = file.relative_to(root) if file.is_relative_to(root) else file.name
         return cls(name, f"{shown}, line {first}", "".join(lines).rstrip())
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The verdict on one part. As the last value of a graded cell it is nbgrader's partial credit.
+    """The result of checking one part; the last value of a graded cell, nbgrader's partial credit.
 
     ring_all_reduce   7 of 10 points
       ok    4/4  the sum is right on 1, 2, 3, 4 and 5 ranks
       lost  0/3  each rank sent 12.6 MB; a ring needs 2(N-1)/N x 4.2 MB = 6.3 MB
-      ok    2/2  only the two neighbours talk
+      ok    2/2  only neighbours exchange messages
       ok    1/1  2(N-1) = 6 rounds
 
-    A passed part carries the library's `reference`, to be read beside the learner's own.
-    `cell_points` is what the graded cell is worth where an assignment has set that.
+    The report of a passed part has the library's `reference` implementation, for comparison.
+    `cell_points` are the points of the graded cell, if an assignment sets them.
     """
 
     title: str
@@ -109,42 +109,42 @@ class Report:
 
     @property
     def score(self) -> float:
-        """Points earned."""
+        """The points earned."""
         return sum(criterion.earned for criterion in self.criteria)
 
     @property
     def max_score(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(criterion.points for criterion in self.criteria)
 
     @property
     def credit(self) -> float:
-        """What nbgrader is told: points earned, of those of the cell."""
+        """The score for nbgrader: the points earned, scaled to the points of the cell."""
         worth = self.max_score if self.cell_points is None else self.cell_points
         return min(round(scaled(self.score, self.max_score, worth), 6), worth)
 
     @property
     def number(self) -> str:
-        """The credit as nbgrader reads it."""
+        """The credit as text that nbgrader parses."""
         return f"{self.credit:.10g}"
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost."""
+        """Whether all criteria that have points are ok."""
         return all(one.status == "ok" for one in self.criteria if one.points)
 
     @property
     def headline(self) -> str:
-        """Title and points in one line."""
+        """The title and the points, in one line."""
         return f"{self.title}   {self._earned}"
 
     @property
     def _earned(self) -> str:
-        """7 of 10 points; 0 of 1 point; 7 of 10 points, for 14 of 20 in this assignment."""
-        own = f"{self.score:g} of {self.max_score:g} point{'s' * (self.max_score != 1)}"
+        """Such as "0 of 1 point" or "7 of 10 points, for 14 of 20 in this assignment"."""
+        earned = f"{self.score:g} of {self.max_score:g} point{'s' * (self.max_score != 1)}"
         if self.cell_points in (None, self.max_score):
-            return own
-        return f"{own}, for {self.credit:g} of {self.cell_points:g} in this assignment"
+            return earned
+        return f"{earned}, for {self.credit:g} of {self.cell_points:g} in this assignment"
 
     def __str__(self) -> str:
         width = max((len(criterion.status) for criterion in self.criteria), default=0)
@@ -155,7 +155,7 @@ class Report:
             message = as_text(criterion.message)
             lines.append(label + indent(message, " " * len(label)).lstrip())
         if self.reference is not None:
-            lines.append(f"  The library's own: {self.reference.name}, {self.reference.place}")
+            lines.append(f"  The library's version: {self.reference.name}, {self.reference.place}")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -176,19 +176,19 @@ class Report:
         )
 
     def _reference_html(self) -> str:
-        """The library's version, folded away under the table."""
+        """The library's version, collapsed, below the table."""
         if self.reference is None:
             return ""
         name, place = html.escape(self.reference.name), html.escape(self.reference.place)
         return (
             f'<details style="margin:.5em 0"><summary style="cursor:pointer">Compare with the '
-            f"library's own: {_CODE}{name}</code> ({place})</summary>"
+            f"library's version: {_CODE}{name}</code> ({place})</summary>"
             '<pre style="color:inherit;background:none;overflow-x:auto;padding:.5em 0 0 1em">'
             f"{html.escape(self.reference.source)}</pre></details>"
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """The table for people; for nbgrader, which reads `text/plain` as points, the number."""
+        """Returns the table as HTML, and as plain text the score, which nbgrader parses."""
         plain = self.number if in_a_kernel() else str(self)
         return {"text/plain": plain, "text/html": self._repr_html_()}
 
@@ -206,9 +206,9 @@ def _badge(status: Status) -> str:
 
 
 def scaled(score: float, max_score: float, cell_points: float) -> float:
-    """What `score` of a check's `max_score` is worth in a cell of `cell_points`.
+    """Scales `score`, out of a check's `max_score`, to a cell worth `cell_points`.
 
-    All points stay all points, exactly: nbgrader refuses a score above those of the cell. Raises
+    A full score becomes exactly `cell_points`, since nbgrader refuses a score above them. Raises
     `ValueError` for a score that no check gives.
     """
     if not 0 <= score <= max_score or not 0 <= cell_points < math.inf:

@@ -1,15 +1,15 @@
-"""`configure`: all settings that nbgrader needs, so that `nbgrader_config.py` has three lines.
+"""`configure`: sets up nbgrader for dtlab, so that `nbgrader_config.py` has three lines.
 
     from pathlib import Path
     from dtlab.grading.settings import configure
     configure(get_config(), Path(__file__).parent)
 
-A course folder has nbgrader's own names in it, so that its commands and formgrader find their way:
+A course folder has the names that nbgrader's commands and formgrader expect:
 
     source/    the instructor's notebooks      submitted/   autograded/   feedback/
-    release/   what learners get of them       gradebook.db
+    release/   the notebooks for learners      gradebook.db
 
-What an instructor sets below the call of `configure` has the last word.
+Settings below the call of `configure` override it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ configure(get_config(), Path(__file__).parent, course_id={course_id!r})
 '''
 
 _IGNORED = """\
-# What learners hand in and what they earn is nobody else's business.
+# Submissions and grades are private.
 /gradebook.db*
 /submitted/
 /downloaded/
@@ -60,36 +60,36 @@ __pycache__/
 
 
 def configure(c: Config, root: Path | str, course_id: str = "") -> None:
-    """Sets up nbgrader for the course in the folder `root`; `c` is what `get_config()` returns.
+    """Sets up nbgrader for the course in the folder `root`; `c` is the result of `get_config()`.
 
-    `course_id` names the course in the exchange and in the gradebook: by default as its folder.
+    `course_id` names the course in the exchange and in the gradebook; the default is its folder.
     """
     _put_commands_on_path()
-    folder = os.path.abspath(root)  # not resolved: JupyterLab has to find it below its own folder
+    folder = os.path.abspath(root)  # not resolved: JupyterLab must find it below its root folder
     c.CourseDirectory.root = folder
     c.CourseDirectory.course_id = course_id or _course_id(Path(folder))
-    # Ours leaves the form of an answer standing, and clears away what is filled in below it.
+    # Our step keeps the form of an answer, and removes the solution below it.
     ours = {ClearSolutions: plugins.ClearSolutions}
     steps = _with(ours, GenerateAssignment.preprocessors.default())
     c.GenerateAssignment.preprocessors = [*steps, plugins.Stamp]
-    # What learners wrote runs behind walls, and is judged from outside.
+    # Learners' code runs in a sandbox and is judged outside it.
     judged = {Execute: plugins.Execute}
     c.Autograde.autograde_preprocessors = _with(
         judged, Autograde.autograde_preprocessors.default()
     )
-    # What learners wrote is shown to others without what could act in their browser.
+    # Learners' notebooks are shown to others without scripts.
     c.HTMLExporter.preprocessors = [harmless.Harmless]
     c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
     _escape_names_in_formgrader()
     c.ZipCollectApp.collector_plugin = "dtlab.grading.classroom.intake.PlatformNames"
-    c.AssignLatePenalties.plugin_class = late.LateRules  # it takes nothing off, unless told to
-    # For nbgrader validate, which runs a notebook in a kernel: the first launch loads torch.
+    c.AssignLatePenalties.plugin_class = late.LateRules  # by default without deductions
+    # For `nbgrader validate`, which runs a notebook in a kernel; the first launch loads torch.
     c.Execute.timeout = 120
 
 
 def _escape_names_in_formgrader() -> None:
-    """Formgrader's own pages (0.9.6) put names of folders and from URLs into HTML unescaped."""
-    if "jupyter_server.serverapp" in sys.modules:  # these settings are read by that server
+    """Makes formgrader (0.9.6) escape names of folders and from URLs in its pages."""
+    if "jupyter_server.serverapp" in sys.modules:  # the Jupyter server reads these settings
         from jinja2 import Environment
         from nbgrader.server_extensions.formgrader import formgrader
 
@@ -97,21 +97,21 @@ def _escape_names_in_formgrader() -> None:
 
 
 def course_folder(named: Path | None) -> Path:
-    """The course folder that an instructor names, or else the one that we are in.
+    """Returns the named course folder, or else the working folder.
 
-    Raises `DtlabError` where we are in none. One that is named need not be there yet.
+    Raises `DtlabError` if the working folder is not a course. A named folder need not exist yet.
     """
     folder = (named or Path.cwd()).expanduser().absolute()
     if named is None and not (folder / CONFIG).is_file():
         raise DtlabError(
-            f"{folder} is no course folder: it has no {CONFIG}. Go to yours, or name it: "
-            "--course FOLDER."
+            f"{folder} is no course folder: it has no {CONFIG}. Go to your course folder, or name "
+            "it: --course FOLDER."
         )
     return folder
 
 
 def begin_course(folder: Path) -> list[str]:
-    """Makes a course folder with its settings, where there is none yet; says what it made.
+    """Creates a course folder with its settings, unless it exists; returns lines on new files.
 
     Raises `DtlabError` for a folder that is already used for something else.
     """
@@ -119,9 +119,9 @@ def begin_course(folder: Path) -> list[str]:
         return []
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DtlabError(
-            f"{folder} is there already, and is no course: it has no {CONFIG}. Name a folder that "
-            f"is new or empty, or write into {folder / CONFIG} what dtlab/grading/settings.py "
-            "begins with."
+            f"{folder} exists already and is no course: it has no {CONFIG}. Name a folder that is "
+            f"new or empty, or copy the three lines at the top of dtlab/grading/settings.py into "
+            f"{folder / CONFIG}."
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text(_IGNORED, encoding="utf-8")
@@ -131,9 +131,9 @@ def begin_course(folder: Path) -> list[str]:
 
 
 def course_directory(folder: Path) -> CourseDirectory:
-    """The course in `folder` with its settings, as nbgrader's commands see it from there.
+    """Loads the course in `folder` with its settings, as nbgrader's commands do.
 
-    Raises `DtlabError` where the settings cannot be read, or are not those of dtlab.
+    Raises `DtlabError` if the settings cannot be read or do not set up dtlab.
     """
     config = Config()
     for place in [*reversed(jupyter_config_path()), str(folder)]:
@@ -152,19 +152,19 @@ def course_directory(folder: Path) -> CourseDirectory:
 def _loaded(folder: Path) -> Config:
     try:
         return PyFileConfigLoader(CONFIG, path=str(folder)).load_config()
-    except Exception as error:  # it is a program: anything may go wrong in it
+    except Exception as error:  # the file is a program, which may raise anything
         raise DtlabError(
             f"{folder / CONFIG} cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
 def _course_id(folder: Path) -> str:
-    """The folder's name, as a name of a folder in the exchange."""
+    """Returns the folder's name in a form that is valid as a folder in the exchange."""
     return re.sub(r"[^\w.-]+", "-", folder.name).strip("-.") or "dtlab"
 
 
 def _put_commands_on_path() -> None:
-    """nbgrader runs `alembic` as a command, which is found only where the environment's are."""
+    """Adds the environment's commands to PATH, since nbgrader runs the command `alembic`."""
     commands = str(Path(sys.executable).parent)
     known = os.environ.get("PATH", os.defpath)
     if commands not in known.split(os.pathsep):
@@ -172,5 +172,5 @@ def _put_commands_on_path() -> None:
 
 
 def _with(ours: Mapping[Any, Any], steps: list[Any]) -> list[Any]:
-    """Steps of nbgrader, with ours in the places of its own."""
+    """Replaces steps of nbgrader by ours."""
     return [ours.get(step, step) for step in steps]

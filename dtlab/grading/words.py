@@ -1,4 +1,4 @@
-"""Phrases that several messages share, such as "ranks 1 and 3"."""
+"""Phrases that several messages use, such as "ranks 1 and 3"."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SPELLED = (
 
 
 def amount(count: float) -> str:
-    """`count` bytes in decimal units: "6.3 MB", "12 kB", "40 bytes"."""
+    """Returns `count` bytes in decimal units: "6.3 MB", "12 kB", "40 bytes"."""
     if count >= 1e5:
         return f"{count / 1e6:.1f} MB"
     return f"{count / 1e3:.0f} kB" if count >= 1e3 else f"{count:.0f} bytes"
 
 
 def count_ranks(count: int) -> str:
-    """How many ranks: "1 rank", "4 ranks"."""
+    """Returns a number of ranks in words: "1 rank", "4 ranks"."""
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def spelled(count: int) -> str:
-    """A count as prose has it: "two", "twelve", then "13"."""
+    """Returns a count as prose writes it: "two" or "twelve" in words, and from "13" in digits."""
     return _SPELLED[count] if 0 <= count < len(_SPELLED) else str(count)
 
 
 def nodes_of(cluster: Cluster) -> str:
-    """How ranks are spread over a network: "two nodes of four ranks", "one node of one rank"."""
+    """Describes the nodes of a cluster: "two nodes of four ranks", "one node of one rank"."""
     nodes, ranks = cluster.nodes, cluster.gpus_per_node
     return (
         f"{spelled(nodes)} node{'s' * (nodes != 1)} of {spelled(ranks)} rank{'s' * (ranks != 1)}"
@@ -43,8 +43,8 @@ def nodes_of(cluster: Cluster) -> str:
 
 
 def links_of(cluster: Cluster) -> str:
-    """The links that a network uses: "300 GB/s 2 us inside, 25 GB/s 5 us between nodes"."""
-    said = [f"{cluster.intra} inside"] if cluster.gpus_per_node > 1 else []
-    said += [f"{cluster.inter} between nodes"] if cluster.nodes > 1 else []
-    said += [f"slowed down {cluster.slowdown:g} times"] if cluster.slowdown != 1 else []
-    return ", ".join(said)
+    """Describes the links of a cluster: "300 GB/s 2 us inside, 25 GB/s 5 us between nodes"."""
+    links = [f"{cluster.intra} inside"] if cluster.gpus_per_node > 1 else []
+    links += [f"{cluster.inter} between nodes"] if cluster.nodes > 1 else []
+    links += [f"slowed down {cluster.slowdown:g} times"] if cluster.slowdown != 1 else []
+    return ", ".join(links)

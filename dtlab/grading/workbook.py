@@ -1,4 +1,4 @@
-"""The learner's copies of notebooks: created, updated without losing answers, reset by part."""
+"""Creates the learner's copies of notebooks, updates them with their answers, and resets parts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL
 
 
 def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
-    """Copies a unit's lesson and levels to `my/`, and says what it did with each.
+    """Copies a unit's lesson and levels to `my/`, and yields a line on each.
 
-    What is there already stays. With `renew`, a copy of an older release gives way to the newer
-    one: answers to its parts are taken over, and it stays beside it as a backup.
+    Existing copies stay. With `renew`, a newer release replaces a copy of an older one, with the
+    answers to its parts; the old copy is kept as a backup.
     """
     for notebook in course.handed_out(unit):
-        source, own = course.root / notebook, course.own(notebook)
-        target, shown = course.root / own, course.shown(own)
+        source, copy = course.root / notebook, course.own(notebook)
+        target, shown = course.root / copy, course.shown(copy)
         if not target.exists():
             _write(_stamped(source), target)
             yield f"{shown}   new"
@@ -42,25 +42,25 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
 
 
 def _renew(source: Path, target: Path) -> str:
-    """Writes the newer release over a copy, with the copy's answers; says what became of it."""
+    """Replaces a copy by the newer release, with the copy's answers; returns a message."""
     new, old = _stamped(source), _answers(_read(target))
-    asked = _answers(new)
-    for name in asked.keys() & old.keys():
-        asked[name].source = old[name].source
+    answers = _answers(new)
+    for name in answers.keys() & old.keys():
+        answers[name].source = old[name].source
     backup = _back_up(target).name
     _write(new, target)
-    if not asked.keys() & old.keys():  # a lesson: it has blanks, but no parts
+    if not answers.keys() & old.keys():  # a lesson has blanks, but no parts
         return f"renewed; the old one, with whatever you wrote in it, is {backup}"
-    if gone := ", ".join(name for name in old if name not in asked):
+    if gone := ", ".join(name for name in old if name not in answers):
         return f"renewed, with your answers; those to {gone}, asked no longer, are in {backup}"
     return f"renewed, with your answers; the old one is {backup}"
 
 
 def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path | None]:
-    """Puts a part back to its start in the learner's notebook; returns it and its backup.
+    """Resets a part in the learner's notebook to its released form; returns it and its backup.
 
-    Touches no other cell, and no file where the part is as it was handed out: then there is no
-    backup. Raises `DtlabError` where the notebook, or the part's cell in it, is not to be found.
+    Changes no other cell. If the part is already in its released form, changes no file and makes
+    no backup. Raises `DtlabError` if the notebook, or the part's cell in it, is not found.
     """
     path = notebook or course.root / course.worked_on(part)
     if not path.is_file():
@@ -69,7 +69,7 @@ def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Pat
     cell = _cells(learners).get(part.answer_id)
     if cell is None:
         raise DtlabError(
-            f"{path} has no cell {part.answer_id!r} any more. Move the notebook away, and take a "
+            f"{path} has no cell {part.answer_id!r} any more. Move the notebook away, and get a "
             f"new one: dtlab start {part.unit}"
         )
     fresh = _pristine(course, part, path)
@@ -82,10 +82,10 @@ def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Pat
 
 
 def _pristine(course: Course, part: Part, worked_on: Path) -> str:
-    """The part's cell as it is handed out.
+    """Returns the source of the part's cell in its released form.
 
-    It is made from the instructor's source where there is one: a learner may have worked in
-    exercises/ itself.
+    Makes it from the instructor's source if there is one, since a learner may have worked in
+    exercises/.
     """
     solution = course.root / "solutions" / course.level(part)
     if solution.is_file() and part.answer_id in (cells := _cells(_read(solution))):
@@ -96,21 +96,21 @@ def _pristine(course: Course, part: Part, worked_on: Path) -> str:
         if part.answer_id in cells:
             return str(cells[part.answer_id].source)
     raise DtlabError(
-        f"how {part.name} began is not to be found: neither {solution} nor an untouched "
-        f"{released} has it. Take {released} from the course again."
+        f"the released form of {part.name} was not found: neither {solution} nor an unchanged "
+        f"{released} has it. Get {released} from the course again."
     )
 
 
 def _cells(notebook: NotebookNode) -> dict[str, NotebookNode]:
-    """The cells that nbgrader knows, by their names."""
-    named = ((one.metadata.get("nbgrader", {}).get("grade_id"), one) for one in notebook.cells)
-    return {name: one for name, one in named if name}
+    """Returns the cells with nbgrader metadata, by their names."""
+    named = ((cell.metadata.get("nbgrader", {}).get("grade_id"), cell) for cell in notebook.cells)
+    return {name: cell for name, cell in named if name}
 
 
 def _answers(notebook: NotebookNode) -> dict[str, NotebookNode]:
-    """Those of them that the learner fills in."""
+    """Returns the cells that the learner fills in, by their names."""
     named = _cells(notebook).items()
-    return {name: one for name, one in named if one.metadata.nbgrader.get("solution")}
+    return {name: cell for name, cell in named if cell.metadata.nbgrader.get("solution")}
 
 
 def _stamp(released: Path) -> str:
@@ -118,16 +118,16 @@ def _stamp(released: Path) -> str:
 
 
 def _stamped(released: Path) -> NotebookNode:
-    """A copy that knows which release it was made from."""
+    """Returns a copy with a digest of its release in the metadata."""
     notebook = _read(released)
     notebook.metadata["dtlab"] = {"release": _stamp(released)}
-    for cell in notebook.cells[:1]:  # its reader has a copy
+    for cell in notebook.cells[:1]:  # its reader already has a copy
         cell.source = _MAKE_A_COPY.sub("", cell.source)
     return notebook
 
 
 def _back_up(path: Path) -> Path:
-    """Copies a file beside itself, under the first name that is free."""
+    """Copies a file into the same folder, under the first free name."""
     for number in count(1):
         backup = path.with_name(f"{path.stem}-backup-{number}{path.suffix}")
         try:
@@ -142,17 +142,17 @@ def _back_up(path: Path) -> Path:
 def _read(path: Path) -> NotebookNode:
     try:
         return nbformat.read(path, as_version=4)
-    # No JSON, no text, or JSON that is no notebook: nbformat has an error of its own for each.
+    # nbformat raises a different error for invalid JSON, invalid text and an invalid notebook.
     except (ValueError, AttributeError, nbformat.ValidationError) as error:
         raise DtlabError(
             f"{path} cannot be read as a notebook. If it is open in JupyterLab, save it there; "
-            "else move it away, and take a new one or a backup."
+            "else move it away, and use a new one or a backup."
         ) from error
 
 
 def _write(notebook: NotebookNode, path: Path) -> None:
-    """Writes in one step, so that nobody sees half a notebook."""
+    """Writes a notebook atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f".{path.name}.new")
-    half.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
-    half.replace(path)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    temporary.replace(path)

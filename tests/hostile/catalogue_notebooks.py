@@ -169,7 +169,7 @@ CATALOGUE = [
          raw(lambda data: data.replace(b'"nbformat": 4', b'"nbformat": ' + b"9" * 1_000_000))),
     file("both sides of a merge", "Holds the marks of a merge that nobody settled.",
          raw(lambda data: data.replace(b'  {\n   "cell_type"', b'<<<<<<< HEAD\n  {\n   "cell_type"'
-                                       , 1)), "a merge that nobody settled"),
+                                       , 1)), "unresolved merge conflicts"),
     file("Windows line ends", "Has been edited on Windows.",
          as_json(lambda content: [cell.update(source="".join(cell["source"]).replace("\n", "\r\n"))
                                   for cell in content["cells"]] and None), "line ends of Windows"),

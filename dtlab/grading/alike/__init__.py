@@ -1,6 +1,6 @@
-"""`dtlab alike`: lists submissions that may be copies of each other, for a person to read.
+"""`dtlab alike`: lists similar submissions, for a person to compare.
 
-    pairs.py        what is compared, and how alike two answers are
-    tokens.py       a cell's code without what costs nothing to change
+    pairs.py        computes how similar two answers are
+    tokens.py       converts code to tokens without names, comments and layout
     sidebyside.py   the command `dtlab alike`
 """

@@ -1,4 +1,4 @@
-"""The output of `dtlab alike`: similar answers side by side."""
+"""The command `dtlab alike`: shows similar answers side by side."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from dtlab.grading.settings import course_directory, course_folder
 __all__ = ["compare_answers", "rendered"]
 
 _WHAT_IT_MEANS = (
-    "Alike is not copied: the text, the hints, a book or work in pairs lead to the same lines.",
-    "Names, comments and layout were not compared, nor what was handed out.",
+    "Similar is not copied: the text, the hints, a book or work in pairs lead to the same lines.",
+    "Names, comments, layout and released text were not compared.",
 )
 
 
 def compare_answers(
     assignment: str, *, course: Path | None = None, threshold: float = 0.8, width: int = 100
 ) -> Iterator[str]:
-    """Compares what learners handed in for an assignment, and shows what is much alike.
+    """Compares the submissions of an assignment, and yields a report on similar answers.
 
-    Raises `DtlabError` where there is no such assignment, or a threshold that makes no sense.
+    Raises `DtlabError` for an unknown assignment or an invalid threshold.
     """
     if not 0 < threshold <= 1:
-        raise DtlabError(f"--threshold {threshold:g}: write a number above 0 and up to 1, as 0.8.")
+        raise DtlabError(f"--threshold {threshold:g}: write a number above 0 and at most 1.")
     directory = course_directory(course_folder(course))
-    wanted = Assignment.of(directory, assignment)
-    notebooks: dict[str, dict[str, NotebookNode]] = {name: {} for name in wanted.notebooks}
+    assigned = Assignment.of(directory, assignment)
+    notebooks: dict[str, dict[str, NotebookNode]] = {name: {} for name in assigned.notebooks}
     for submission in handed_in(directory, assignment, "*"):
-        for handed in submission.read(wanted)[1]:
+        for handed in submission.read(assigned)[1]:
             notebooks[handed.name][submission.student] = handed.notebook
-    for name, released in wanted.notebooks.items():
+    for name, released in assigned.notebooks.items():
         if not compared(released):
             yield f"{name}: not compared. Its values are drawn for each learner."
             continue
@@ -52,7 +52,7 @@ def compare_answers(
 def rendered(
     notebook: str, groups: Sequence[Group], count: int, threshold: float, width: int = 100
 ) -> Iterator[str]:
-    """The lines of a report on the groups among `count` notebooks."""
+    """Yields the lines of a report on the groups among `count` notebooks."""
     much = f"much alike (a score of {threshold:g} or more)"
     if not groups:
         yield f"{notebook}: among {count} notebooks, no two answers are {much}."
@@ -66,12 +66,12 @@ def rendered(
         yield f"{group.part}   {group.score:.2f}   {_named(group)}"
         yield "-" * (2 * half + 3)
         left, right = (_column(source, half) for source in group.sources)
-        for one, other in zip_longest(left, right, fillvalue=""):
-            yield f"{one:<{half}} | {other}".rstrip()
+        for left_line, right_line in zip_longest(left, right, fillvalue=""):
+            yield f"{left_line:<{half}} | {right_line}".rstrip()
 
 
 def _named(group: Group) -> str:
-    """Who is in a group, and whose answers are shown where there are more than two."""
+    """Names the learners of a group, and in a larger group those whose answers are shown."""
     names = ", ".join(map(_clean, group.learners))
     if len(group.learners) == 2:
         return names.replace(", ", " and ")
@@ -81,7 +81,7 @@ def _named(group: Group) -> str:
 
 
 def _column(source: str, width: int) -> list[str]:
-    """The lines of a source, broken where they are too long."""
+    """Splits a source into lines of at most `width` characters."""
     lines = []
     for line in source.expandtabs(4).split("\n"):
         line = _clean(line)
@@ -90,5 +90,5 @@ def _column(source: str, width: int) -> list[str]:
 
 
 def _clean(line: str) -> str:
-    """The line without what steers a terminal or turns the direction of writing."""
-    return "".join("?" if unicodedata.category(one) in ("Cc", "Cf", "Cs") else one for one in line)
+    """Replaces terminal control characters and changes of the writing direction by "?"."""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in line)

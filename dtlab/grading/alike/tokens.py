@@ -1,13 +1,13 @@
-"""Programs as tokens without names, comments, prints and layout, so that copies look the same.
+"""Converts programs to tokens without names, comments, prints and layout, to recognize copies.
 
     for step in range(3):  # once round          for i in range(3):
         total = total + step                         print("round", i)
                                                      s = s + i
 
-are both        for v in range ( 3 ) : INDENT v = v + v
+both become     for v in range ( 3 ) : INDENT v = v + v
 
-A program is cut into its functions, each without those inside it, so that their order does not
-matter. Nothing is executed. What Python cannot parse is cut into tokens as it stands.
+A program is split into its functions, each without its inner functions, so that their order does
+not matter. Nothing is executed. Code that Python cannot parse is split into tokens unchanged.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Collection, Iterable, Iterator
 
 __all__ = ["Piece", "names_given", "pieces"]
 
-Piece = tuple[str, ...]  # the tokens of a function, or of what is in no function
+Piece = tuple[str, ...]  # the tokens of a function, or of the code outside functions
 
-_NAME = "v"  # stands for every name that the program gives
-_TOO_DEEP = (RecursionError, MemoryError, ValueError)  # from programs made to break a parser
+_NAME = "v"  # replaces every name that the program defines
+_TOO_DEEP = (RecursionError, MemoryError, ValueError)  # from programs written to break a parser
 
 _TOKEN = re.compile(
     r"""(?P<long>'''[\s\S]*?'''|\"{3}[\s\S]*?\"{3})|(?P<comment>\#.*)
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
     |\*\*=?|//=?|->|:=|<<=?|>>=?|[=!<>+*/%&|^@-]=|\S""",
     re.VERBOSE,
 )
-_MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)  # IPython's own, not Python
+_MAGIC = re.compile(r"^(\s*)[%!].*$", re.MULTILINE)  # IPython's syntax, not Python
 _DEFINED = re.compile(r"\s*(?:def|class)\s+(\w+)\s*\(?([^)]*)")
 _ASSIGNED = re.compile(r"\s*(?:for\s+)?([\w\s,*()]+?)\s*(?:[-+*/%]?=(?!=)|\bin\b)")
 
@@ -39,27 +39,27 @@ _Block = ast.Module | str  # a program, or a piece of one that cannot be parsed
 
 
 def names_given(sources: Iterable[str]) -> set[str]:
-    """The names that a program gives to something: all of them may be changed as one likes."""
+    """Returns the names that a program defines, which a copy can change."""
     return {name for source in sources for block in _blocks(source) for name in _given(block)}
 
 
 def pieces(sources: Iterable[str], given: Collection[str]) -> list[Piece]:
-    """The functions of a program that stands in several cells, without the names in `given`."""
-    found: list[Piece] = []
+    """Returns the functions of a program in several cells, without the names in `given`."""
+    result: list[Piece] = []
     for source in sources:
         for block in _blocks(source):
             if isinstance(block, str):
-                found.append(tuple(_tokens(block, given)))
+                result.append(tuple(_tokens(block, given)))
                 continue
             try:
-                found += [tuple(_tokens(text)) for text in _functions(block, given)]
+                result += [tuple(_tokens(text)) for text in _functions(block, given)]
             except _TOO_DEEP:
-                found.append(tuple(_tokens(source, given)))
-    return [piece for piece in found if piece]
+                result.append(tuple(_tokens(source, given)))
+    return [piece for piece in result if piece]
 
 
 def _blocks(source: str) -> list[_Block]:
-    """The source as a tree; where it cannot be parsed, each block that begins at the margin."""
+    """Parses the source to a tree, or else each block that begins in column 0."""
     source = _MAGIC.sub(r"\1pass", source)
     tree = _tree(source)
     if tree is not None:
@@ -70,7 +70,7 @@ def _blocks(source: str) -> list[_Block]:
 
 def _tree(source: str) -> ast.Module | None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a learner's "\d" is no concern of the reader
+        warnings.simplefilter("ignore")  # hides warnings about a learner's code, such as "\d"
         try:
             return ast.parse(source)
         except (SyntaxError, *_TOO_DEEP):
@@ -91,26 +91,26 @@ def _given(block: _Block) -> Iterator[str]:
 
 
 def _given_in_lines(block: str) -> Iterator[str]:
-    """A guess, for what cannot be parsed."""
+    """Guesses the names that code which cannot be parsed defines."""
     for line in block.split("\n"):
         defined, assigned = _DEFINED.match(line), _ASSIGNED.match(line)
-        words: list[str] = []
+        names: list[str] = []
         if defined:
-            words = [defined[1], *re.findall(r"(\w+)\s*(?:=[^,]*)?(?:,|$)", defined[2])]
+            names = [defined[1], *re.findall(r"(\w+)\s*(?:=[^,]*)?(?:,|$)", defined[2])]
         elif assigned:
-            words = re.findall(r"\w+", assigned[1])
-        yield from (word for word in words if not keyword.iskeyword(word))
+            names = re.findall(r"\w+", assigned[1])
+        yield from (name for name in names if not keyword.iskeyword(name))
 
 
 def _functions(tree: ast.Module, given: Collection[str]) -> list[str]:
-    """The text of each function without those inside it, and of what is in none."""
+    """Returns the text of each function without its inner functions, and of the remaining code."""
     nameless = _Nameless(given)
     rest = nameless.visit(tree)
     return [ast.unparse(node) for node in [*nameless.functions, rest]]
 
 
 class _Nameless(ast.NodeTransformer):
-    """Takes out of a tree what may differ between two copies, and its functions one by one."""
+    """Removes from a tree what may differ between two copies, and collects its functions."""
 
     def __init__(self, given: Collection[str]) -> None:
         self.given = given
@@ -129,8 +129,8 @@ class _Nameless(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if isinstance(node.func, ast.Name) and node.func.id in self.given:
-            for one in node.keywords:  # of a function of one's own they are names as well
-                one.arg = one.arg and self._name(one.arg)
+            for keyword_ in node.keywords:  # the program defines the parameters' names as well
+                keyword_.arg = keyword_.arg and self._name(keyword_.arg)
         return self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
@@ -156,7 +156,7 @@ class _Nameless(ast.NodeTransformer):
 
 
 def _tokens(text: str, given: Collection[str] = ()) -> Iterator[str]:
-    """The tokens of Python code, right or wrong; indentation as steps in and out."""
+    """Yields the tokens of valid or invalid Python code, with INDENT and DEDENT."""
     depths, before = [0], ""
     for line in _without_long_texts(text).split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -168,17 +168,17 @@ def _tokens(text: str, given: Collection[str] = ()) -> Iterator[str]:
         while depth < depths[-1]:
             depths.pop()
             yield "DEDENT"
-        for found in _TOKEN.finditer(line):
-            if found.lastgroup == "name" and before != "." and found[0] in given:
+        for match in _TOKEN.finditer(line):
+            if match.lastgroup == "name" and before != "." and match[0] in given:
                 yield _NAME
-            elif found.lastgroup == "text":
-                yield repr(found[0][1:-1])
-            elif found.lastgroup != "comment":
-                yield found[0]
-            before = found[0]
+            elif match.lastgroup == "text":
+                yield repr(match[0][1:-1])
+            elif match.lastgroup != "comment":
+                yield match[0]
+            before = match[0]
         yield "NEWLINE"
 
 
 def _without_long_texts(text: str) -> str:
-    """The text without what stands in triple quotes: what learners write there is prose."""
-    return _TOKEN.sub(lambda found: "" if found.lastgroup == "long" else found[0], text)
+    """Removes text in triple quotes, which is usually prose."""
+    return _TOKEN.sub(lambda match: "" if match.lastgroup == "long" else match[0], text)

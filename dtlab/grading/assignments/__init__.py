@@ -1,11 +1,12 @@
-"""Assignments of chosen levels and parts, with other weights and a due date of their own.
+"""Assignments of chosen levels and parts, with chosen points and a due date.
 
     solutions/01_name/level-N.ipynb  ── cutting.py ──>  source/week-3/level-N.ipynb
                                      ── nbgrader ────>  release/week-3/, a line in gradebook.db
 
     release.py    the command `dtlab release UNIT`
-    wanted.py     what is asked for, as an instructor types it
-    publish.py    writes it into a course folder, or leaves all as it was
+    wanted.py     parses the levels, parts and points that an instructor types
+    cutting.py    reduces a notebook to the chosen parts
+    publish.py    writes the assignment into a course folder, or changes nothing if that fails
 
-The solutions are the repository's; source/, release/ and the gradebook are in a course folder.
+The repository has solutions/; a course folder has source/, release/ and the gradebook.
 """

@@ -1,14 +1,14 @@
-"""Cuts a level's notebook down to the chosen parts, and changes their points.
+"""Reduces a level's notebook to the chosen parts, and changes their points.
 
-A part is what lies between the text with its line of points and its check:
+A part consists of the cells from the text with its line of points to its check:
 
-    title, imports, rules      for all parts: stay
+    title, imports, rules      for all parts: kept
     part 1: text with *8 points · 25 minutes · difficulty ●○○*, hints, blank, ..., check
     part 2: ...
-    what is next               stays where the level is whole
+    what is next               kept if the level is complete
 
-In the title the table loses the rows of parts that are not there. What is said above the table
-is about the level as a whole, and gives way to one sentence.
+The table in the title loses the rows of removed parts. One sentence replaces the text above the
+table, which describes the complete level.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+\.ipynb)(?:#[^)\s]*)?\)")
 
 
 def cut(
-    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, there: Mapping[str, str]
+    notebook: NotebookNode, parts: Sequence[Part], weights: Weights, names: Mapping[str, str]
 ) -> NotebookNode:
-    """A copy of a level's notebook that asks for the parts in `weights`, for so many points each.
+    """Returns a copy of a level's notebook with only the parts in `weights`, and their points.
 
-    `parts` are all parts of the level, in order. `there` has the unit's files that the assignment
-    has too, and their names in it: links to other notebooks become plain text. Raises `DtlabError`
-    where no part can be told.
+    `parts` are all parts of the level, in order. `names` maps those files of the unit that the
+    assignment also contains to their names in it; links to other notebooks become plain text.
+    Raises `DtlabError` if the beginning of a part is not found.
     """
     new = deepcopy(notebook)
     cells, spans = new.cells, _spans(new.cells, parts)
@@ -49,16 +49,16 @@ def cut(
         if weights.get(part.name, part.points) != part.points:
             _reweigh([cells[place] for place in spans[part.name]], part, weights[part.name])
     gone = {place for part in parts if part.name not in weights for place in spans[part.name]}
-    if not whole or any(_links_elsewhere(cell, there) for cell in cells[end:]):
+    if not whole or any(_links_elsewhere(cell, names) for cell in cells[end:]):
         gone |= {place for place in range(end, len(cells)) if _is_prose(cells[place])}
     new.cells = [cell for place, cell in enumerate(cells) if place not in gone]
     for cell in filter(_is_prose, new.cells):
-        cell.source = _LINK.sub(lambda link: _link(link, there), cell.source)
+        cell.source = _LINK.sub(lambda link: _link(link, names), cell.source)
     return new
 
 
 def _spans(cells: Sequence[NotebookNode], parts: Sequence[Part]) -> dict[str, range]:
-    """The places of each part's cells."""
+    """Returns the range of cells of each part."""
     places = {cell.id: place for place, cell in enumerate(cells)}
     spans, free = {}, 0
     for part in sorted(parts, key=lambda part: places[part.grade_id]):
@@ -67,8 +67,8 @@ def _spans(cells: Sequence[NotebookNode], parts: Sequence[Part]) -> dict[str, ra
         start = [place for place in before if _is_prose(cells[place], line)]
         if not start:
             raise DtlabError(
-                f"where part {part.name} begins is not to be found: between the check before it "
-                f"and its cell {part.answer_id!r} no text has the line *{line}*."
+                f"the beginning of part {part.name} was not found: no text between the check "
+                f"before it and its cell {part.answer_id!r} has the line *{line}*. Add that line."
             )
         free = places[part.grade_id] + 1
         spans[part.name] = range(start[0], free)
@@ -76,35 +76,35 @@ def _spans(cells: Sequence[NotebookNode], parts: Sequence[Part]) -> dict[str, ra
 
 
 def _line(part: Part) -> str:
-    """The line at the top of a part, as tests/test_units.py demands it."""
+    """Returns the line at the top of a part; tests/test_units.py checks that it is there."""
     return f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
 
 
 def _is_prose(cell: NotebookNode, about: str = "") -> bool:
-    """Whether this is a text that nbgrader has no part in, and about this."""
+    """Whether this is a text cell without nbgrader metadata that contains `about`."""
     return (
         cell.cell_type == "markdown" and not cell.metadata.get("nbgrader") and about in cell.source
     )
 
 
-def _link(link: re.Match[str], there: Mapping[str, str]) -> str:
-    return link[0].replace(link[2], there[link[2]]) if link[2] in there else link[1]
+def _link(link: re.Match[str], names: Mapping[str, str]) -> str:
+    return link[0].replace(link[2], names[link[2]]) if link[2] in names else link[1]
 
 
-def _links_elsewhere(cell: NotebookNode, there: Mapping[str, str]) -> bool:
-    return any(link[2] not in there for link in _LINK.finditer(cell.source))
+def _links_elsewhere(cell: NotebookNode, names: Mapping[str, str]) -> bool:
+    return any(link[2] not in names for link in _LINK.finditer(cell.source))
 
 
 def _reweigh(cells: Sequence[NotebookNode], part: Part, points: float) -> None:
-    """Says in a part's text, and in the call and metadata of its check, what it is worth."""
+    """Changes the points in a part's text, and in the call and metadata of its check."""
     text = next(cell for cell in cells if _is_prose(cell, _line(part)))
     before, line, after = text.source.partition(_line(part))
     rest, gap, below = after.partition("\n\n")
     worth = f"they give {_count(points)} in this assignment, in proportion"
     counts = "table" if part.by_hand else "check"
-    said = f"The {counts} counts {_count(part.points)}; {worth if points else 'here none count'}."
+    note = f"The {counts} counts {_count(part.points)}; {worth if points else 'here none count'}."
     line = line.replace(f"{part.points:g} points", _count(points), 1)
-    text.source = f"{before}{line}{rest}\n\n{said}{gap}{below}"
+    text.source = f"{before}{line}{rest}\n\n{note}{gap}{below}"
     check = next(cell for cell in cells if cell.id == part.grade_id)
     points = int(points) if points == int(points) else points
     check.metadata.nbgrader.points = points
@@ -113,7 +113,7 @@ def _reweigh(cells: Sequence[NotebookNode], part: Part, points: float) -> None:
 
 
 def _retitle(cells: Sequence[NotebookNode], parts: Sequence[Part], weights: Weights) -> None:
-    """Makes the title speak of the parts that are there."""
+    """Makes the title cell describe the chosen parts."""
     title = next((cell for cell in cells if _is_prose(cell, "# ")), None)
     if title is None:
         return
@@ -123,7 +123,9 @@ def _retitle(cells: Sequence[NotebookNode], parts: Sequence[Part], weights: Weig
     above = [] if absent else [block for block in blocks[:at] if "points" not in block]
     shown = [heading, *above, _summary(parts, weights)]
     for block in blocks[at:]:
-        named = {number for found in _PARTS_BY_NUMBER.findall(block) for number in _numbers(found)}
+        named = {
+            number for phrase in _PARTS_BY_NUMBER.findall(block) for number in _numbers(phrase)
+        }
         if block.startswith("|"):
             shown.append(_table(block, parts, weights))
         elif not named & absent:
@@ -140,12 +142,12 @@ def _summary(parts: Sequence[Part], weights: Weights) -> str:
     verb = "is" if len(asked) == 1 else "are"
     return (
         f"Of the {len(parts)} parts of this level, {len(asked)} {verb} asked for here: {effort}.\n"
-        "They keep their numbers; where a text names another part, it is that of the whole level."
+        "They keep their numbers; part numbers in the text refer to the complete level."
     )
 
 
 def _table(block: str, parts: Sequence[Part], weights: Weights) -> str:
-    """The table of parts without those that are not there; points are the third last column."""
+    """Returns the table without rows of removed parts; points are the third last column."""
     lines = []
     for line in block.split("\n"):
         part = next((part for part in parts if f"`{part.symbol}`" in line), None)
@@ -159,7 +161,7 @@ def _table(block: str, parts: Sequence[Part], weights: Weights) -> str:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The paragraphs, tables and fenced pieces of a text."""
+    """Yields the paragraphs, tables and fenced code blocks of a text."""
     block: list[str] = []
     fenced = False
     for line in [*text.split("\n"), ""]:
@@ -171,10 +173,10 @@ def _blocks(text: str) -> Iterator[str]:
             block = []
 
 
-def _numbers(words: str) -> set[str]:
-    """The numbers in "1, 2 and 4" or "2 to 4"."""
-    numbers = re.findall(r"\d+", words)
-    if " to " in words:
+def _numbers(text: str) -> set[str]:
+    """Returns the numbers in "1, 2 and 4" or "2 to 4"."""
+    numbers = re.findall(r"\d+", text)
+    if " to " in text:
         return {str(number) for number in range(int(numbers[0]), int(numbers[-1]) + 1)}
     return set(numbers)
 

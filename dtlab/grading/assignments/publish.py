@@ -1,7 +1,7 @@
-"""Writes an assignment into a course folder and its gradebook, or changes nothing.
+"""Writes an assignment into a course folder and its gradebook, or changes nothing if that fails.
 
 source/week-3/level-2.ipynb   with solutions      release/week-3/level-2.ipynb   for learners
-gradebook.db                  its cells, their points, its due date
+gradebook.db                  the cells, their points, the due date
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def publish(
     *,
     force: bool = False,
 ) -> Iterator[str]:
-    """Makes the assignment `name` in a course folder from the solutions in `home`.
+    """Creates the assignment `name` in a course folder from the solutions in `home`.
 
-    Raises `DtlabError` where there is one of that name, save with `force`; and also then where
-    learners have handed in parts that it would not have any more, since grades would be lost.
+    Raises `DtlabError` if an assignment of that name exists, unless `force` is set. Even then it
+    raises if submissions contain parts that the new assignment lacks, since grades would be lost.
     """
     notebooks: dict[str, NotebookNode] = {}
     beside: list[Path] = []
@@ -91,40 +91,40 @@ def publish(
     students = ", ".join(settled.students)
     if settled.added:
         yield (
-            f"Added: {', '.join(settled.added)}. Handed in before that: {students}. They lose "
-            "these points unless they hand in again, with the new notebook."
+            f"Added: {', '.join(settled.added)}. Already submitted: {students}. These students "
+            "lose the new points unless they submit again, with the new notebook."
         )
     if settled.changed:
-        yield f"Points have changed. Grade again what was handed in: {students}."
+        yield f"Points have changed. Grade these submissions again: {students}."
 
 
 def _notebooks(origin: Path, unit: str, asked: Wanted) -> dict[str, NotebookNode]:
-    """The instructor's notebooks of the assignment from one unit, by their names there."""
-    there = {path.name: path.name for path in _beside(origin)}
-    there |= {f"level-{level}.ipynb": asked.file(unit, level) for level in asked.levels(unit)}
-    made = {}
+    """Returns the notebooks with solutions from one unit, by their names in the assignment."""
+    names = {path.name: path.name for path in _beside(origin)}
+    names |= {f"level-{level}.ipynb": asked.file(unit, level) for level in asked.levels(unit)}
+    notebooks = {}
     for level in asked.levels(unit):
         path = origin / f"level-{level}.ipynb"
         if not path.is_file():
-            raise DtlabError(f"there is no {path} to make level {level} of.")
+            raise DtlabError(f"level {level} cannot be released: {path} does not exist.")
         notebook = nbformat.read(path, as_version=4)
         parts = [part for part in known_parts() if (part.unit, part.level) == (unit, level)]
         normalise(notebook, parts, name=str(path))
-        made[there[path.name]] = cut(notebook, parts, asked.weights, there)
-    return made
+        notebooks[names[path.name]] = cut(notebook, parts, asked.weights, names)
+    return notebooks
 
 
 def _beside(origin: Path) -> list[Path]:
-    """What lies beside the notebooks and goes with them: pictures, data."""
-    found = (path for path in sorted(origin.iterdir()) if path.is_file())
-    return [path for path in found if path.suffix not in _NOT_COPIED]
+    """Returns the other files of a unit that are copied, such as pictures and data."""
+    files = (path for path in sorted(origin.iterdir()) if path.is_file())
+    return [path for path in files if path.suffix not in _NOT_COPIED]
 
 
 @dataclass(frozen=True)
 class _Settled:
-    """Whether the gradebook knows an assignment, and who has handed it in.
+    """The existing state of an assignment: whether the gradebook has it, and who has submitted.
 
-    For them: the parts that are added, and whether points of the others change.
+    If students have: the added parts, and whether points of the other parts change.
     """
 
     known: bool
@@ -140,7 +140,7 @@ def _settled(
     folders: tuple[Path, Path],
     force: bool,
 ) -> _Settled:
-    """Raises `DtlabError` where something would be overwritten, or lost."""
+    """Returns the existing state; raises `DtlabError` if files or grades would be lost."""
     with Gradebook(directory.db_url, directory.course_id) as book:
         try:
             assignment = book.find_assignment(name)
@@ -150,10 +150,10 @@ def _settled(
         taken = old or any(folder.exists() and any(folder.iterdir()) for folder in folders)
         if taken and not force:
             raise DtlabError(
-                f"there is an assignment {name} already, in {folders[0].parent}. Take another "
+                f"there is an assignment {name} already, in {folders[0].parent}. Use another "
                 "--name. Or replace its notebooks with --force: grades that exist are kept."
             )
-        students = {one.student.id for one in assignment.submissions} if assignment else set()
+        students = {row.student.id for row in assignment.submissions} if assignment else set()
         students |= {path.parent.name for path in _handed_in(directory, name)}
     new = {
         (Path(level).stem, cell.id): cell.metadata.nbgrader.get("points")
@@ -167,11 +167,11 @@ def _settled(
         if {cell for _, cell in old} <= {cell for _, cell in new}:
             raise DtlabError(
                 f"{name} has been handed in by {_some(sorted(students))}. With parts of other "
-                "units its notebooks would have other names, so take another --name for this one."
+                "units its notebooks would have other names, so use another --name for this one."
             )
         raise DtlabError(
             f"{name} has been handed in by {_some(sorted(students))}, with {', '.join(gone)}: "
-            "grades would be lost. Ask for these too, or take another --name for this one."
+            "grades would be lost. Include these parts, or use another --name for this one."
         )
     added = [cell for cell in new if late and cell not in old and new[cell] is not None]
     return _Settled(
@@ -183,7 +183,7 @@ def _settled(
 
 
 def _cells_in(assignment: Assignment | None) -> dict[tuple[str, str], float | None]:
-    """The cells that the gradebook knows, with the points of those that are graded."""
+    """Returns the cells in the gradebook, with the points of graded cells."""
     cells: dict[tuple[str, str], float | None] = {}
     for notebook in assignment.notebooks if assignment else ():
         cells |= {(notebook.name, cell.name): None for cell in notebook.solution_cells}
@@ -201,19 +201,19 @@ def _handed_in(directory: CourseDirectory, name: str) -> list[Path]:
 def _open_for_more(
     directory: CourseDirectory, name: str, notebooks: Mapping[str, NotebookNode], handed_in: bool
 ) -> Iterator[None]:
-    """Lets nbgrader add to an assignment that was handed in, which it refuses.
+    """Lets nbgrader add cells to an assignment with submissions, which it otherwise refuses.
 
-    The gradebook gets new notebooks and cells before nbgrader compares, and afterwards each
-    submission gets a place for their points. Where anything goes wrong meanwhile they go again.
+    Adds new notebooks and cells to the gradebook before nbgrader compares them, and then rows for
+    their points to each submission. If an exception is raised, removes the new rows again.
     """
     new: list[Notebook | BaseCell | SourceCell] = []
     with Gradebook(directory.db_url, directory.course_id) as book:
         with book.db.no_autoflush:
             for file, notebook in notebooks.items() if handed_in else ():
                 known = book.find_assignment(name)
-                found = [one for one in known.notebooks if one.name == Path(file).stem]
-                if found:
-                    new += _missing(found[0], notebook)
+                existing = [row for row in known.notebooks if row.name == Path(file).stem]
+                if existing:
+                    new += _missing(existing[0], notebook)
                 else:
                     new.append(Notebook(name=Path(file).stem, assignment=known))
         book.db.add_all(new)
@@ -233,9 +233,9 @@ def _open_for_more(
 
 
 def _missing(known: Notebook, notebook: NotebookNode) -> Iterator[BaseCell | SourceCell]:
-    """The cells of a notebook that the gradebook lacks."""
+    """Yields rows for the cells of a notebook that the gradebook lacks."""
     cells = (*known.grade_cells, *known.solution_cells, *known.source_cells)
-    have = {(type(one), one.name) for one in cells}
+    have = {(type(row), row.name) for row in cells}
     for cell in notebook.cells:
         role = cell.metadata.get("nbgrader", {})
         name, kind = role.get("grade_id"), {"cell_type": cell.cell_type}
@@ -251,23 +251,25 @@ def _missing(known: Notebook, notebook: NotebookNode) -> Iterator[BaseCell | Sou
 def _lacking(
     submission: SubmittedAssignment,
 ) -> Iterator[SubmittedNotebook | Grade | Comment]:
-    """The rows of a submission that nbgrader would make for it today, and that it lacks."""
-    have = {one.notebook_id: one for one in submission.notebooks}
+    """Yields the rows that nbgrader would create for a submission today and that are missing."""
+    have = {row.notebook_id: row for row in submission.notebooks}
     for notebook in submission.assignment.notebooks:
-        own = have.get(notebook.id) or SubmittedNotebook(notebook=notebook, assignment=submission)
-        yield own
-        graded = {grade.cell_id for grade in own.grades}
-        told = {comment.cell_id for comment in own.comments}
+        submitted = have.get(notebook.id) or SubmittedNotebook(
+            notebook=notebook, assignment=submission
+        )
+        yield submitted
+        graded = {grade.cell_id for grade in submitted.grades}
+        commented = {comment.cell_id for comment in submitted.comments}
         for cell in notebook.grade_cells:
             if cell.id not in graded:
-                yield Grade(cell_id=cell.id, notebook=own)
+                yield Grade(cell_id=cell.id, notebook=submitted)
         for cell in notebook.solution_cells:
-            if cell.id not in told:
-                yield Comment(cell_id=cell.id, notebook=own)
+            if cell.id not in commented:
+                yield Comment(cell_id=cell.id, notebook=submitted)
 
 
 def _write(notebooks: Mapping[str, NotebookNode], beside: list[Path], source: Path) -> None:
-    """Writes the notebooks in place of older ones; what else is in the folder stays."""
+    """Writes the notebooks and replaces older ones; other files in the folder stay."""
     source.mkdir(parents=True, exist_ok=True)
     for old in source.glob("*level-?.ipynb"):
         old.unlink()
@@ -278,32 +280,32 @@ def _write(notebooks: Mapping[str, NotebookNode], beside: list[Path], source: Pa
 
 
 def _generate(directory: CourseDirectory, name: str) -> None:
-    """Lets nbgrader make the release, and write down in the gradebook what is in it."""
+    """Makes nbgrader generate the release and enter its cells into the gradebook."""
     directory.assignment_id = name
     step = GenerateAssignment(coursedir=directory, config=directory.config)
     step.force = True
-    done = capture_log(step)
-    if not done["success"]:
-        told = str(done.get("log") or done["error"]).strip()
-        raise DtlabError(f"nbgrader could not generate {name}, so all is as it was:\n{told}")
+    result = capture_log(step)
+    if not result["success"]:
+        log = str(result.get("log") or result["error"]).strip()
+        raise DtlabError(f"nbgrader could not generate {name}, so nothing was changed:\n{log}")
 
 
 def _as_before(directory: CourseDirectory, name: str, known: bool) -> None:
-    """Makes the gradebook fit the folders again, which are as they were."""
+    """Restores the gradebook to the state of the folders, which are restored already."""
     if known:
         with suppress(DtlabError):
             _generate(directory, name)
         return
     with Gradebook(directory.db_url, directory.course_id) as book:
-        if any(one.name == name for one in book.assignments):
+        if any(assignment.name == name for assignment in book.assignments):
             book.remove_assignment(name)
 
 
 def _registered(directory: CourseDirectory, name: str, due: datetime | None) -> datetime | None:
-    """Writes the due date into the gradebook; returns it, or the one that it has already."""
+    """Writes the due date into the gradebook; returns it, or the existing one if `due` is None."""
     with Gradebook(directory.db_url, directory.course_id) as book:
         if due is None:
-            known = book.find_assignment(name).duedate  # in UTC, and does not say so
+            known = book.find_assignment(name).duedate  # in UTC, without a time zone
             return known.replace(tzinfo=UTC) if known else None
         book.update_or_create_assignment(name, duedate=due)
     return due
@@ -311,7 +313,7 @@ def _registered(directory: CourseDirectory, name: str, due: datetime | None) -> 
 
 @contextmanager
 def _as_it_was_on_failure(*folders: Path) -> Iterator[None]:
-    """Puts folders back where anything goes wrong meanwhile."""
+    """Restores folders if an exception is raised in the context."""
     with TemporaryDirectory() as safe:
         saved = {folder: Path(safe) / str(place) for place, folder in enumerate(folders)}
         for folder, copy in saved.items():

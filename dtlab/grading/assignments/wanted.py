@@ -1,4 +1,4 @@
-"""Parses what an assignment contains: levels and parts of some units, and their points."""
+"""Parses the contents of an assignment: levels and parts of some units, and their points."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["Wanted", "listed", "wanted"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an assignment asks for: units, parts of them in order, and their points."""
+    """The contents of an assignment: units, their chosen parts in order, and the points."""
 
     units: tuple[str, ...]
     weights: Mapping[str, float]
 
     @property
     def parts(self) -> list[Part]:
-        """The parts that are asked for."""
+        """The chosen parts."""
         return [part for part in known_parts() if part.name in self.weights]
 
     def levels(self, unit: str) -> list[int]:
-        """The levels that the parts of a unit are of."""
+        """Returns the levels of a unit's chosen parts."""
         return sorted({part.level for part in self.parts if part.unit == unit})
 
     def file(self, unit: str, level: int) -> str:
-        """Its notebook: "level-2.ipynb", and where there are several units "01-level-2.ipynb"."""
+        """Names the notebook: "level-2.ipynb", or "01-level-2.ipynb" with several units."""
         return f"{unit}-" * (len(self.units) > 1) + f"level-{level}.ipynb"
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(self.weights.values())
 
 
@@ -45,10 +45,10 @@ def wanted(
     parts: str | None = None,
     points: str | None = None,
 ) -> Wanted:
-    """Reads what to ask for of units, as ["01"]: "1,2", "01/step,01/results" and "01/step=12".
+    """Parses levels, parts and points of units: "1,2", "01/step,01/results" and "01/step=12".
 
-    Without `levels` and `parts` all of them; without `points` what the checks count. Raises
-    `DtlabError` for names that are not known, and for what does not fit together.
+    Without `levels` and `parts` it chooses all; without `points` it uses the points of the checks.
+    Raises `DtlabError` for unknown names and for arguments that contradict each other.
     """
     known = {part.name: part for part in known_parts() if part.unit in units}
     every = sorted({part.level for part in known.values()})
@@ -73,14 +73,14 @@ def wanted(
             )
     for unit in units:
         if all(part.unit != unit for part in asked):
-            raise DtlabError(f"nothing is asked for of unit {unit}: leave it out, or name parts.")
+            raise DtlabError(f"no part of unit {unit} is chosen: leave it out, or name parts.")
     return Wanted(
         tuple(units), {part.name: part.points for part in asked} | _weights(points, known, asked)
     )
 
 
 def listed(unit: str) -> list[str]:
-    """The parts of a unit, a line for each: name, level, points, minutes, title."""
+    """Returns a line for each part of a unit: name, level, points, minutes, title."""
     parts = [part for part in known_parts() if part.unit == unit]
     if not parts:
         units = sorted({part.unit for part in known_parts()})
@@ -106,7 +106,7 @@ def _level(word: str, every: Sequence[int]) -> int:
 
 
 def _part(word: str, known: Mapping[str, Part]) -> Part:
-    """The part with this name, which may lack its unit."""
+    """Returns the part with this name, which may lack its unit."""
     for name in known:
         if word in (name, name.partition("/")[2]):
             return known[name]
@@ -122,7 +122,7 @@ def _part(word: str, known: Mapping[str, Part]) -> Part:
 def _weights(
     text: str | None, known: Mapping[str, Part], asked: Sequence[Part]
 ) -> dict[str, float]:
-    """The weights in "01/step=12,01/results=4"."""
+    """Parses the points in "01/step=12,01/results=4"."""
     weights: dict[str, float] = {}
     for word in _words(text):
         name, _, number = word.partition("=")
@@ -136,6 +136,6 @@ def _weights(
         if not 0 <= weights[part.name] < math.inf:
             raise DtlabError(
                 f"--points {word}: {number.strip()!r} is no number of points. Write 0 or more, as "
-                f"{part.name}=20."
+                f"in {part.name}=20."
             )
     return weights

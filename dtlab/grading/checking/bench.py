@@ -1,6 +1,6 @@
 """`Bench`: where learners' functions run, on the learner's own machine or in a sandbox.
 
-A check asks a bench, and judges what it saw; it does not know which one it is.
+A check calls `observe` of a bench and judges the observation, in the same way for both benches.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["HERE", "Bench", "warm_up"]
 
 
 class Bench(Protocol):
-    """Runs the function of an answer on ranks, and knows whose answer it is."""
+    """Runs the function of an answer on ranks, and has the id of the student."""
 
     @property
     def student(self) -> str | None:
-        """Who handed the answer in, where it is being graded."""
+        """The student who submitted the answer, or None if it is not being graded."""
         ...
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
-        """What is seen when `fn` goes through a trial."""
+        """Runs `fn` in a trial and returns the observation."""
         ...
 
 
@@ -33,27 +33,26 @@ class _Here:
 
     @property
     def student(self) -> str | None:
-        """Nobody, as a rule; the student whose notebook plain nbgrader runs."""
+        """None, or the student, if plain nbgrader runs the student's notebook."""
         return graded_student()
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
-        """See `trials.observe`."""
         return observe(trial, fn)
 
 
 HERE = _Here()
 
 
-# Has what is slow to import ready for ranks, so that it does not count as an answer's time -------
+# Imports slow modules in advance, so that they do not count towards an answer's time limit -------
 
-_LIMIT, _PAUSE = 60.0, 0.2  # seconds for imports; that a server needs to hear of them
+_LIMIT, _PAUSE = 60.0, 0.2  # seconds for the imports; seconds until the server reacts to them
 
 
 def warm_up() -> None:
-    """Have the server of ranks import PyTorch's compiler, once and not in every rank.
+    """Makes the warm server import PyTorch's compiler, so that ranks need not import it.
 
-    The first optimizer that a rank makes imports it, and so does the first
-    DistributedDataParallel: that takes seconds.
+    The first optimizer or DistributedDataParallel of a process imports the compiler, which takes
+    seconds.
     """
     from dtlab.ranks.launch.launcher import launch
 
@@ -64,10 +63,10 @@ def warm_up() -> None:
 
 
 def _compiler_is_there() -> bool:
-    """Runs on a rank."""
+    """Runs on a rank: imports the compiler and returns whether it was already imported."""
     import importlib
     import sys
 
-    found = "torch._dynamo" in sys.modules
+    imported = "torch._dynamo" in sys.modules
     importlib.import_module("torch._dynamo")
-    return found
+    return imported

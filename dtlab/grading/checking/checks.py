@@ -14,7 +14,7 @@ __all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
 
 
 class Verdict(NamedTuple):
-    """What a judge says on one criterion."""
+    """The decision of a judge on one criterion."""
 
     status: Status
     message: str
@@ -24,17 +24,17 @@ Judge = Callable[[Sequence[Observation]], Verdict]
 
 
 def ok(message: str) -> Verdict:
-    """The points are earned."""
+    """Returns the verdict that the points are earned."""
     return Verdict("ok", message)
 
 
 def lost(message: str) -> Verdict:
-    """The points are not earned; `message` says what is wrong and what to look at next."""
+    """Returns the verdict that the points are lost; `message` says why and where to look next."""
     return Verdict("lost", message)
 
 
 def blocked(message: str) -> Verdict:
-    """It cannot be judged before something else is mended, which `message` names."""
+    """Returns the verdict that another fault, named in `message`, must be corrected first."""
     return Verdict("blocked", message)
 
 
@@ -42,7 +42,7 @@ def blocked(message: str) -> Verdict:
 class Rule:
     """A criterion before it is judged: its name, its points, and its judge.
 
-    One that comes `after` another is judged once that is right.
+    If `after` names another criterion, this one is blocked until that one is ok.
     """
 
     name: str
@@ -50,28 +50,29 @@ class Rule:
     judge: Judge
     after: str = ""
 
-    def settle(self, seen: Sequence[Observation]) -> Criterion:
-        """The criterion as judged."""
-        return self.closed(self.judge(seen))
+    def settle(self, observations: Sequence[Observation]) -> Criterion:
+        """Judges the observations and returns the criterion."""
+        return self.closed(self.judge(observations))
 
     def closed(self, verdict: Verdict) -> Criterion:
-        """The criterion with a verdict: all of its points or none."""
+        """Returns the criterion with this verdict: it earns all of its points or none."""
         earned = self.points if verdict.status == "ok" else 0
         return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
 
 
-def _no_more(seen: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
+def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
     return ()
 
 
 @dataclass(frozen=True)
 class Check:
-    """How a part is checked: trials made from a seed, run in order, and the rules that judge them.
+    """The check of a part: trials made from a seed and run in order, and rules that judge them.
 
-    A trial that hangs is the last one run, so that a hang costs its time limit once. What is seen
-    may ask for more trials, of functions of ours: `then` gives them. `compiles` says that ranks
-    make optimizers or DistributedDataParallel, which import PyTorch's compiler. `wrapped` says
-    that what is run is ours and calls the learner's function, which is named if not written yet.
+    After a trial that hangs no other one runs, so that a hang costs its time limit once. `then`
+    returns further trials, of functions of the library, that depend on the observations.
+    `compiles` says that ranks create optimizers or DistributedDataParallel, which import PyTorch's
+    compiler. `wrapped` says that the trials run a function of the library that calls the learner's
+    function; a message about an unwritten function then names the learner's.
     """
 
     trials: Callable[[int], Sequence[Trial]]
@@ -82,7 +83,7 @@ class Check:
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(rule.points for rule in self.rules)
 
     def run(
@@ -93,38 +94,38 @@ class Check:
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Runs `answer`, which the learner calls `symbol`, on ranks and judges what was seen."""
+        """Runs `answer`, which has the name `symbol`, on ranks and judges the observations."""
         if not callable(answer):
             return self._nothing_to_judge(
                 f"{symbol} is {type(answer).__name__} here, not a function: hand in the function "
                 f"itself, without brackets."
             )
         self.prepare(bench)
-        seen: list[Observation] = []
+        observations: list[Observation] = []
         for trial in self.trials(seed):
-            seen.append(bench.observe(trial, answer))
-            if seen[-1].unwritten:
-                name = (self.wrapped and seen[-1].failed_function) or symbol
+            observations.append(bench.observe(trial, answer))
+            if observations[-1].unwritten:
+                name = (self.wrapped and observations[-1].failed_function) or symbol
                 return self._nothing_to_judge(
                     f"{name} is not written yet: it still raises NotImplementedError."
                 )
-            if seen[-1].hung:
+            if observations[-1].hung:
                 break
         else:
-            seen += [bench.observe(trial, own) for trial, own in self.then(seen)]
-        return self.settle(seen)
+            observations += [bench.observe(trial, fn) for trial, fn in self.then(observations)]
+        return self.settle(observations)
 
-    def settle(self, seen: Sequence[Observation]) -> list[Criterion]:
-        """The criteria, of what was seen."""
+    def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
+        """Judges the observations and returns the criteria."""
         settled: dict[str, Criterion] = {}
         for rule in self.rules:
             waits = rule.after and settled[rule.after].status != "ok"
             verdict = blocked("judged once the criterion above is right") if waits else None
-            settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(seen)
+            settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(observations)
         return list(settled.values())
 
     def prepare(self, bench: Bench = HERE) -> None:
-        """Has ranks of this machine find ready what is slow to import; a grader's do anyway."""
+        """Imports slow modules for ranks of this machine; a grader's ranks have them already."""
         if self.compiles and bench is HERE:
             warm_up()
 

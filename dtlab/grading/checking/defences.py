@@ -20,31 +20,31 @@ __all__ = ["Defence"]
 
 @dataclass(frozen=True)
 class Defence:
-    """How a part is graded that no program can judge: `rubric` says what earns how many points."""
+    """A written answer that a person grades; `rubric` lists the points and what earns them."""
 
     rubric: tuple[tuple[float, str], ...]
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(points for points, _ in self.rubric)
 
     @property
     def rows(self) -> list[str]:
         """The rubric as rows of the table in the notebook: "| 2 | the number that decided |"."""
-        return [f"| {points:g} | {what} |" for points, what in self.rubric]
+        return [f"| {points:g} | {description} |" for points, description in self.rubric]
 
     def form(self, points: float) -> str:
-        """The rubric as HTML for formgrader, whose cell counts `points`: a box for each row.
+        """Returns the rubric as HTML for formgrader, in a cell worth `points`: one box per row.
 
-        A tick enters the sum as the score, and what was earned into the comment, where the
-        learner reads it. Both can be changed by hand afterwards.
+        A tick enters the sum as the score, and the earned rows into the comment, which the learner
+        reads. The grader can change both by hand afterwards.
         """
-        worth = [points * own / self.points for own, _ in self.rubric]
+        worth = [points * share / self.points for share, _ in self.rubric]
         rows = "".join(
             f'<div><label><input type="checkbox" data-points="{most:g}"> '
-            f"{most:g}: <span>{html.escape(what)}</span></label></div>"
-            for most, (_, what) in zip(worth, self.rubric, strict=True)
+            f"{most:g}: <span>{html.escape(description)}</span></label></div>"
+            for most, (_, description) in zip(worth, self.rubric, strict=True)
         )
         return f'<div class="well well-sm">{rows}<script>{_FORM}</script></div>'
 
@@ -56,7 +56,7 @@ class Defence:
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """There is nothing to run. Raises `DtlabError` that says who grades it."""
+        """Raises `DtlabError`, which says that a person grades this part."""
         raise DtlabError(
             f"{symbol} is graded by hand, so there is nothing to check: write it in the text cell "
             f"{symbol!r}, and look at the table above that for what earns the {self.points:g} "
@@ -64,8 +64,8 @@ class Defence:
         )
 
 
-# In formgrader's page, where $ is jQuery, which saves a score or a comment when it changes. Which
-# boxes are ticked is read from the comment, which arrives a moment after the page.
+# Runs in formgrader's page, where $ is jQuery. Formgrader saves a score or a comment when it
+# changes. The script reads from the comment, which loads after the page, which boxes are ticked.
 _FORM = """
 {
   const form = document.currentScript.parentElement;

@@ -1,10 +1,10 @@
 """Detects calls of library functions that solve the exercise.
 
-What torch.distributed does is in the trace by its names. Other code sends messages and registers
-hooks as a learner's does, so the calls themselves have to be seen.
+The trace names the operations of torch.distributed. Other library code sends messages and uses
+hooks as a learner's code does, so a profiler must detect its calls.
 
-This helps learners on their own machine; a learner who wants to can hide a call from it. When an
-assignment is graded, the library's functions are taken away (ranks/sandbox/absent.py).
+This is feedback for learners on their own machine, and a learner can evade it. When an assignment
+is graded, the library's functions are removed (ranks/sandbox/absent.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _WHY = "finished code does not count, write it yourself"
 def finished_calls(
     *modules: str, refuse: bool = False, allowed: Collection[str] = ()
 ) -> Iterator[set[str]]:
-    """Collects what of these modules' public names is called meanwhile, in any thread.
+    """Collects the public names of these modules that any thread calls inside the context.
 
     A method counts as its class; names that are `allowed` do not count. With `refuse` such a call
-    raises RuntimeError, before it does anything. Whoever takes the profiler away that looks for
-    the calls is named in their place.
+    raises RuntimeError before it does anything. If code removes the profiler that detects the
+    calls, the set contains a phrase that says so.
     """
     names: set[str] = set()
 
@@ -60,19 +60,19 @@ def finished_calls(
 
 
 def absent_of(parts: Iterable[Any]) -> AbsentModules:
-    """The library's functions that code of these parts must not find: modules, and what stays.
+    """Returns the library modules hidden from code of these parts, and the names that stay.
 
     A name stays if every part that forbids the module allows it.
     """
-    found: dict[str, set[str]] = {}
+    stays: dict[str, set[str]] = {}
     for part in parts:
         check = getattr(part.check, "check", part.check)
         for trial in getattr(check, "trials", _no_trials)(1):
             for case in trial.cases:
                 for module in case.finished:
                     if module.startswith("dtlab.") and not module.startswith(_NEEDED):
-                        found.setdefault(module, {*case.allowed}).intersection_update(case.allowed)
-    return tuple((module, tuple(sorted(names))) for module, names in sorted(found.items()))
+                        stays.setdefault(module, {*case.allowed}).intersection_update(case.allowed)
+    return tuple((module, tuple(sorted(names))) for module, names in sorted(stays.items()))
 
 
 def _no_trials(_: int) -> Iterable[Any]:
@@ -80,12 +80,12 @@ def _no_trials(_: int) -> Iterable[Any]:
 
 
 def _is_import(frame: FrameType) -> bool:
-    """Whether a module is being imported, which runs its body, and those of its classes."""
+    """Whether this is a call by an import, which runs the bodies of a module and its classes."""
     spec = frame.f_globals.get("__spec__")
     return getattr(spec, "_initializing", False) or not frame.f_code.co_flags & CO_OPTIMIZED
 
 
 def called_by(results: Iterable[Any]) -> str:
-    """A name that results of ranks have in `finished`; empty where none of them has one."""
-    found = {name for result in results for name in getattr(result, "finished", ())}
-    return min(found)[:100] if found else ""
+    """Returns a name in `finished` of the ranks' results; empty if there is none."""
+    names = {name for result in results for name in getattr(result, "finished", ())}
+    return min(names)[:100] if names else ""

@@ -10,20 +10,20 @@ Groups = tuple[tuple[int, ...], ...]  # global ranks, in disjoint groups
 
 
 def draw_groups(draw: random.Random, world_size: int, size: int) -> Groups:
-    """`size` ranks and the others: two groups, neither of which is the first ranks there are."""
+    """Draws a group of `size` ranks and one of the rest; neither consists of ranks 0 to k - 1."""
     ranks = range(world_size)
     while True:
-        one = tuple(sorted(draw.sample(ranks, size)))
-        groups = (one, tuple(rank for rank in ranks if rank not in one))
+        chosen = tuple(sorted(draw.sample(ranks, size)))
+        groups = (chosen, tuple(rank for rank in ranks if rank not in chosen))
         if all(group != tuple(range(len(group))) for group in groups):
             return groups
 
 
 def members_of(groups: Groups, rank: int, world_size: int) -> tuple[int, ...]:
-    """The global ranks in the group of `rank`: all of them where there are no groups."""
+    """Returns the global ranks in the group of `rank`, or all ranks if it is in no group."""
     return next((group for group in groups if rank in group), tuple(range(world_size)))
 
 
 def groups_in_words(groups: Groups) -> str:
-    """As in "groups (0, 2) and (1, 3)"."""
+    """Returns the groups in words: "groups (0, 2) and (1, 3)"."""
     return "groups " + " and ".join(f"({', '.join(map(str, group))})" for group in groups)

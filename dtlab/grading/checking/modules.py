@@ -1,4 +1,4 @@
-"""The modules that checks train, by kind. Importing this file loads PyTorch."""
+"""The modules that checks train, by kind. Imports PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtlab.trace import span
 
 __all__ = ["KINDS", "Chain", "State", "filled", "numbers", "tensors_of"]
 
-State = list[Tensor]  # of a module: its parameters, then its buffers
+State = list[Tensor]  # the parameters of a module, then its buffers
 
 
 class Chain(nn.Module):
@@ -24,18 +24,18 @@ class Chain(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, sizes[0]] to [n, sizes[-1]]."""
+        """Maps [n, sizes[0]] to [n, sizes[-1]]."""
         for place, layer in enumerate(self.layers):
             x = layer(self.between(x, place)) if place else layer(x)
         return x
 
     def between(self, x: Tensor, place: int) -> Tensor:
-        """What stands in front of a layer that is not the first."""
+        """Computes the input of a layer, other than the first, from the output before it."""
         return x.tanh()
 
 
 class Skipping(Chain):
-    """The first layer is frozen, and nobody uses the one called `spare`."""
+    """A chain whose first layer is frozen, with an unused layer `spare`."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
@@ -44,7 +44,7 @@ class Skipping(Chain):
 
 
 class Frozen(Chain):
-    """The second layer is frozen."""
+    """A chain whose second layer is frozen."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
@@ -52,7 +52,7 @@ class Frozen(Chain):
 
 
 class Tied(Chain):
-    """The second and the last layer share their weights: it takes sizes (a, b, b, ..., b, b)."""
+    """A chain whose second and last layer share their weights; sizes are (a, b, b, ..., b, b)."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
@@ -60,20 +60,20 @@ class Tied(Chain):
 
 
 class Mixed(Chain):
-    """The second layer computes in float64."""
+    """A chain whose second layer computes in float64."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
         self.layers[1].double()
 
     def between(self, x: Tensor, place: int) -> Tensor:
-        """Also turns the dtype to the layer's own."""
+        """Also converts to the dtype of the layer."""
         weight: Tensor = self.layers[place].weight  # type: ignore[assignment]
         return x.to(weight.dtype).tanh()
 
 
 class HeadFirst(Chain):
-    """The last layer is defined before the others, so its gradient comes first all the same."""
+    """A chain whose last layer is defined first; its gradient is still computed first."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)
@@ -82,7 +82,6 @@ class HeadFirst(Chain):
         self.head, self.body = head, nn.ModuleList(body)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `Chain`."""
         for layer in self.body:
             x = layer(x).tanh()
         y: Tensor = self.head(x)
@@ -90,7 +89,7 @@ class HeadFirst(Chain):
 
 
 class Buffered(Frozen):
-    """With buffers: one that is used, and one that counts and is not saved."""
+    """A model with two buffers: `centre` is used; `count` is an integer and not persistent."""
 
     centre: Tensor
 
@@ -101,14 +100,14 @@ class Buffered(Frozen):
         self.register_buffer("count", count, persistent=False)  # not in `state_dict`
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `Chain`, of what is left of the inputs without the centre."""
+        """See `Chain`; subtracts the centre from the inputs."""
         return super().forward(x - self.centre)
 
 
 class Branches(nn.Module):
-    """Two branches that are added up; where `turned`, the right one is computed first.
+    """Two branches whose outputs are added; if `turned`, the right branch is computed first.
 
-    Gradients arrive in the reverse order: so ranks may differ in it.
+    Gradients arrive in the reverse order, so this order can differ between ranks.
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
@@ -117,15 +116,15 @@ class Branches(nn.Module):
         self.turned = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, sizes[0]] to [n, sizes[-1]]."""
+        """Maps [n, sizes[0]] to [n, sizes[-1]]."""
         order = (self.right, self.left) if self.turned else (self.left, self.right)
-        one, other = (branch(x) for branch in order)
-        total: Tensor = one + other
+        first, second = (branch(x) for branch in order)
+        total: Tensor = first + second
         return total
 
 
 class _Mark(torch.autograd.Function):
-    """Stands between two layers; in backward it marks that gradients go on to the layer before."""
+    """Identity between two layers; its backward records a span in the trace."""
 
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
@@ -139,10 +138,10 @@ class _Mark(torch.autograd.Function):
 
 
 class Marked(Chain):
-    """Its backward pass tells, in the trace, when it goes on to the layer before."""
+    """A chain whose backward pass records, in the trace, when it moves to the previous layer."""
 
     def between(self, x: Tensor, place: int) -> Tensor:
-        """With a mark in it."""
+        """Adds a mark after tanh."""
         marked: Tensor = _Mark.apply(x.tanh())  # type: ignore[no-untyped-call]
         return marked
 
@@ -161,23 +160,23 @@ KINDS: dict[str, type[nn.Module]] = {
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, then buffers, by name; a tied parameter comes once."""
+    """Returns parameters, then buffers, by name; a tied parameter occurs once."""
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def numbers(module: nn.Module, seed: int) -> State:
-    """Other contents for all its tensors."""
+    """Draws new contents for all tensors of a module."""
     generator = torch.Generator().manual_seed(seed)
     return [
-        torch.randint(0, 1000, one.shape, generator=generator)
-        if one.dtype == torch.int64
-        else torch.randn(one.shape, generator=generator, dtype=one.dtype) * 0.6
-        for one in tensors_of(module).values()
+        torch.randint(0, 1000, tensor.shape, generator=generator)
+        if tensor.dtype == torch.int64
+        else torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * 0.6
+        for tensor in tensors_of(module).values()
     ]
 
 
 def filled(kind: str, sizes: tuple[int, ...], state: State, turned: bool = False) -> nn.Module:
-    """A model of this kind with these contents; branches may be `turned`."""
+    """Builds a model of this kind with these contents; `turned` applies to `Branches`."""
     module = KINDS[kind](sizes)
     if isinstance(module, Branches):
         module.turned = turned

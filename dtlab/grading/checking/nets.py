@@ -12,27 +12,27 @@ __all__ = ["Net", "draw_nets"]
 
 
 class Net(NamedTuple):
-    """A model: its kind (see `modules`), its sizes, and what it is called in words."""
+    """A model: its kind (see `modules`), its sizes, and its description for messages."""
 
     kind: str
     sizes: tuple[int, ...]
     words: str
 
     def state(self, seed: int) -> list[Tensor]:
-        """Contents of its parameters and buffers, drawn from `seed`."""
+        """Draws the contents of its parameters and buffers from `seed`."""
         from dtlab.grading.checking.modules import KINDS, numbers
 
         return numbers(KINDS[self.kind](self.sizes), seed)
 
     def module(self, seed: int) -> nn.Module:
-        """The model with these contents."""
+        """Builds the model with the contents `state(seed)`."""
         from dtlab.grading.checking.modules import filled
 
         return filled(self.kind, self.sizes, self.state(seed))
 
 
 def draw_nets(draw: random.Random) -> tuple[Net, Net]:
-    """A chain of three layers, and one in which two share their weights."""
+    """Draws a chain of three layers, and a chain in which two layers share their weights."""
     sizes = draw.sample(range(4, 13), 4)
     width = draw.randint(4, 9)
     return (

@@ -1,10 +1,10 @@
 """Memory that an answer keeps allocated, as the kernel counts it.
 
-rank r    use(fn, SMALL, ...)   imports what there is to import
+rank r    use(fn, SMALL, ...)   first use: all imports happen here
           use(fn, LARGE, mark)  mark() at the beginning, then at each moment ──> supervisor counts
-judge     growth since the last mark() <= what may be kept + SLACK
+judge     growth since the last mark() <= allowed growth + SLACK
 
-A count of tensors that is made in the rank itself can be falsified there.
+A count of tensors in the rank itself could be falsified by the code that is judged.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Mark", "Moment", "ResidentCase", "grown_by", "layers_of", "use_twice
 
 SMALL, LARGE = 8, 1024  # widths of the layers
 LAYERS = 4
-SLACK = 4_000_000  # bytes; measured noise is below a tenth of that, and an error 8 MB or more
+SLACK = 4_000_000  # bytes; measured noise is below a tenth of that, and a fault is 8 MB or more
 TOPIC = "resident"
 
 Mark = Callable[[], None]
 
 
 class Moment(NamedTuple):
-    """When memory is counted, and what may have come since it was counted last.
+    """A moment at which memory is counted, and its allowed growth since the previous count.
 
-    `kept` gives bytes, from the bytes of all parameters and the number of ranks.
+    `kept` returns the allowed bytes, from the bytes of all parameters and the number of ranks.
     """
 
     criterion: str
@@ -41,7 +41,7 @@ class Moment(NamedTuple):
 
 
 class ResidentCase(Faulty):
-    """`fn` on layers that are large enough to be seen from outside."""
+    """A case that runs `fn` on layers large enough for the kernel's count to show them."""
 
     topic = TOPIC
 
@@ -50,54 +50,51 @@ class ResidentCase(Faulty):
     @property
     @abstractmethod
     def moments(self) -> Sequence[Moment]:
-        """In the order in which a rank comes to them."""
+        """The moments, in the order in which a rank reaches them."""
 
     def __str__(self) -> str:
         return f"{amount(4 * self.elements)} of weights"
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         return criterion in {moment.criterion for moment in self.moments}
 
     @property
     def guilty(self) -> str:
-        """See `Faulty`."""
         return self.moments[0].criterion
 
     def given(self, rank: int, world_size: int) -> Any:
-        """See `Case`."""
         return None
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """See `Faulty`; what the kernel counted is for `grown` to say."""
+        """See `Faulty`; yields nothing, since `grown` reports the kernel's counts."""
         yield from ()
 
-    def grown(self, one: Observation) -> Iterator[Fault]:
-        """What is kept too much, by rank and moment."""
+    def grown(self, observation: Observation) -> Iterator[Fault]:
+        """Yields a fault for each rank and moment with more memory than allowed."""
         from dtlab.ranks.record.resident_memory import TIMES
 
-        for rank, asked in enumerate(one.resident):
-            counts = [count for count in asked if count is not None]
-            if len(counts) < len(asked):
-                return  # this system does not count
+        for rank, readings in enumerate(observation.resident):
+            counts = [count for count in readings if count is not None]
+            if len(counts) < len(readings):
+                return  # this system cannot count resident memory
             if len(counts) != TIMES * (1 + len(self.moments)):
                 yield self.guilty, f"rank {rank}: its memory was counted at other moments. {_ODD}"
                 return
             least = [min(counts[at : at + TIMES]) for at in range(0, len(counts), TIMES)]
             for moment, (before, count) in zip(self.moments, pairwise(least), strict=True):
-                kept = moment.kept(4 * self.elements, one.trial.world_size)
-                if count - before > kept + SLACK:
+                allowed = moment.kept(4 * self.elements, observation.trial.world_size)
+                if count - before > allowed + SLACK:
                     yield (
                         moment.criterion,
                         (
                             f"rank {rank}: {moment.when}, the kernel counts "
-                            f"{_change(count - before)}, and it should be {_change(kept)}. "
+                            f"{_change(count - before)}, and it should be {_change(allowed)}. "
                             f"{moment.advice}"
                         ),
                     )
 
 
-_ODD = "Only the check calls what counts it."
+_ODD = "Only the check may call the function that counts it."
 
 
 def _change(count: float) -> str:
@@ -105,15 +102,15 @@ def _change(count: float) -> str:
 
 
 def grown_by(name: str, also: Callable[[Seen], str] = lambda _: "") -> Callable[[Seen], str]:
-    """Says what the kernel has counted too much for a criterion; for `also` of `judge`."""
+    """Returns a function for `also` of `judge` that reports too much memory for a criterion."""
 
     def wrong(seen: Seen) -> str:
-        for one in seen:
-            case = one.trial.cases[0]
-            if isinstance(case, ResidentCase) and one.error is None:
-                for criterion, words in case.grown(one):
+        for observation in seen:
+            case = observation.trial.cases[0]
+            if isinstance(case, ResidentCase) and observation.error is None:
+                for criterion, fault in case.grown(observation):
                     if criterion == name:
-                        return f"{one.trial.words()}: {words}"
+                        return f"{observation.trial.words()}: {fault}"
         return also(seen)
 
     return wrong
@@ -123,9 +120,9 @@ def grown_by(name: str, also: Callable[[Seen], str] = lambda _: "") -> Callable[
 
 
 def use_twice(use: Callable[[Any, int, Mark], Any], fn: Callable[..., Any]) -> dict[str, Any]:
-    """For `on_rank`: `use(fn, width, mark)` with a small width first, and then with a large one.
+    """Calls `use(fn, width, mark)` first with a small and then with a large width; for `on_rank`.
 
-    `use` calls `mark()` at the beginning, and then at each moment.
+    `use` must call `mark()` at the beginning, and then at each moment.
     """
     from dtlab.ranks.record.resident_memory import count, give_back_at_once
 
@@ -136,7 +133,7 @@ def use_twice(use: Callable[[Any, int, Mark], Any], fn: Callable[..., Any]) -> d
 
 
 def layers_of(width: int) -> Any:
-    """`LAYERS` linear layers without biases, one after the other: float32, all ones."""
+    """Builds a sequence of `LAYERS` linear layers without biases: float32, all ones."""
     import torch
     from torch import nn
 

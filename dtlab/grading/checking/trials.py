@@ -1,4 +1,4 @@
-"""Runs a learner's function on real ranks and returns what a judge may see.
+"""Runs a learner's function on real ranks and returns an observation for the judge.
 
     check's process                        rank r (fresh, by dtlab.launch)
     Trial(world_size, cases)
@@ -8,9 +8,9 @@
     Observation(results, trace | error) <────  plain data
     case.mistake(results)
 
-A judge sees plain data, the trace and the counters of the operating system; the learner's function
-never runs in the judge's process. A rank sees what it is given itself: neither the seed that it
-was drawn from, nor what other ranks have.
+A judge gets plain data, the trace and the counters of the operating system. The learner's function
+never runs in the judge's process. A rank gets its own inputs, but not their seed, and not the
+inputs of other ranks.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NOTE = re.compile(r"\(in case (\d+) of this check\)")
 
 
 class Case(ABC):
-    """One use of the learner's function, with all that is needed to judge it.
+    """One use of the learner's function, with all data that judging it needs.
 
-    It holds a seed rather than tensors, and says itself in words as `str`: "7 elements". It stays
-    in the check's process, save for `on_rank`. Where it is `alone`, it is about no ranks at all,
-    and words speak of none. `finished` are modules whose functions do not count as an answer,
-    `allowed` names in them that do.
+    It holds a seed rather than tensors; `str` describes it in words: "7 elements". It stays in the
+    check's process, except for `on_rank`. A case that is `alone` does not concern several ranks,
+    so messages mention none. `finished` are modules whose functions do not count as an answer;
+    `allowed` are names in them that do.
     """
 
     alone: ClassVar[bool] = False
@@ -57,35 +57,35 @@ class Case(ABC):
 
     @abstractmethod
     def given(self, rank: int, world_size: int) -> Any:
-        """What one rank gets to know, and no other: its inputs, what to call with them."""
+        """Returns the inputs of one rank, which no other rank gets."""
 
     @staticmethod
     @abstractmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        """Runs on every rank: calls `fn` with what is given, returns what is to be seen of it.
+        """Runs on every rank: calls `fn` with its inputs and returns the data for the judge.
 
-        It returns numbers, text, tensors, and lists and dicts of these.
+        The data are numbers, text, tensors, and lists and dicts of these.
         """
 
     def opened(self, result: Any) -> Any:
-        """What `on_rank` returned, as it came back (tuples as lists), in the judge's own form.
+        """Converts a result of `on_rank`, with tuples as lists, to the form that the judge uses.
 
-        Raises anything where it is no such thing: a rank may have sent whatever it wanted.
+        May raise any exception if the result is invalid, since a rank may have sent anything.
         """
         return result
 
     @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
-        """What is wrong with what the ranks returned; empty if nothing is."""
+        """Says what is wrong with the results of the ranks; empty if nothing is."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One launch, in which every rank goes through the same cases in the same order.
+    """One launch, in which every rank runs the same cases in the same order.
 
-    `cluster` is the emulated interconnect on which it runs, if any; of a `secret` trial, words
-    tell no more than how many ranks there were. `limit` is in seconds: functions of ours that
-    train for a while have more, since a busy machine must not cost an answer its points.
+    `cluster` is the emulated interconnect, if any. Messages about a `secret` trial contain only
+    the number of ranks. `limit` is in seconds. It is longer for functions of the library that
+    train for a while, since an answer must not lose points on a busy machine.
     """
 
     world_size: int
@@ -96,31 +96,32 @@ class Trial:
 
     @property
     def calls(self) -> list[Callable[..., Any]]:
-        """What a rank runs for each case: functions, which know nothing of seeds."""
+        """The function that a rank runs for each case; these functions contain no seeds."""
         return [type(case).on_rank for case in self.cases]
 
     def given(self, rank: int) -> list[Any]:
-        """What a rank is given for each case."""
+        """Returns the inputs of a rank for each case."""
         return [case.given(rank, self.world_size) for case in self.cases]
 
     def words(self, case: int | None = None) -> str:
-        """What is tried, "5 ranks, 7 elements"; without the case where that is not known.
+        """Describes the trial: "5 ranks, 7 elements".
 
-        Without the ranks, where it is about none.
+        Omits the case if it is not known, and the ranks if the case is `alone`.
         """
         ranks = count_ranks(self.world_size)
         if self.secret or (case is None and len(self.cases) > 1):
             return ranks
-        one = self.cases[case or 0]
-        return str(one) if self.world_size == 1 and one.alone else f"{ranks}, {one}"
+        used = self.cases[case or 0]
+        return str(used) if self.world_size == 1 and used.alone else f"{ranks}, {used}"
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What was seen of one trial.
+    """The data observed in one trial.
 
-    `results[case][rank]` is what a case returned; empty where the launch failed: then `error` is
-    set. `resident[rank]` are bytes of memory by the kernel's count, each time that a case asked.
+    `results[case][rank]` is the result of a case; it is empty if the launch failed, and then
+    `error` is set. `resident[rank]` are the kernel's counts of memory in bytes, in the order in
+    which cases requested them.
     """
 
     trial: Trial
@@ -131,40 +132,42 @@ class Observation:
 
     @property
     def hung(self) -> bool:
-        """Whether the ranks did not come back by themselves."""
+        """Whether the ranks ended in a deadlock or a timeout."""
         return isinstance(self.error, (DeadlockError, RankTimeoutError))
 
     @property
     def failure(self) -> Failure | None:
-        """The failure of the guilty rank, None where none failed."""
+        """The failure of the rank that failed first, or None."""
         failures = self.error.failures if isinstance(self.error, RankError) else {}
         return next(iter(failures.values()), None)
 
     @property
     def unwritten(self) -> bool:
-        """Whether the blank still stands as it was handed out."""
+        """Whether the function is still the blank of the notebook."""
         message = self.failure.message if self.failure is not None else ""
         return next(iter(message.splitlines()), "").rstrip("():") == "NotImplementedError"
 
     @cached_property
     def mistakes(self) -> list[str]:
-        """What is wrong, a sentence for each case that is; why the launch failed, where it did."""
+        """A sentence for each case with a mistake, or the reason why the launch failed."""
         if self.error is not None:
             return [self.trouble]
-        found = enumerate(zip(self.trial.cases, self.results, strict=True))
-        said = [(number, _mistake(case, results)) for number, (case, results) in found]
-        return [f"{self.trial.words(number)}, {what}" for number, what in said if what]
+        numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
+        mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
+        return [
+            f"{self.trial.words(number)}, {mistake}" for number, mistake in mistakes if mistake
+        ]
 
     @property
     def failed_case(self) -> int | None:
-        """Which case the failing rank was in, None where that is not known."""
+        """The number of the case in which the rank failed, None if it is not known."""
         failure = self.failure
-        noted = _NOTE.search(failure.traceback or failure.message) if failure else None
-        return int(noted[1]) if noted else None
+        match = _NOTE.search(failure.traceback or failure.message) if failure else None
+        return int(match[1]) if match else None
 
     @property
     def failed_function(self) -> str:
-        """Which function of the learner's failed, the innermost one; empty if it is not known."""
+        """The innermost function of the learner that failed; empty if it is not known."""
         failure = self.failure
         if failure is None or failure.line is None:
             return ""
@@ -173,7 +176,7 @@ class Observation:
 
     @property
     def trouble(self) -> str:
-        """What went wrong in this launch, in words; empty where nothing did."""
+        """Why this launch failed, in words; empty if it did not."""
         if self.error is None:
             return ""
         return _hang(self.error, self.trial) if self.hung else self._crash()
@@ -182,21 +185,21 @@ class Observation:
         where = self.trial.words(self.failed_case)
         if self.failure is None:
             return f"{where}: {self.error}"
-        what = next(iter(self.failure.message.splitlines()), self.failure.kind)
-        return f"{where}: {what}\n{self.failure.place}".rstrip()
+        message = next(iter(self.failure.message.splitlines()), self.failure.kind)
+        return f"{where}: {message}\n{self.failure.place}".rstrip()
 
 
-def drawn_seed(seed: int, what: str = "") -> int:
-    """A seed that a rank may know: it draws with it, and cannot compute `seed` from it."""
-    digest = hashlib.sha256(f"{seed} {what}".encode()).digest()
+def drawn_seed(seed: int, purpose: str = "") -> int:
+    """Derives a seed that a rank may know, since `seed` cannot be computed from it."""
+    digest = hashlib.sha256(f"{seed} {purpose}".encode()).digest()
     return int.from_bytes(digest[:6])
 
 
 def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
-    """Launches `fn` on the ranks of `trial`, without showing what they print.
+    """Launches `fn` on the ranks of `trial` and hides their output.
 
-    Ranks talk through gloo, whose traffic the operating system counts, also where there are GPUs.
-    Raises `LaunchError` where no ranks can run: that is not the learner's doing.
+    Ranks use gloo even if there are GPUs, since the operating system counts gloo's traffic. Raises
+    `LaunchError` if no ranks can run, which is not the learner's fault.
     """
     from dtlab.ranks.launch.launcher import launch
 
@@ -219,7 +222,7 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
 
 
 def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
-    """What comes of launching `run_cases` on the ranks of a trial."""
+    """Calls `attempt`, a launch of `run_cases` on the ranks of a trial; returns an observation."""
     from dtlab.ranks.plain import decode
 
     try:
@@ -232,20 +235,20 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
             [case.opened(result) for result in case_results]
             for case, case_results in zip(trial.cases, zip(*by_rank, strict=True), strict=True)
         ]
-    except Exception as error:  # noqa: BLE001  ranks may send whatever they want
+    except Exception as error:  # noqa: BLE001  ranks may send anything
         failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
     return Observation(trial, results, run.trace, resident=run.resident)
 
 
 def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank."""
+    """Runs on every rank: calls the function of each case and encodes the results."""
     from dtlab.ranks.plain import encode
 
     results = []
-    for number, (on_rank, own) in enumerate(zip(calls, given, strict=True)):
+    for number, (on_rank, inputs) in enumerate(zip(calls, given, strict=True)):
         try:
-            results.append(on_rank(fn, own))
+            results.append(on_rank(fn, inputs))
         except Exception as error:
             error.add_note(f"(in case {number} of this check)")
             raise
@@ -253,14 +256,14 @@ def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given
 
 
 def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank of a learner's own machine, where there is nothing to hide."""
+    """Runs on every rank of a learner's own machine, where all ranks may get all inputs."""
     import torch.distributed as dist
 
     return run_cases(fn, calls, given[dist.get_rank()])
 
 
 def _mistake(case: Case, results: Sequence[Any]) -> str:
-    """What a case says; ranks may have returned things that it cannot even be asked about."""
+    """Calls `case.mistake`; ranks may have returned results for which it raises an exception."""
     try:
         return case.mistake(results)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
@@ -268,13 +271,13 @@ def _mistake(case: Case, results: Sequence[Any]) -> str:
 
 
 def _hang(error: RanksError, trial: Trial) -> str:
-    """What happened, who is in which line, and what to do: as the watcher says it, if it does."""
+    """Says how the ranks hung, in which line each rank is, and what to do."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
     advice = error.advice if isinstance(error, DeadlockError) else ""
-    misfit = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
-    if misfit and misfit not in advice:  # tags, in which ranks wait for each other, are in it
-        lines = [f"{trial.words()}: what the ranks call does not fit together.", misfit]
+    mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
+    if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
+        lines = [f"{trial.words()}: what the ranks call does not fit together.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
         lines = [f"{trial.words()}: the ranks do not come back{within}."]
@@ -290,9 +293,9 @@ def _hang(error: RanksError, trial: Trial) -> str:
 
 
 def _usual_cause(operations: Collection[str]) -> str:
-    """What to do where nobody else says it: a time limit has no watcher's advice."""
+    """Returns advice for a timeout, for which the watcher gives none."""
     if operations and all(operation.startswith("recv") for operation in operations):
-        return "Every rank receives before it sends, so nobody sends: post isend, then receive."
+        return "Every rank receives before it sends, so no rank sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):
         return "Look for a loop that does not end, or for work that takes far too long."
     if "compute" in operations:
@@ -300,6 +303,6 @@ def _usual_cause(operations: Collection[str]) -> str:
             "Look for a loop that does not end, or for work that takes far too long: the other "
             "ranks wait for the one that is in it."
         )
-    if operations and not any(one in ("send", "recv") for one in operations):
-        return "All members of a group have to call its collectives, equally often and in order."
-    return "Look for a receive whose send never comes, or the other way round."
+    if operations and not any(operation in ("send", "recv") for operation in operations):
+        return "All members of a group must call its collectives, equally often and in order."
+    return "Look for a receive without a matching send, or a send without a matching receive."

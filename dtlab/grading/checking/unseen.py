@@ -1,8 +1,8 @@
 """Compares recorded communication with the bytes that the operating system counted.
 
-A rank's records are made in its own process, beside the code that is judged. What left its sockets
-is counted from outside. Each function says what does not fit, and is empty where all does, or
-where nothing was counted.
+A rank records its operations in its own process, beside the code that is judged. The bytes that
+leave its sockets are counted outside that process. Each function says what does not match; it
+returns an empty string if all matches or nothing was counted.
 """
 
 from __future__ import annotations
@@ -19,137 +19,140 @@ if TYPE_CHECKING:
 
 __all__ = ["inside_marks", "unseen_collectives", "unseen_messages", "unseen_source"]
 
-_ALL_REDUCED = 0.95  # of the bytes that ranks send each other at least for all of them to have all
-_DISAGREEMENT = 0.02  # of the operating system's count
-_SEND, _RECEIVE = 96, 48  # bytes of gloo's own, as measured; a greeting of a new group has 8
-_PER_OPERATION = 128  # bytes at most
-_PER_PEER = 640  # bytes of a collective's own for each other rank at most: 576 measured
-_CONNECTIONS = 4096  # bytes that greetings of new groups may take
-_GREETINGS, _FORGED = 16, 0.25  # bytes for each peer; the share of headers that may be odd
+_ALL_REDUCED = 0.95  # share of the fewest bytes with which all ranks can get the whole sum
+_DISAGREEMENT = 0.02  # tolerance, as a share of the operating system's count
+_SEND, _RECEIVE = 96, 48  # bytes of gloo's headers, measured; the greeting of a new group has 8
+_PER_OPERATION = 128  # most bytes of headers
+_PER_PEER = 640  # most bytes of a collective's headers for each peer: 576 measured
+_CONNECTIONS = 4096  # most bytes of the greetings of new groups
+_GREETINGS, _FORGED = 16, 0.25  # bytes for each peer; share of header bytes that may deviate
 
 
-def unseen_messages(one: Observation) -> str:
-    """For ranks that are to send with dist.send and dist.isend alone."""
-    trace = one.trace
+def unseen_messages(observation: Observation) -> str:
+    """Compares bytes sent and counted, for ranks that may only use dist.send and dist.isend."""
+    trace = observation.trace
     if trace is None:
         return ""
-    for rank in range(one.trial.world_size):
+    for rank in range(observation.trial.world_size):
         sent, wire = trace.bytes_sent(rank), trace.bytes_wire(rank)
-        own = _CONNECTIONS + _PER_OPERATION * sum(trace.ops(rank).values())
-        if wire is not None and abs(wire - sent) > own + _DISAGREEMENT * wire:
+        overhead = _CONNECTIONS + _PER_OPERATION * sum(trace.ops(rank).values())
+        if wire is not None and abs(wire - sent) > overhead + _DISAGREEMENT * wire:
             return (
-                f"{one.trial.words()}: rank {rank} handed {amount(sent)} to dist.send or "
+                f"{observation.trial.words()}: rank {rank} handed {amount(sent)} to dist.send or "
                 f"dist.isend, but {amount(wire)} left it as the operating system counts. Send "
                 "everything with these two, where the check can see it."
             )
     if _has_forged_records(trace):
         return (
-            f"{one.trial.words()}: the bytes that the operating system counted between the ranks "
-            "are not those of the messages that they recorded. Leave the records alone, and send "
-            "with dist.send or dist.isend."
+            f"{observation.trial.words()}: the bytes that the operating system counted between "
+            "the ranks are not those of the messages that they recorded. Leave the records alone, "
+            "and send with dist.send or dist.isend."
         )
-    return _hidden(one, trace, "dist.send and dist.isend", "Send everything with these two")
+    return _hidden(
+        observation, trace, "dist.send and dist.isend", "Send everything with these two"
+    )
 
 
-def unseen_collectives(one: Observation) -> str:
-    """For ranks that may use all of torch.distributed, with gloo."""
-    trace = one.trace
+def unseen_collectives(observation: Observation) -> str:
+    """Compares recorded and counted bytes, for ranks that may use all of torch.distributed."""
+    trace = observation.trace
     if trace is None:
         return ""
     least, most = ([0.0] * trace.world_size for _ in range(2))
     for event in trace.events:
         if event.kind == "comm":
-            fewest, all_that_makes_sense = _taken(event)
-            least[event.rank] += fewest
-            most[event.rank] += all_that_makes_sense
-    for rank in range(one.trial.world_size):
+            lower, upper = _taken(event)
+            least[event.rank] += lower
+            most[event.rank] += upper
+    for rank in range(observation.trial.world_size):
         wire = trace.bytes_wire(rank)
         slack = _CONNECTIONS + _DISAGREEMENT * (wire or 0)
         if wire is not None and least[rank] > wire + slack:
-            return _other_bytes(one, rank, least[rank], wire)
+            return _other_bytes(observation, rank, least[rank], wire)
         if wire is not None and wire > most[rank] + slack:
-            return _other_bytes(one, rank, most[rank], wire)
-    return _hidden(one, trace, "the calls of torch.distributed", "Use these alone")
+            return _other_bytes(observation, rank, most[rank], wire)
+    return _hidden(observation, trace, "the calls of torch.distributed", "Use these alone")
 
 
-def unseen_source(one: Observation, what: str, size: float, groups: Groups = ()) -> str:
-    """For ranks that have the sum of `size` bytes over all ranks, or over those of each group.
+def unseen_source(observation: Observation, what: str, size: float, groups: Groups = ()) -> str:
+    """Checks that ranks, or those of each group, sent enough to all-reduce `size` bytes.
 
-    Says that too little travelled for that. `what` it is stands at the beginning: "the gradients".
+    The message begins with `what` was summed: "the gradients are".
     """
-    trace = one.trace
+    trace = observation.trace
     if trace is None:
         return ""
-    ranks = range(one.trial.world_size)
+    ranks = range(observation.trial.world_size)
     needed = sum(2 * (len(group) - 1) * size for group in groups or (tuple(ranks),))
     wire = [trace.bytes_wire(rank) for rank in ranks]
     sent = sum(count for count in wire if count is not None)
     if None in wire or sent >= _ALL_REDUCED * needed:
         return ""
     return (
-        f"{one.trial.words()}: {what} right, but of the {amount(needed)} that ranks have to send "
-        f"each other for that, {amount(sent)} were sent: the data came another way. "
+        f"{observation.trial.words()}: {what} right, but of the {amount(needed)} that ranks have "
+        f"to send each other for that, {amount(sent)} were sent: the data came another way. "
         "Use dist.all_reduce."
     )
 
 
 def _taken(event: Event) -> tuple[float, float]:
-    """The fewest and the most bytes that leave a rank for one operation.
+    """Returns the fewest and the most bytes that leave a rank for one operation.
 
-    Gloo's all-reduce is a ring. Of other collectives only the most is known that makes sense.
+    Gloo's all-reduce is a ring. For other collectives only an upper limit is known.
     """
-    others = len(event.peers)
+    peers = len(event.peers)
     if event.name == "all_reduce":
-        ring = 2 * others / (others + 1) * event.bytes
-        return ring, ring + _PER_PEER * others
+        ring = 2 * peers / (peers + 1) * event.bytes
+        return ring, ring + _PER_PEER * peers
     if event.name == "recv":
         return 0, _PER_OPERATION
-    return 0, (event.bytes + _PER_PEER) * (others + 1)
+    return 0, (event.bytes + _PER_PEER) * (peers + 1)
 
 
-def _other_bytes(one: Observation, rank: int, taken: float, wire: int) -> str:
+def _other_bytes(observation: Observation, rank: int, taken: float, wire: int) -> str:
     return (
-        f"{one.trial.words()}: what rank {rank} called takes {amount(taken)}, but {amount(wire)} "
-        "left it as the operating system counts. Use dist.all_reduce, where the check can see it."
+        f"{observation.trial.words()}: what rank {rank} called takes {amount(taken)}, but "
+        f"{amount(wire)} left it as the operating system counts. Use dist.all_reduce, where the "
+        "check can see it."
     )
 
 
-def _hidden(one: Observation, trace: Trace, past: str, instead: str) -> str:
+def _hidden(observation: Observation, trace: Trace, past: str, instead: str) -> str:
     if not trace.hidden_bytes:
         return ""
     return (
-        f"{one.trial.words()}: {amount(trace.hidden_bytes)} went between the ranks past {past}. "
-        f"{instead}, where the check can see it."
+        f"{observation.trial.words()}: {amount(trace.hidden_bytes)} went between the ranks past "
+        f"{past}. {instead}, where the check can see it."
     )
 
 
 def _has_forged_records(trace: Trace) -> bool:
-    """Whether other messages travelled than those recorded, by the bytes of gloo's headers.
+    """Whether the bytes of gloo's headers show other messages than the recorded ones.
 
-    A message has a header, and so has its receiver's answer. Only for traces of nothing but
-    messages: what collectives take is not known as exactly.
+    A message has a header, and so has its receiver's answer. Applies only to traces that contain
+    only messages, since the bytes of collectives are not known exactly.
     """
     pairs, ranks = trace.wire_pairs, range(trace.world_size)
     if pairs is None or any({*trace.ops(rank)} - {"send", "recv"} for rank in ranks):
         return False
     for rank in ranks:
-        known, most = {*trace.peers(rank), rank}, _GREETINGS * trace.world_size
-        if any(rank in pair and not {*pair} <= known for pair in pairs if pairs[pair] > most):
+        partners, most = {*trace.peers(rank), rank}, _GREETINGS * trace.world_size
+        if any(rank in pair and not {*pair} <= partners for pair in pairs if pairs[pair] > most):
             return True
         count = trace.ops(rank)
         headers = (trace.bytes_wire(rank) or 0) - trace.bytes_sent(rank)
-        wanted = _SEND * count["send"] + _RECEIVE * count["recv"]
-        if abs(headers - wanted) > _FORGED * wanted + most:
+        expected = _SEND * count["send"] + _RECEIVE * count["recv"]
+        if abs(headers - expected) > _FORGED * expected + most:
             return True
     return False
 
 
-# What happened on a rank while it was inside a mark, as `dtlab.span` makes one -------------------
+# Events of a rank inside a span of `dtlab.span` --------------------------------------------------
 
 
 def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Event]]:
-    """For each mark of this name on this rank, in order: what began before it ended."""
-    own = [event for event in trace.events if event.rank == rank] if trace is not None else []
-    for mark in own:
+    """Yields, for each span of this name on this rank, in order, the events that began in it."""
+    events = [event for event in trace.events if event.rank == rank] if trace is not None else []
+    for mark in events:
         if mark.name == name:
-            yield [event for event in own if mark.start <= event.start <= mark.end]
+            yield [event for event in events if mark.start <= event.start <= mark.end]

@@ -1,4 +1,4 @@
-"""Whether gradients and sums over ranks are right, and what a wrong one may come from."""
+"""Compares gradients and sums over ranks, and describes what is wrong with them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["close", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
 
 RATE = 0.1
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # of an element; of the largest one: rounding takes 1e-6
+# Tolerances relative to an element and to the largest element. Rounding errors are about 1e-6.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 
 
-def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two gradients are the same to the last bit, or both missing."""
-    return one is other if one is None or other is None else one.equal(other)
+def same_bits(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two gradients are bitwise equal, or both None."""
+    return first is second if first is None or second is None else first.equal(second)
 
 
 def close(got: Tensor, wanted: Tensor) -> bool:
-    """Whether they are the same up to rounding. Both have the same shape."""
+    """Whether two tensors of the same shape are equal up to rounding."""
     import torch
 
     scale = float(wanted.abs().max())
@@ -32,29 +33,29 @@ def close(got: Tensor, wanted: Tensor) -> bool:
 
 
 def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-    """One step of plain SGD with the mean of these, each of them a list as of the parameters.
+    """Takes a step of plain SGD with the mean of `gradients`, each a list in parameter order.
 
-    Not by an optimizer of torch's: the first one that a process makes takes a second or two.
+    Uses no optimizer of PyTorch, since creating the first one in a process takes a second or two.
     """
     import torch
 
     with torch.no_grad():
         for parameter, *parts in zip(module.parameters(), *gradients, strict=True):
-            there = [part for part in parts if part is not None]
-            if there:
-                parameter -= RATE * sum(there[1:], there[0]) / len(parts)
+            present = [part for part in parts if part is not None]
+            if present:
+                parameter -= RATE * sum(present[1:], present[0]) / len(parts)
 
 
-# Says what is wrong with a sum over ranks, as far as the numbers themselves tell -----------------
+# Finds from the numbers which ranks contributed to a wrong sum -----------------------------------
 #
-# Inputs are whole numbers drawn at random (`labelled`), so a wrong element tells whose values are
-# in it: "elements 2 to 3 hold the values of ranks 0 and 1 only".
+# Inputs are random whole numbers (`labelled`), so a wrong element shows which ranks' values it
+# contains: "elements 2 to 3 hold the values of ranks 0 and 1 only".
 
-_LARGEST = 9999  # sums of such integers are exact in float32, and tell whose values are in them
+_LARGEST = 9999  # sums of such integers are exact in float32 and identify their summands
 
 
 def labelled(seed: int, size: int, rank: int) -> torch.Tensor:
-    """Whole numbers as float32, different on every rank: `size` elements."""
+    """Draws `size` whole numbers as float32, different on every rank."""
     import torch
 
     generator = torch.Generator().manual_seed(seed * 1_000_003 + size * 101 + rank)
@@ -62,15 +63,15 @@ def labelled(seed: int, size: int, rank: int) -> torch.Tensor:
 
 
 def total(parts: Mapping[int, torch.Tensor], wanted: Sequence[int]) -> torch.Tensor:
-    """The sum of what the `wanted` ranks have in `parts`."""
+    """Returns the sum of `parts` over the `wanted` ranks."""
     first, *others = (parts[rank] for rank in wanted)
     return sum(others, first)
 
 
 def wrong_sum(got: torch.Tensor, parts: Mapping[int, torch.Tensor], wanted: Sequence[int]) -> str:
-    """What is wrong with `got`, empty if nothing: it should be the sum over the `wanted` ranks.
+    """Says what is wrong with `got` as the sum over the `wanted` ranks; empty if nothing is.
 
-    `parts` maps every rank of the world to what of it may be in the sum.
+    `parts` maps every rank of the world to the tensor that it may contribute.
     """
     expected = total(parts, wanted)
     if got.shape != expected.shape or got.dtype != expected.dtype:
@@ -89,7 +90,7 @@ def _whose(
     parts: Mapping[int, torch.Tensor],
     wanted: Sequence[int],
 ) -> str:
-    """Whose values the first wrong elements hold, read off the values themselves."""
+    """Says which ranks' values the first wrong elements contain, inferred from the values."""
     import torch
 
     first = int((got != expected).nonzero()[0])
@@ -111,9 +112,9 @@ def _contributions(times: Mapping[int, float], wanted: Sequence[int]) -> str:
     double = [rank for rank, count in times.items() if count == 2]
     if not counted:
         return "nothing but zeros"
-    words = f"the values of {ranks_in_words(counted)}"
+    text = f"the values of {ranks_in_words(counted)}"
     if not set(counted) <= set(wanted):
-        words += f", not those of {ranks_in_words(wanted)}"
+        text += f", not those of {ranks_in_words(wanted)}"
     elif set(counted) < set(wanted):
-        words += " only"
-    return words + (f", those of {ranks_in_words(double)} twice" if double else "")
+        text += " only"
+    return text + (f", those of {ranks_in_words(double)} twice" if double else "")

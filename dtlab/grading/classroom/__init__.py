@@ -1,14 +1,15 @@
 """`dtlab grade`: grades the submissions of a class.
 
-    command.py           what it prints, and how it is stopped;  lines.py: in which words
-      grade.py           what is to be done, one after the other: plan, judge, book
-        submissions.py   what was handed in
-        engines.py       where it is judged: here, or on_ray.py: on a cluster
-          tasks.py       one submission: mended where it is broken, and judged;  server.py: the
-                         processes that it takes
-        booking.py       into nbgrader's gradebook, through its own steps
-        verdicts.py      what each part earned and why, kept beside the gradebook
-    alone.py             one notebook, for nbgrader's own command and formgrader
+    command.py           progress display and cancellation;  lines.py: the text of the report
+      grade.py           grades all submissions: plans, judges, and books each one
+        submissions.py   reads the submitted files
+        engines.py       where submissions are judged: here, or with on_ray.py on a cluster
+          tasks.py       repairs and judges one submission;  server.py: the warm server for it
+        booking.py       writes results into the gradebook, with nbgrader's steps
+        verdicts.py      stores the points of each part and their reasons beside the gradebook
+    alone.py             grades one notebook, for `nbgrader autograde` and formgrader
 
-Nothing here is imported by what learners use.
+    statistics.py        `dtlab statistics`;  intake.py: archives of Moodle and Canvas
+
+Code that learners use does not import this package.
 """

@@ -1,7 +1,7 @@
 """Grades a single notebook, as `nbgrader autograde` and formgrader request it.
 
-The warm server of this process judges it, and stays for the next one. It ends with the process, or
-after ten idle minutes.
+The judge uses the warm server of this process. The server stays for the next notebook; it ends
+with the process, or after ten idle minutes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["judge_alone"]
 def judge_alone(
     notebook: NotebookNode, folder: Path, assignment: str, student: str, name: str
 ) -> None:
-    """Judges a notebook of a submission, in place, and keeps the verdict.
+    """Judges a notebook of a submission, in place, and stores the verdict.
 
-    Parts that were judged before keep their seeds. What is kept has no key: nobody has looked at
-    the submission as a whole, so `dtlab grade` will.
+    Parts that were judged before keep their seeds. The stored record has no key, since the
+    submission was not read as a whole; `dtlab grade` therefore judges it again.
     """
     before = verdicts.read(folder, assignment, student)
     record = before or Record(
         assignment, student, "", secrets.randbelow(2**31), version("dtlab"), 0.0, 0.0, {}
     )
-    seeds = {part: one.seed for part, one in record.parts.items()}
+    seeds = {part: verdict.seed for part, verdict in record.parts.items()}
     SERVER.include(*WARM)
     begun = time.monotonic()
     judged = judge(notebook, SERVER, student=student, seed=record.seed, seeds=seeds)

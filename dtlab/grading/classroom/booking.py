@@ -3,7 +3,7 @@
     judged notebooks ──► nbgrader's steps, in memory ──► autograded/<student>/<assignment>/
                                                     └──► gradebook.db
 
-Nothing is written elsewhere on the way, so that nothing is left where a run is killed.
+No other files are written, so that a run that is killed leaves none behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Books:
     """The gradebook, and the folder autograded/, of one assignment."""
 
     def __init__(self, directory: CourseDirectory, assignment: Assignment) -> None:
-        """Raises `DtlabError` where the gradebook cannot be used, or late rules make no sense."""
+        """Raises `DtlabError` if the gradebook cannot be used or the late rules are invalid."""
         self.directory, self.assignment = directory, assignment
         self._rules = _rules(directory, assignment.name)
         try:
@@ -49,18 +49,18 @@ class Books:
             self._gradebook.find_assignment(assignment.name)
         except MissingEntry as error:
             raise DtlabError(
-                f"the gradebook ({directory.db_url}) does not know {assignment.name}. Make it "
-                f"known: nbgrader generate_assignment {assignment.name} --force"
+                f"the gradebook ({directory.db_url}) has no assignment {assignment.name}. Add it: "
+                f"nbgrader generate_assignment {assignment.name} --force"
             ) from error
         except SQLAlchemyError as error:
             raise DtlabError(
                 f"the gradebook ({directory.db_url}) cannot be used: {error}\nIf nbgrader was "
-                "renewed, make a copy of it, and run: nbgrader db upgrade"
+                "updated, copy the gradebook, and run: nbgrader db upgrade"
             ) from error
         self._clerk = _Clerk(coursedir=directory, config=directory.config)
 
     def close(self) -> None:
-        """Close the gradebook."""
+        """Closes the gradebook."""
         self._gradebook.close()
 
     def book(
@@ -70,28 +70,32 @@ class Books:
         judged: Mapping[str, NotebookNode],
         keep: Sequence[str] = (),
     ) -> None:
-        """Books notebooks whose outputs are those of the judge; other notebooks stay.
+        """Books the judged notebooks with their outputs; other notebooks stay unchanged.
 
-        Below the graded cells of the parts in `keep`, what was there before stays. Raises
-        `DtlabError` with nbgrader's own words where it fails.
+        The graded cells of the parts in `keep` get back their previous outputs. Raises
+        `DtlabError` with nbgrader's message if it fails.
         """
         for name, notebook in judged.items():
             if keep:
                 _keep_outputs(notebook, self._autograded(submission.student, name), keep)
         self._clerk.prepare(self.assignment, submission, handed_at, judged)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SAWarning)  # of nbgrader's own, and harmless
-            done = capture_log(self._clerk)
-        if not done["success"]:
-            told = done.get("log") or done.get("error", "")
-            raise DtlabError(f"nbgrader could not book it:\n{str(told).strip()}")
+            warnings.simplefilter("ignore", SAWarning)  # nbgrader causes it; it is harmless
+            result = capture_log(self._clerk)
+        if not result["success"]:
+            log = result.get("log") or result.get("error", "")
+            raise DtlabError(f"nbgrader could not book it:\n{str(log).strip()}")
 
     def has(self, record: Record) -> bool:
-        """Whether what the record says is booked still."""
-        found = self._submission(record.student)
-        if found is None:
+        """Whether the gradebook and the folder still have the scores of a record."""
+        submission = self._submission(record.student)
+        if submission is None:
             return False
-        grades = {(one.name, grade.name): grade for one in found.notebooks for grade in one.grades}
+        grades = {
+            (notebook.name, grade.name): grade
+            for notebook in submission.notebooks
+            for grade in notebook.grades
+        }
         for name, parts in record.notebooks.items():
             if not self._autograded(record.student, name).is_file():
                 return False
@@ -103,47 +107,47 @@ class Books:
         return True
 
     def by_hand(self, student: str) -> list[str]:
-        """The parts to which somebody has given points by hand."""
-        found = self._submission(student)
+        """Returns the parts to which a grader has given points by hand."""
+        submission = self._submission(student)
         return [
             grade.name.removesuffix("-check")
-            for notebook in (found.notebooks if found else ())
+            for notebook in (submission.notebooks if submission else ())
             for grade in notebook.grades
             if grade.manual_score is not None
         ]
 
     def waiting(self, student: str) -> tuple[tuple[str, float], ...]:
-        """The parts that only a person can grade, and nobody has yet; the points of each.
+        """Returns the parts that a person must still grade, with the points of each.
 
-        One that is as it was handed out has no points already, by nbgrader's own rule.
+        nbgrader already gives 0 points to a cell that the learner has not changed.
         """
-        found = self._submission(student)
+        submission = self._submission(student)
         return tuple(
             (grade.name, float(grade.max_score))
-            for notebook in (found.notebooks if found else ())
+            for notebook in (submission.notebooks if submission else ())
             for grade in notebook.grades
             if grade.manual_score is None and grade.auto_score is None
         )
 
     def settle_late(self, student: str) -> tuple[Lateness, float] | None:
-        """How late the work of a student came, and the points that this takes off, booked anew.
+        """Books the late penalty of a student again; returns the lateness and the penalty.
 
-        An extension that was given since, and points given by hand, count that way.
+        This accounts for extensions and points by hand that were entered after the last run.
         """
-        found = self._submission(student)
-        if found is None:
+        submission = self._submission(student)
+        if submission is None:
             return None
-        late = lateness(found, self._rules or Rules())
+        late = lateness(submission, self._rules or Rules())
         if self._rules is not None:
-            for notebook in found.notebooks:
+            for notebook in submission.notebooks:
                 points = late.points(notebook.score) if late and late.percent else None
                 if notebook.late_submission_penalty != points:
                     notebook.late_submission_penalty = points
             self._gradebook.db.commit()
-        return (late, float(found.late_submission_penalty or 0.0)) if late else None
+        return (late, float(submission.late_submission_penalty or 0.0)) if late else None
 
     def _submission(self, student: str) -> SubmittedAssignment | None:
-        self._gradebook.db.remove()  # others write too: nothing that was read before holds
+        self._gradebook.db.remove()  # drops cached rows, since other processes write too
         try:
             return self._gradebook.find_submission(self.assignment.name, student)
         except MissingEntry:
@@ -155,14 +159,14 @@ class Books:
 
 
 class _Clerk(Autograde):  # type: ignore[misc]
-    """nbgrader's autograde, for notebooks in memory that have been run."""
+    """nbgrader's autograde, for executed notebooks in memory."""
 
-    def __init__(self, **words: Any) -> None:
-        super().__init__(**words)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.force = True
         steps = dict.fromkeys([*self.sanitize_preprocessors, *self.autograde_preprocessors])
-        done = (ClearOutput, Execute)
-        self.preprocessors = [one for one in steps if not issubclass(one, done)]
+        skipped = (ClearOutput, Execute)
+        self.preprocessors = [step for step in steps if not issubclass(step, skipped)]
 
     def prepare(
         self,
@@ -171,18 +175,18 @@ class _Clerk(Autograde):  # type: ignore[misc]
         handed_at: datetime | None,
         judged: Mapping[str, NotebookNode],
     ) -> None:
-        """What the next `start` is about."""
+        """Sets the submission and the notebooks for the next `start`."""
         self._submission, self._handed_at, self._judged = submission, handed_at, judged
         self._assignment = assignment
         self._whole = judged.keys() == assignment.notebooks.keys()
 
     def init_notebooks(self) -> None:
-        """Instead of what matches a pattern: what was judged."""
+        """Selects the judged notebooks, and not the files that match a pattern."""
         source = self._format_source(self._assignment.name, self._submission.student)
         self.assignments = {source: [f"{source}/{name}.ipynb" for name in self._judged]}
 
     def init_destination(self, assignment_id: str, student_id: str) -> bool:
-        """Takes away what was there, save for notebooks that are not booked anew."""
+        """Removes old files, except notebooks that are not booked again."""
         folder = Path(self._format_dest(assignment_id, student_id))
         if self._whole and folder.exists():
             shutil.rmtree(folder)
@@ -191,7 +195,7 @@ class _Clerk(Autograde):  # type: ignore[misc]
         return True
 
     def init_assignment(self, assignment_id: str, student_id: str) -> None:
-        """Student and submission in the gradebook; what goes along with the notebooks."""
+        """Adds student and submission to the gradebook; copies the files beside the notebooks."""
         when = {"timestamp": self._handed_at.replace(tzinfo=None)} if self._handed_at else {}
         with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as gradebook:
             if self.create_student:
@@ -203,13 +207,13 @@ class _Clerk(Autograde):  # type: ignore[misc]
             _copy(self._submission.folder / path, folder / path)
         source = self.coursedir.format_path(self.coursedir.source_directory, ".", assignment_id)
         learners = self.exclude_overwriting.get(assignment_id, [])
-        own = {os.path.join(source, name) for name in learners}
+        excluded = {os.path.join(source, name) for name in learners}
         for file in find_all_files(source, [*self.coursedir.ignore, "*.ipynb"]):
-            if file not in own:
+            if file not in excluded:
                 _copy(Path(file), folder / os.path.relpath(file, source))
 
     def convert_single_notebook(self, notebook_filename: str) -> None:
-        """All steps at once: what they read is in memory."""
+        """Runs all preprocessors in one pass, since the notebook is in memory."""
         resources = self.init_single_notebook_resources(notebook_filename)
         notebook = self._judged[resources["nbgrader"]["notebook"]]
         output, resources = self.exporter.from_notebook_node(notebook, resources)
@@ -218,25 +222,25 @@ class _Clerk(Autograde):  # type: ignore[misc]
 
 def _copy(file: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.unlink(missing_ok=True)  # what nbgrader has written there is for reading only
+    to.unlink(missing_ok=True)  # nbgrader makes the files there read-only
     shutil.copy(file, to)
 
 
 def _keep_outputs(notebook: NotebookNode, old: Path, parts: Sequence[str]) -> None:
-    """Puts back what stood below the graded cells of some parts, if it can be read."""
+    """Restores the outputs of the graded cells of some parts, if the old notebook is readable."""
     try:
-        there = {cell.get("id"): cell for cell in nbformat.read(old, as_version=4).cells}
+        cells = {cell.get("id"): cell for cell in nbformat.read(old, as_version=4).cells}
     except (OSError, ValueError, AttributeError):
         return
     for cell in notebook.cells:
         part = part_of(cell)
-        if part and part.name in parts and there.get(cell.id, {}).get("outputs"):
-            cell.outputs = deepcopy(there[cell.id].outputs)
-            cell.execution_count = there[cell.id].execution_count
+        if part and part.name in parts and cells.get(cell.id, {}).get("outputs"):
+            cell.outputs = deepcopy(cells[cell.id].outputs)
+            cell.execution_count = cells[cell.id].execution_count
 
 
 def _rules(directory: CourseDirectory, assignment: str) -> Rules | None:
-    """dtlab's rules for late work, None where the course has others."""
+    """Returns dtlab's rules for late work, None if the course uses others."""
     try:
         plugin = AssignLatePenalties(config=directory.config).plugin_class(config=directory.config)
     except TraitError as error:

@@ -1,4 +1,4 @@
-"""Output and cancellation of `dtlab grade`."""
+"""The command `dtlab grade`: progress display and cancellation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dtlab.grading.settings import course_directory, course_folder
 
 __all__ = ["grade"]
 
-MOST_LINES = 8  # jobs that are shown one by one
+MOST_LINES = 8  # submissions in progress that get a line each
 _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
@@ -39,52 +39,52 @@ def grade(
     engine: str = "local",
     course: Path | None = None,
 ) -> bool:
-    """Grades an assignment of the course in a folder; whether all that was asked for is booked.
+    """Grades an assignment of a course; returns whether all requested submissions are booked.
 
-    Raises `DtlabError` where there is nothing to grade, and where it was stopped.
+    Raises `DtlabError` if there is nothing to grade or the run was stopped.
     """
-    atexit.register(gc.freeze)  # else the last look for garbage among all of torch takes seconds
+    atexit.register(gc.freeze)  # else the last garbage collection over torch takes seconds
     folder = course_folder(course)
     directory = course_directory(folder)
-    handed_out = Assignment.of(directory, assignment)
+    released = Assignment.of(directory, assignment)
     submissions = handed_in(directory, assignment, students)
     grading = Grading(
-        directory, handed_out, jobs=jobs, seed=seed, again=again, parts=parts, engine=engine
+        directory, released, jobs=jobs, seed=seed, again=again, parts=parts, engine=engine
     )
-    seen: list[Outcome] = []
+    graded: list[Outcome] = []
     with (
         _stopped_by_signals(grading),
         _Board(len(submissions)) as board,
         closing(grading.run(submissions, board.told)) as outcomes,
     ):
         for outcome in outcomes:
-            seen.append(outcome)
+            graded.append(outcome)
             board.done(outcome)
-    for text in summary(seen, str(Path(folder.name, FOLDER, assignment)), _width()):
+    for text in summary(graded, str(Path(folder.name, FOLDER, assignment)), _width()):
         _say(text)
     if grading.stopped:
-        raise DtlabError(_how_to_go_on(len(seen), len(submissions), again, parts))
-    return not any(outcome.trouble for outcome in seen)
+        raise DtlabError(_how_to_go_on(len(graded), len(submissions), again, parts))
+    return not any(outcome.trouble for outcome in graded)
 
 
 def _how_to_go_on(done: int, of: int, again: bool, parts: Sequence[str]) -> str:
     named = [f"--{word}" for word, given in (("again", again), ("part", parts)) if given]
     without = f", without {' and '.join(named)}," if named else ""
     return (
-        f"stopped. {done} of {of} are done and stay so; the same command{without} goes on with "
-        f"the other {of - done}."
+        f"stopped. {done} of {of} submissions are graded. Run the same command{without} to "
+        f"grade the other {of - done}."
     )
 
 
 @contextmanager
 def _stopped_by_signals(grading: Grading) -> Iterator[None]:
-    """Ctrl-C ends the run in order, and so does whoever ends this process politely."""
+    """Makes Ctrl-C, SIGTERM and SIGHUP stop the run in an orderly way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = [getattr(signal, name) for name in _STOPS if hasattr(signal, name)]
-    heeded = [one for one in numbers if signal.getsignal(one) is not signal.SIG_IGN]  # nohup
-    before = [(one, signal.signal(one, lambda *_: grading.stop())) for one in heeded]
+    active = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # nohup ignores
+    before = [(n, signal.signal(n, lambda *_: grading.stop())) for n in active]
     try:
         yield
     finally:
@@ -93,7 +93,7 @@ def _stopped_by_signals(grading: Grading) -> Iterator[None]:
 
 
 class _Board:
-    """A bar, a line below it for each job, and above it what is done; on a terminal."""
+    """A progress bar on a terminal, with finished submissions above and one line per job below."""
 
     def __init__(self, total: int) -> None:
         self._shown = sys.stderr.isatty()
@@ -102,25 +102,25 @@ class _Board:
         self._free: list[int] = list(range(MOST_LINES, 0, -1))
         self._lines: dict[str, tuple[int, tqdm]] = {}
 
-    def _line(self, position: int, **words: Any) -> tqdm:
-        return tqdm(position=position, disable=not self._shown, leave=False, **words)
+    def _line(self, position: int, **options: Any) -> tqdm:
+        return tqdm(position=position, disable=not self._shown, leave=False, **options)
 
-    def told(self, student: str, what: str) -> None:
-        """Somebody's work is being judged: this is what is being done."""
+    def told(self, student: str, step: str) -> None:
+        """Shows the current step of a submission that is being judged."""
         with self._lock:
             if student not in self._lines and self._free and self._shown:
                 place = self._free.pop()
                 self._lines[student] = place, self._line(place, total=0, bar_format="{desc}")
             if student in self._lines:
-                text = f"  {fitted(clean(student), 24)}  {what}"
+                text = f"  {fitted(clean(student), 24)}  {step}"
                 self._lines[student][1].set_description_str(fitted(text, _columns() - 1).rstrip())
 
     def done(self, outcome: Outcome) -> None:
-        """Somebody's work is graded."""
+        """Prints the result of a graded submission and advances the bar."""
         with self._lock:
             if outcome.student in self._lines:
-                place, its = self._lines.pop(outcome.student)
-                its.close()
+                place, bar = self._lines.pop(outcome.student)
+                bar.close()
                 self._free.append(place)
             _say(line(outcome, _width()))
             self._bar.update()
@@ -131,8 +131,8 @@ class _Board:
     def __exit__(self, *raised: object) -> None:
         with self._lock:
             self._free.clear()
-            for _, its in self._lines.values():
-                its.close()
+            for _, bar in self._lines.values():
+                bar.close()
             self._bar.close()
 
 
@@ -141,12 +141,12 @@ def _columns() -> int:
 
 
 def _width() -> int | None:
-    """Columns that there are; None where the lines go into a file."""
+    """Returns the columns of the terminal; None if the output is not a terminal."""
     return _columns() if sys.stdout.isatty() else None
 
 
 def _say(text: str) -> None:
-    """One line on standard output, above the bar; in the letters that it can have."""
+    """Prints a line above the bar; replaces characters that the encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     tqdm.write(text.encode(encoding, "replace").decode(encoding), file=sys.stdout)
     sys.stdout.flush()

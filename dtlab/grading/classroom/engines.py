@@ -1,7 +1,7 @@
-"""Engines that run grading tasks: each accepts tasks and returns a future for each.
+"""Engines that run grading tasks: an engine accepts tasks and returns a future for each.
 
-LocalEngine    threads of this process, with one warm server: they mostly wait for ranks
-RayEngine      on_ray.py: actors on the machines of a cluster, each with a server of its own
+LocalEngine    threads of this process, which mostly wait for ranks, and one warm server
+RayEngine      on_ray.py: actors on the machines of a cluster, each with its own warm server
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dtlab.grading.classroom.tasks import Done, Task
 
 __all__ = ["Engine", "LocalEngine", "engine_named"]
 
-PATIENT = 4  # tasks under way for each job, most of them in a cell that takes long
-MOST = 16  # slots that a judge can tell apart
-END_LIMIT = 1.0  # seconds for what is being judged to notice that it is not wanted any more
+PATIENT = 4  # tasks in progress for each job: most of them may be in slow cells
+MOST = 16  # largest number of slots of a judge
+END_LIMIT = 1.0  # seconds for running tasks to end after the server has stopped
 
 
 class Engine(Protocol):
@@ -28,39 +28,39 @@ class Engine(Protocol):
 
     @property
     def room(self) -> int:
-        """How many tasks may be under way: more would only wait."""
+        """The number of tasks that can be in progress; further ones would only wait."""
         ...
 
     def submit(self, task: Task) -> Future[Done]:
-        """Have a task judged. Never blocks."""
+        """Starts judging a task and returns a future. Never blocks."""
         ...
 
     def close(self) -> None:
-        """End what is being judged, and leave nothing behind."""
+        """Ends the tasks in progress and cleans up."""
         ...
 
 
-def engine_named(name: str, jobs: int | None, told: Told) -> Engine:
-    """The engine "local" or "ray". Raises `DtlabError` where it cannot be had."""
+def engine_named(name: str, jobs: int | None, progress: Told) -> Engine:
+    """Creates the engine "local" or "ray". Raises `DtlabError` if it is not available."""
     if name == "ray":
         from dtlab.grading.classroom.on_ray import RayEngine
 
-        return RayEngine(jobs, told)
-    return LocalEngine(jobs, told)
+        return RayEngine(jobs, progress)
+    return LocalEngine(jobs, progress)
 
 
 class LocalEngine:
-    """Threads, which do not keep the process alive: one may be reading a notebook of 100 MB.
+    """Daemon threads that judge tasks; a thread may be parsing a notebook of 100 MB at exit.
 
-    `jobs` of them judge at a time; while a cell of one takes long, as one does that never ends,
-    another goes on.
+    `jobs` threads judge at a time. While a cell of one task takes long (it may never end), another
+    task continues.
     """
 
-    def __init__(self, jobs: int | None, told: Told) -> None:
+    def __init__(self, jobs: int | None, progress: Told) -> None:
         from dtlab.ranks.system import usable_cpus
 
         jobs = jobs or max(1, int(usable_cpus()))
-        self.room, self._told = min(jobs * PATIENT, max(jobs, MOST)), told
+        self.room, self._told = min(jobs * PATIENT, max(jobs, MOST)), progress
         self._turns = threading.Semaphore(jobs)
         self._server = JudgesServer()
         self._server.start()
@@ -73,20 +73,18 @@ class LocalEngine:
             thread.start()
 
     def submit(self, task: Task) -> Future[Done]:
-        """See `Engine`."""
         future: Future[Done] = Future()
         self._tasks.put((task, future))
         return future
 
     def close(self) -> None:
-        """See `Engine`."""
         self._server.stop()
         for _ in self._threads:
             self._tasks.put(None)
         deadline = time.monotonic() + END_LIMIT
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._server.stop()  # a thread that asked at that very moment has started another
+        self._server.stop()  # a thread may have started another one at that moment
 
     def _work(self, slot: int) -> None:
         while (item := self._tasks.get()) is not None:
@@ -94,16 +92,17 @@ class LocalEngine:
             if self._server.over:
                 continue
             try:
-                told = partial(self._told, task.student)
-                told("waiting for the judge")
+                progress = partial(self._told, task.student)
+                progress("waiting for the judge")
                 with self._turns:
                     self._server.wait()
-                    done = carry_out_surely(task, self._server, slot, told, self._wait)
+                    done = carry_out_surely(task, self._server, slot, progress, self._wait)
                 future.set_result(done)
             except BaseException as error:  # noqa: BLE001  the future's owner decides
                 future.set_exception(error)
 
     def _wait(self, begins: bool) -> None:
+        """Releases the turn when a long wait begins, and acquires it again when the wait ends."""
         if begins:
             self._turns.release()
         else:

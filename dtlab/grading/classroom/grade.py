@@ -1,11 +1,11 @@
 """Judges all submissions of an assignment, several at a time, and writes the gradebook.
 
     submissions ──► plan ──► engine: judges ──► verdicts/, gradebook.db, autograded/
-                     └── nothing has changed: as before       └──► an outcome each
+                     └── unchanged: keep the old verdict      └──► one outcome each
 
-It may be stopped at any time, also by SIGKILL, and started again: what has been booked stays, and
-is not judged again while nothing that it depends on has changed. What is to be judged again is
-written down before the first is.
+A run may be stopped at any time, even by SIGKILL, and started again. Booked submissions stay
+booked, and are not judged again unless their files, the assignment or dtlab have changed. A run
+with `again` or `parts` first stores, in each record, which parts are due.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["Grading", "Outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one submission: its verdict and the one before, or why there is none.
+    """The result of grading one submission: its verdict and the previous one.
 
-    `trouble` says what could not be judged: all of it where there is no record. `late` has how
-    late it came, and the points that this takes off. `by_hand` are parts that have points which
-    somebody gave; `waiting` are those that wait for somebody, with the points that they may get.
+    `trouble` says what could not be judged; without a `record`, this is the whole submission.
+    `late` is the lateness and the penalty in points. `by_hand` are parts with points that a grader
+    gave; `waiting` are parts that a grader must still grade, with their maximum points.
     """
 
     student: str
@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be done about a submission."""
+    """A submission that must be judged, and the task for it."""
 
     submission: Submission
     files: Files
@@ -69,12 +69,12 @@ class _Plan:
 
 
 class Grading:
-    """One run over an assignment.
+    """A run that grades the submissions of an assignment.
 
-    `seed`: of the hidden inputs, drawn where it is None. A part that was judged before keeps the
-    seed that it had, so that only what has changed makes a difference, unless one is given.
-    `again`: judge those too of which nothing has changed. `parts`: judge these again, in all
-    submissions, and no others that were judged before.
+    `seed`: the seed of the hidden inputs, drawn if None. Unless a seed is given, a part that was
+    judged before keeps its seed, so that only a change of the answer or the check changes scores.
+    `again`: also judge unchanged submissions. `parts`: judge these parts again in all submissions,
+    and no other parts that were judged before.
     """
 
     def __init__(
@@ -99,17 +99,19 @@ class Grading:
         self._news: SimpleQueue[Future[Done] | None] = SimpleQueue()
 
     def stop(self) -> None:
-        """End the run soon: what is being booked is booked. A signal handler may call this."""
+        """Stops the run after the current booking. A signal handler may call this."""
         self.stopped = True
         self._news.put(None)
 
     def run(
-        self, submissions: list[Submission], told: Callable[[str, str], None] = lambda *_: None
+        self,
+        submissions: list[Submission],
+        progress: Callable[[str, str], None] = lambda *_: None,
     ) -> Generator[Outcome, None, None]:
-        """Judges and books them; yields each as it is done. `told(student, what)` as it goes.
+        """Judges and books submissions; yields each outcome, after it is booked.
 
-        Whoever stops it finds booked what was yielded. Raises `DtlabError` where the course is no
-        such thing, or somebody else is grading the assignment.
+        Calls `progress(student, step)` at each step. Raises `DtlabError` if the course is invalid
+        or another process is grading the assignment.
         """
         engine: Engine | None = None  # there may be nothing to judge
         running: dict[Future[Done], _Plan] = {}
@@ -122,23 +124,23 @@ class Grading:
                         if isinstance(plan, Outcome):
                             yield plan
                             continue
-                        engine = engine or engine_named(self.engine, self.jobs, told)
+                        engine = engine or engine_named(self.engine, self.jobs, progress)
                         future = engine.submit(plan.task)
                         running[future] = plan
                         future.add_done_callback(self._news.put)
-                    # One more than are judged, so that no judge waits while one is booked.
+                    # One more than the engine judges, so that no judge waits during a booking.
                     most = engine.room if engine and submission else 0
                     while len(running) > most and not self.stopped:
-                        done = self._news.get()
-                        if done is not None:
-                            yield self._outcome(running.pop(done), done, books)
+                        finished = self._news.get()
+                        if finished is not None:
+                            yield self._outcome(running.pop(finished), finished, books)
             finally:
                 if engine is not None:
                     engine.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other process grades the assignment; a lock ends with its process."""
+        """Holds the lock of the assignment; the lock of a process that was killed is released."""
         path = self.folder / verdicts.FOLDER / self.assignment.name / ".lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -148,13 +150,13 @@ class Grading:
         except Timeout:
             raise DtlabError(
                 f"{self.assignment.name} is being graded already{path.read_text()}. Wait until "
-                "that is done, or stop it with Ctrl-C: nothing of it is lost."
+                "that run ends, or stop it with Ctrl-C: nothing of it is lost."
             ) from None
 
-    # ------------------------------------------------------------------ what is to be done
+    # ------------------------------------------------------------------ planning
 
     def _write_down(self, submissions: list[Submission]) -> None:
-        """Notes what is to be judged again, so that it is, however often the run is stopped."""
+        """Stores which parts are due, so that a later run judges them if this one is stopped."""
         for submission in submissions if self.parts else ():
             before = verdicts.read(self.folder, self.assignment.name, submission.student)
             if before is not None:
@@ -164,7 +166,7 @@ class Grading:
                 verdicts.write(self.folder, replace(before, due=due, due_seed=seed))
 
     def _planned(self, submission: Submission, books: Books) -> _Plan | Outcome:
-        """What is to be done, or what came of it where that is nothing."""
+        """Returns the plan for a submission, or its outcome if it need not or cannot be judged."""
         student = submission.student
         before = verdicts.read(self.folder, self.assignment.name, student)
         try:
@@ -179,7 +181,7 @@ class Grading:
         return _Plan(submission, files, before, key, self._task(submission, files, before, due))
 
     def _due(self, before: Record | None, key: str, books: Books) -> tuple[str, ...]:
-        """The parts that are to be judged; none where all is as it was."""
+        """Returns the parts that must be judged; none if nothing has changed."""
         if before is None or before.key != key:
             return ALL
         if before.due or (before.version == self._version and books.has(before)):
@@ -189,7 +191,7 @@ class Grading:
     def _task(
         self, submission: Submission, files: Files, before: Record | None, due: tuple[str, ...]
     ) -> Task:
-        """The notebooks in which there is something to judge, with the seeds that they had."""
+        """Returns the task: the notebooks with parts to judge, and the seeds of earlier runs."""
         old = before.parts if before else {}
         given = before.due_seed if before and before.due_seed is not None else self._seed
         seed = given if given is not None else before.seed if before else self._drawn
@@ -209,7 +211,7 @@ class Grading:
             self.limits,
         )
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ results
 
     def _outcome(self, plan: _Plan, future: Future[Done], books: Books) -> Outcome:
         student, before = plan.submission.student, plan.before
@@ -228,7 +230,7 @@ class Grading:
         )
 
     def _booked(self, plan: _Plan, done: Done, books: Books) -> Record:
-        """Books it; until that is done, what was kept says that it is to be judged again."""
+        """Books a result; until this is done, the stored record says that all parts are due."""
         student, before = plan.submission.student, plan.before
         if before is not None and not before.due:
             verdicts.write(self.folder, replace(before, due=ALL))
@@ -247,7 +249,7 @@ class Grading:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong: in full where that is nobody's doing but ours."""
+    """Returns the message of a `DtlabError`, or the traceback of any other exception."""
     if isinstance(error, DtlabError):
         return str(error)
     return "".join(traceback.format_exception(error))

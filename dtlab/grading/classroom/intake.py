@@ -2,14 +2,14 @@
 
     downloaded/week-1/archive/all.zip ──nbgrader zip_collect week-1──> submitted/ada/week-1/
 
-Moodle's archive has a folder for each student, with the full name and the participant's number;
-Canvas puts all into the name of the file, with its own number of the user:
+Moodle's archive has a folder for each student, named after the student and the participant number.
+Canvas encodes everything in the file name, including its user number:
 
     Ada Lovelace_7142_assignsubmission_file/level-2.ipynb
     lovelaceada_LATE_4711_90210_level-2-1.ipynb
 
-Who that is, the gradebook tells: by first and last name, or by `lms_user_id`. A student who is not
-in it is collected under the platform's name, with a warning.
+The gradebook identifies the student, by first and last name or by `lms_user_id`. A student who is
+not in the gradebook is collected under the platform's name, with a warning.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<number>\d+)_assignsubmission_(?:file|
 _CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?:LATE_)?(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)\.ipynb"
 )
-_RENAMED = re.compile(r"(level-\d)-\d+")  # Canvas numbers what is handed in again
+_RENAMED = re.compile(r"(level-\d)-\d+")  # Canvas numbers repeated submissions
 
 
 class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]
-    """Finds student and notebook in the names that Moodle and Canvas give.
+    """Finds student and notebook in the file names of Moodle and Canvas.
 
-    A `named_regexp` in the course's settings comes first.
+    A `named_regexp` in the course's settings takes precedence.
     """
 
     def collect(self, submitted_file: str) -> dict[str, str] | None:
-        """The student and the notebook of one file; None for one that is no notebook."""
+        """Returns the student and the notebook of a file; None if it is not a notebook."""
         path = Path(submitted_file)
         if path.suffix not in self.valid_ext:
             return None
         if self.named_regexp:
-            found: dict[str, str] | None = super().collect(submitted_file)
-            return found
+            result: dict[str, str] | None = super().collect(submitted_file)
+            return result
         for folder in path.parents:
             if moodle := _MOODLE.fullmatch(folder.name):
                 student = self._by_name(moodle["name"])
@@ -60,26 +60,27 @@ class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]
 
     @cached_property
     def _roster(self) -> list[tuple[str, str, str]]:
-        """Of each student in the gradebook: the id, the full name, the platform's number."""
+        """The id, full name and platform number of each student in the gradebook."""
         course = self.parent.coursedir
         with Gradebook(course.db_url, course.course_id) as gradebook:
             return [
-                (one.id, _plain(f"{one.first_name or ''} {one.last_name or ''}"),
-                 str(one.lms_user_id or ""))
-                for one in gradebook.students
+                (student.id, _plain(f"{student.first_name or ''} {student.last_name or ''}"),
+                 str(student.lms_user_id or ""))
+                for student in gradebook.students
             ]  # fmt: skip
 
     def _by_name(self, name: str) -> str:
-        found = [one for one, full, _ in self._roster if full == _plain(name)]
-        return found[0] if len(found) == 1 else self._unknown(name, "name")
+        ids = [student for student, full, _ in self._roster if full == _plain(name)]
+        return ids[0] if len(ids) == 1 else self._unknown(name, "name")
 
     def _by_number(self, number: str, name: str) -> str:
-        found = [one for one, _, own in self._roster if own == number]
-        return found[0] if len(found) == 1 else self._unknown(name, f"lms_user_id {number}")
+        ids = [student for student, _, user in self._roster if user == number]
+        return ids[0] if len(ids) == 1 else self._unknown(name, f"lms_user_id {number}")
 
     def _unknown(self, name: str, by: str) -> str:
         self.log.warning(
-            "%s (%s) is not one student of the gradebook, and is collected under that name. Add "
+            "%s (%s) does not match exactly one student in the gradebook, so the file is "
+            "collected under that name. Add "
             "the student: nbgrader db student add ID --first-name ... --last-name ... "
             "--lms-user-id ...", name, by,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The report of `dtlab grade`: a line for each student, and what to look at afterwards."""
+"""The report of `dtlab grade`: a line for each student, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from dtlab.grading.late import Lateness
 __all__ = ["clean", "fitted", "line", "summary"]
 
 LONGEST_NAME = 24  # columns of a terminal
-MANY = 4  # names that are told one by one
+MANY = 4  # most names that a list shows
 
 
 def clean(text: str) -> str:
-    """The text without what steers a terminal or turns the direction of writing."""
-    kinds = ((one, unicodedata.category(one)) for one in text)
-    return "".join("?" if kind in ("Cc", "Cf", "Cs", "Zl", "Zp") else one for one, kind in kinds)
+    """Replaces terminal control characters and changes of the writing direction by "?"."""
+    kinds = ((char, unicodedata.category(char)) for char in text)
+    return "".join("?" if kind in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char, kind in kinds)
 
 
 def fitted(text: str, width: int | None) -> str:
-    """The text in so many columns of a terminal, cut or filled; as it is where width is None."""
+    """Cuts or pads the text to `width` columns of a terminal; unchanged if width is None."""
     if width is None:
         return text
-    kept, used = "", 0
-    for one in text:
-        columns = _columns(one)
-        if used + columns > width or (used + columns == width and len(kept) + 1 < len(text)):
-            kept, used = f"{kept}…", used + 1
+    result, used = "", 0
+    for char in text:
+        columns = _columns(char)
+        if used + columns > width or (used + columns == width and len(result) + 1 < len(text)):
+            result, used = f"{result}…", used + 1
             break
-        kept, used = kept + one, used + columns
-    return kept + " " * (width - used)
+        result, used = result + char, used + columns
+    return result + " " * (width - used)
 
 
 def _columns(letter: str) -> int:
@@ -44,17 +44,17 @@ def _columns(letter: str) -> int:
 
 
 def line(outcome: Outcome, width: int | None) -> str:
-    """One student: points, seconds, and what a human should know; in less than `width` columns."""
+    """Formats the result of a student: points, seconds, remarks; under `width` columns."""
     name = clean(outcome.student)
     name = fitted(name, LONGEST_NAME) if width else f"{name:<{LONGEST_NAME}}"
     if outcome.record is None:
-        told = f"{name}  not graded: {_last_line(outcome.trouble)}"
+        text = f"{name}  not graded: {_last_line(outcome.trouble)}"
     else:
         record = outcome.record
         points = f"{record.score:.6g} of {record.max_score:.6g}"
         took = "as before" if outcome.skipped else f"{record.seconds:.1f} s"
-        told = "  ".join([name, f"{points:>12}", f"{took:>9}", ", ".join(_remarks(outcome))])
-    return fitted(told, width and width - 1).rstrip()
+        text = "  ".join([name, f"{points:>12}", f"{took:>9}", ", ".join(_remarks(outcome))])
+    return fitted(text, width and width - 1).rstrip()
 
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
@@ -74,28 +74,39 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield f"{notes} note{'s' * (notes != 1)}"
 
 
-def summary(seen: Iterable[Outcome], folder: str, width: int | None) -> Iterator[str]:
-    """What to look at once all is done; lines of at most `width` columns."""
-    seen = list(seen)
-    graded = [one for one in seen if one.record is not None and not one.skipped]
+def summary(outcomes: Iterable[Outcome], folder: str, width: int | None) -> Iterator[str]:
+    """Yields the lines of the summary, of at most `width` columns."""
+    outcomes = list(outcomes)
+    graded = [
+        outcome for outcome in outcomes if outcome.record is not None and not outcome.skipped
+    ]
     count = Counter(
-        "not graded" if one.record is None else "as before" if one.skipped else "graded"
-        for one in seen
+        "not graded" if outcome.record is None else "as before" if outcome.skipped else "graded"
+        for outcome in outcomes
     )
     yield ""
-    yield ", ".join(f"{number} {what}" for what, number in sorted(count.items())) + "."
-    walls = dict.fromkeys(wall for one in graded if one.record for wall in one.record.missing)
+    yield ", ".join(f"{number} {status}" for status, number in sorted(count.items())) + "."
+    walls = dict.fromkeys(
+        wall for outcome in graded if outcome.record for wall in outcome.record.missing
+    )
     for title, lines in (
-        ("Late:", [_late(one.student, *one.late) for one in seen if one.late]),
-        ("What had to be mended, or left out:", _notes(graded)),
+        ("Late:", [_late(outcome.student, *outcome.late) for outcome in outcomes if outcome.late]),
+        ("Repairs, and files or cells that were left out:", _notes(graded)),
         ("Changed since the last run:", _changed(graded)),
         (
-            "Points that were given by hand stay, and count in place of any of the judge's:",
-            [f"{one.student}: {', '.join(one.by_hand)}" for one in graded if one.by_hand],
+            "Points that a grader gave by hand stay, and replace the automatic points:",
+            [
+                f"{outcome.student}: {', '.join(outcome.by_hand)}"
+                for outcome in graded
+                if outcome.by_hand
+            ],
         ),
-        ("To be graded by hand, in formgrader (no points are lost by it):", _waiting(seen)),
-        ("Walls that this system does not allow, so that graded code gets past them:", [*walls]),
-        ("Not graded:", [f"{one.student}: {one.trouble}" for one in seen if one.trouble]),
+        ("To be graded by hand, in formgrader (no points are lost by it):", _waiting(outcomes)),
+        ("Sandbox walls that this system does not support, so code can pass them:", [*walls]),
+        (
+            "Not graded:",
+            [f"{outcome.student}: {outcome.trouble}" for outcome in outcomes if outcome.trouble],
+        ),
     ):
         yield from _block(title, lines, width)
     if graded:
@@ -108,8 +119,8 @@ def _block(title: str, entries: Iterable[str], width: int | None) -> Iterator[st
         return
     yield ""
     yield title
-    for one in lines:
-        text = clean(one)
+    for line in lines:
+        text = clean(line)
         if width is None:
             yield f"  {text}"
         else:
@@ -118,22 +129,22 @@ def _block(title: str, entries: Iterable[str], width: int | None) -> Iterator[st
 
 
 def _notes(graded: list[Outcome]) -> list[str]:
-    """Each note with those whom it is about: many may have the same."""
-    about: dict[str, list[str]] = {}
-    for one in graded:
-        for name, notes in one.record.notes.items() if one.record else ():
+    """Returns each note once, with all students to whom it applies."""
+    students: dict[str, list[str]] = {}
+    for outcome in graded:
+        for name, notes in outcome.record.notes.items() if outcome.record else ():
             for note in notes:
-                about.setdefault(f"{name}: {note}", []).append(one.student)
-    return [f"{_names(who)}, {note}" for note, who in about.items()]
+                students.setdefault(f"{name}: {note}", []).append(outcome.student)
+    return [f"{_names(names)}, {note}" for note, names in students.items()]
 
 
-def _waiting(seen: list[Outcome]) -> list[str]:
-    """Each part that waits for a grader, its points, and whose."""
-    whose: dict[tuple[str, float], list[str]] = {}
-    for one in seen:
-        for part in one.waiting:
-            whose.setdefault(part, []).append(one.student)
-    return [f"{name}, {points:g} points: {_names(who)}" for (name, points), who in whose.items()]
+def _waiting(outcomes: list[Outcome]) -> list[str]:
+    """Returns each part that a grader must grade, with its points and students."""
+    students: dict[tuple[str, float], list[str]] = {}
+    for outcome in outcomes:
+        for part in outcome.waiting:
+            students.setdefault(part, []).append(outcome.student)
+    return [f"{part}, {points:g} points: {_names(n)}" for (part, points), n in students.items()]
 
 
 def _names(names: list[str]) -> str:
@@ -145,30 +156,32 @@ def _names(names: list[str]) -> str:
 
 def _changed(graded: list[Outcome]) -> list[str]:
     lines = []
-    for one in graded:
-        for change in changes(one.before, one.record) if one.before and one.record else ():
+    for outcome in graded:
+        for change in (
+            changes(outcome.before, outcome.record) if outcome.before and outcome.record else ()
+        ):
             before = "nothing" if change.before is None else f"{change.before:.6g}"
-            lines.append(f"{one.student}  {change.part}  {before} -> {change.after:.6g}")
+            lines.append(f"{outcome.student}  {change.part}  {before} -> {change.after:.6g}")
     return lines
 
 
 def _late(student: str, late: Lateness, points: float) -> str:
     due = f"{late.due.astimezone():%Y-%m-%d %H:%M %Z}"
-    took = (
+    penalty = (
         f"{late.percent:g} % off, {points:.4g} points" if late.percent else "nothing is taken off"
     )
     if late.grace:
-        took = "within the minutes of grace"
-    return f"{student}: {_span(late.seconds)} after {due}; {took}"
+        penalty = "within the minutes of grace"
+    return f"{student}: {_span(late.seconds)} after {due}; {penalty}"
 
 
 def _span(seconds: float) -> str:
-    """A stretch of time in its two largest units."""
+    """Formats a duration in its two largest units."""
     minutes = max(1, round(seconds / 60))
     days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
     named = [(days, "day" if days == 1 else "days"), (hours, "h"), (minutes, "min")]
-    there = [f"{number} {unit}" for number, unit in named if number]
-    return " ".join(there[:2])
+    nonzero = [f"{number} {unit}" for number, unit in named if number]
+    return " ".join(nonzero[:2])
 
 
 def _last_line(text: str) -> str:

@@ -1,11 +1,11 @@
 """Grading tasks on the machines of a Ray cluster: `dtlab grade --engine ray`.
 
     this process                        a node of the cluster
-    Task (bytes, seeds) ──── Ray ────►  Judge, an actor with a warm server of its own
-    Done (verdicts)     ◄─── Ray ─────  its walls are those of that node
+    Task (bytes, seeds) ──── Ray ────►  Judge, an actor with its own warm server
+    Done (verdicts)     ◄─── Ray ─────  (the sandbox depends on that node's system)
 
-The machines share no files: all that is needed travels with the task. Every node needs the same
-dtlab. Where no cluster is running, one is started on this machine, and ended again.
+The machines share no files: a task contains all data that judging needs. Every node needs the same
+version of dtlab. If no cluster is running, one is started on this machine for this run.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from dtlab.ranks.system import usable_cpus
 
 __all__ = ["Judge", "RayEngine"]
 
-START_LIMIT = 120.0  # seconds for the first judge to be there: it imports torch
-END_LIMIT = 3.0  # seconds for judges to end what they do
+START_LIMIT = 120.0  # seconds for the first judge to start: it imports torch
+END_LIMIT = 3.0  # seconds for judges to end their tasks
 QUIET = {"log_to_driver": False, "logging_level": "error"}
-LONGEST = 42  # characters of the folder of a cluster: Ray puts sockets into it
+LONGEST = 42  # most characters of the folder of a cluster: Ray puts sockets into it
 
 
 class Judge:
-    """One at a time; lives in a process of the cluster, and has a server there."""
+    """An actor in a process of the cluster that judges one task at a time, with a warm server."""
 
     def __init__(self) -> None:
         self._server, self._one = JudgesServer(), threading.Lock()
         self._server.start()
 
     def version(self) -> str:
-        """The version of dtlab there."""
+        """Returns the version of dtlab on the node."""
         return version("dtlab")
 
     def judge(self, task: Task) -> Done:
@@ -56,25 +56,25 @@ class Judge:
             return carry_out_surely(task, self._server)
 
     def stop(self) -> None:
-        """Ends what is being judged, while it is."""
+        """Ends the task in progress; Ray calls this in a second thread."""
         self._server.stop()
 
 
 class RayEngine:
-    """As many judges as the cluster has CPUs, or `jobs`."""
+    """An engine with one judge for each CPU of the cluster, but at most `jobs`."""
 
-    def __init__(self, jobs: int | None, told: Told) -> None:
-        """Raises `DtlabError` where there is no Ray, or a cluster that cannot be used."""
-        self._told = told
+    def __init__(self, jobs: int | None, progress: Told) -> None:
+        """Raises `DtlabError` if Ray is not installed or the cluster cannot be used."""
+        self._told = progress
         self._judges: list[Any] = []
-        self._undo = contextlib.ExitStack()  # what is to be done in the end, last things first
+        self._undo = contextlib.ExitStack()  # cleanup for `close`, in reverse order
         try:
             with _our_signals():
                 self._ray = self._connected(jobs)
             cores = int(self._ray.cluster_resources().get("CPU", 1))
             self.room = max(1, min(jobs or cores, cores))
             actor = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(Judge)
-            # A second thread each, so that they hear that they are to stop.
+            # A second thread in each actor, so that `stop` can run during `judge`.
             self._judges = [actor.options(max_concurrency=2).remote() for _ in range(self.room)]
             self._undo.callback(self._stop_judges)
             self._busy = dict.fromkeys(self._judges, 0)
@@ -84,7 +84,6 @@ class RayEngine:
             raise
 
     def submit(self, task: Task) -> Future[Done]:
-        """See `Engine`."""
         judge = min(self._judges, key=self._busy.__getitem__)
         self._busy[judge] += 1
         self._told(task.student, "on the cluster")
@@ -96,7 +95,6 @@ class RayEngine:
         self._busy[judge] -= 1
 
     def close(self) -> None:
-        """See `Engine`."""
         self._undo.close()
 
     def _stop_judges(self) -> None:
@@ -105,7 +103,7 @@ class RayEngine:
             self._ray.wait(ended, num_returns=len(ended), timeout=END_LIMIT)
 
     def _connected(self, jobs: int | None) -> Any:
-        """Ray, on the cluster that is running; else on one of our own, for this machine alone."""
+        """Connects Ray to the running cluster, or starts one on this machine; returns Ray."""
         if _is_running():
             ray = _imported()
             self._undo.callback(ray.shutdown)
@@ -113,9 +111,9 @@ class RayEngine:
                 ray.init(address="auto", **QUIET)
             except Exception as error:  # it raises many kinds
                 raise DtlabError(
-                    "there is a Ray cluster that cannot be used from here. Look at RAY_ADDRESS, "
-                    "and at RAY_AUTH_TOKEN if it asks for one; RAY_ADDRESS=local starts one for "
-                    f"this machine alone. Ray says: {error}"
+                    "there is a Ray cluster that cannot be used from here. Check RAY_ADDRESS, and "
+                    "RAY_AUTH_TOKEN if the cluster requires a token. RAY_ADDRESS=local starts a "
+                    f"cluster on this machine only. Ray says: {error}"
                 ) from error
             return ray
         self._undo.enter_context(_nobody_else())
@@ -131,33 +129,33 @@ class RayEngine:
     def _demand_our_version(self) -> None:
         ours = version("dtlab")
         try:
-            found = self._ray.get(
-                [one.version.remote() for one in self._judges], timeout=START_LIMIT
+            versions = self._ray.get(
+                [judge.version.remote() for judge in self._judges], timeout=START_LIMIT
             )
         except self._ray.exceptions.RayError as error:
             raise DtlabError(
-                f"no judge came up on the Ray cluster. Every node needs dtlab {ours}, installed "
+                f"no judge started on the Ray cluster. Every node needs dtlab {ours}, installed "
                 f"as on this machine. Ray says: {error}"
             ) from error
-        others = sorted({*found} - {ours})
+        others = sorted({*versions} - {ours})
         if others:
             raise DtlabError(
-                f"the Ray cluster has dtlab {', '.join(others)}, and this machine {ours}: points "
-                "would depend on the machine. Install the same everywhere."
+                f"the Ray cluster has dtlab {', '.join(others)}, and this machine {ours}, so "
+                "points would depend on the machine. Install the same version everywhere."
             )
 
 
 def _is_running() -> bool:
-    """Whether there is a cluster: one that is named, or one that has a node here."""
+    """Whether RAY_ADDRESS names a cluster, or a cluster has a node on this machine."""
     named = os.environ.get("RAY_ADDRESS")
     if named:
         return named != "local"
-    return any(one.info["name"] == "raylet" for one in psutil.process_iter(["name"]))
+    return any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"]))
 
 
 @contextlib.contextmanager
 def _our_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and prints its stack at it; this gives it back."""
+    """Restores our SIGTERM handler, since Ray replaces it by one that prints a stack trace."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -170,10 +168,10 @@ def _our_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nobody_else() -> Iterator[None]:
-    """A cluster that is started now listens on loopback, to us alone, and tells nobody of its use.
+    """Makes a new cluster listen on loopback, require a token, and send no usage statistics.
 
-    Ray has a switch for the first, with which it spares users of other systems the questions of
-    their firewalls. It reads all of these when it is imported.
+    Ray has the first switch for Windows and macOS, to avoid firewall dialogs. It reads all of
+    these switches when it is imported.
     """
     switches = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -196,13 +194,13 @@ def _imported() -> Any:
     except ImportError as error:
         raise DtlabError(
             "--engine ray needs Ray, which is not installed here. Install it: pip install "
-            "'dtlab[ray]'. On one machine, --jobs does the same without it."
+            "'dtlab[ray]'. On one machine, --jobs does the same without Ray."
         ) from error
     return ray
 
 
 def _short_folder() -> str:
-    """A folder of our own for a cluster, whose name leaves room for those of sockets."""
+    """Creates a folder for a cluster with a name short enough for the paths of its sockets."""
     place = tempfile.gettempdir()
     if len(place) > LONGEST - len("/ray-4194304-12345678") and os.path.isdir("/tmp"):
         place = "/tmp"
@@ -211,7 +209,7 @@ def _short_folder() -> str:
 
 
 def _remove_left(place: Path) -> None:
-    """Folders of processes that were killed."""
+    """Removes the folders of processes that were killed."""
     for folder in place.glob("ray-*-*"):
         pid = folder.name.split("-")[1]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):

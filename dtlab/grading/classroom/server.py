@@ -15,22 +15,22 @@ from dtlab.ranks.notices import no_notices
 
 __all__ = ["JudgesServer", "Told", "carry_out_surely"]
 
-Told = Callable[[str, str], None]  # hears which student's work is where
+Told = Callable[[str, str], None]  # a callback for progress: called with student and step
 
 
 class JudgesServer(Server):
-    """A warm server for judges, which does not come back once it has been stopped."""
+    """A warm server for judges, which cannot be restarted after `stop`."""
 
     def __init__(self) -> None:
         super().__init__(*WARM)
         self.over = False
 
     def wait(self) -> None:
-        """Until it has imported torch, so that nobody's seconds have that among them."""
+        """Waits until the server has imported torch, so that no time limit includes the import."""
         with no_notices(), self._lock:
             if not self.over:
                 started = self._start_if_needed()
-                importlib.import_module("torch")  # meanwhile: this process needs it too
+                importlib.import_module("torch")  # in parallel: this process needs it too
                 list(known_parts())
                 self._wait_until_ready(started)
 
@@ -41,10 +41,10 @@ class JudgesServer(Server):
         super().request(kind, fds)
 
     def _share_modules(self, sock: socket.socket) -> None:
-        """None: what ranks need is in `WARM`, and what this process has is for grading alone."""
+        """Shares no modules: ranks need only those in `WARM`, not those of this process."""
 
     def stop(self) -> None:
-        """End it for good, with whatever it still runs."""
+        """Ends the server permanently, with all ranks that it still runs."""
         self.over = True
         super().stop()
 
@@ -53,11 +53,14 @@ def carry_out_surely(
     task: Task,
     server: JudgesServer,
     slot: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     waits: Callable[[bool], None] = lambda _: None,
 ) -> Done:
-    """Carries out a task, once more where the server has ended: others fill memories too."""
-    done = carry_out(task, server, slot, told, waits)
+    """Carries out a task, and repeats it once if it failed, for example if the server was killed.
+
+    Other processes may use up the memory of the machine.
+    """
+    done = carry_out(task, server, slot, progress, waits)
     if done.troubles and not server.over:
-        done = carry_out(task, server, slot, told, waits)
+        done = carry_out(task, server, slot, progress, waits)
     return done

@@ -2,7 +2,7 @@
 
     dtlab statistics week-1 --figure lost.png
 
-It reads what `dtlab grade` has kept in verdicts/, and judges nothing anew.
+It reads the records of `dtlab grade` in verdicts/ and does not judge again.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["CriterionCount", "PartStatistics", "figure_of", "statistics", "statistics_of"]
 
 
-_LOST = "#B3261E"  # as reports show it
+_LOST = "#B3261E"  # the colour of "lost" in reports
 
 
 @dataclass(frozen=True)
 class CriterionCount:
-    """How many of a class earned a criterion, lost it, or had it blocked by another."""
+    """The number of students who earned a criterion, lost it, or had it blocked by another."""
 
     name: str
     points: float
     earned: int
     lost: int
     blocked: int
-    message: str  # that of those who lost it, the most frequent one
+    message: str  # the most frequent message of lost points
 
     @property
     def missed(self) -> float:
@@ -58,26 +58,27 @@ class PartStatistics:
 def statistics(
     assignment: str, *, course: Path | None = None, figure: Path | None = None
 ) -> Iterator[str]:
-    """The lines of the table; writes the figure to `figure`, as PNG, if that is given.
+    """Yields the lines of the table; writes the figure to `figure`, as PNG, if given.
 
-    Raises `DtlabError` where nothing of the assignment has been graded.
+    Raises `DtlabError` if no submission of the assignment has been graded.
     """
     folder = course_folder(course)
     records = list(verdicts.read_all(folder, assignment))
     if not records:
         raise DtlabError(
-            f"nothing of {assignment!r} has been graded in {folder}: run dtlab grade {assignment}."
+            f"no submission of {assignment!r} has been graded in {folder}: run dtlab grade "
+            f"{assignment}."
         )
-    found = statistics_of(records)
-    yield from _table(found, len(records))
+    parts = statistics_of(records)
+    yield from _table(parts, len(records))
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
-        figure.write_bytes(figure_of(assignment, found).to_png())
+        figure.write_bytes(figure_of(assignment, parts).to_png())
         yield f"\nThe figure is in {figure}."
 
 
 def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
-    """The statistics of each part, in the order of the notebooks."""
+    """Computes the statistics of each part, in the order of the notebooks."""
     names = dict.fromkeys(name for record in records for name in record.parts)
     return [
         _of_part(name, [record.parts[name] for record in records if name in record.parts])
@@ -86,16 +87,22 @@ def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
 
 
 def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
-    # If an answer could not be taken, its report has the single criterion "answer".
-    rules = {one.name: one.points for part in judged for one in part.criteria}
-    without = [part for part in judged if [one.name for one in part.criteria] == ["answer"]]
+    # If an answer could not be used, its report has the single criterion "answer".
+    rules = {criterion.name: criterion.points for part in judged for criterion in part.criteria}
+    without = [
+        part for part in judged if [criterion.name for criterion in part.criteria] == ["answer"]
+    ]
     counts = []
     for rule, points in rules.items():
         if rule == "answer" and len(rules) > 1:
             continue
-        found = [one for part in judged for one in part.criteria if one.name == rule]
-        states = [one.status for one in found] + ["lost"] * (len(without) * (rule != "answer"))
-        messages = [one.message for one in found if one.status == "lost"]
+        criteria = [
+            criterion for part in judged for criterion in part.criteria if criterion.name == rule
+        ]
+        states = [criterion.status for criterion in criteria] + ["lost"] * (
+            len(without) * (rule != "answer")
+        )
+        messages = [criterion.message for criterion in criteria if criterion.status == "lost"]
         most = max(messages, key=messages.count, default="")
         earned, lost, blocked = (states.count(state) for state in ("ok", "lost", "blocked"))
         counts.append(CriterionCount(rule, points, earned, lost, blocked, most))
@@ -103,27 +110,30 @@ def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
     return PartStatistics(name, judged[0].max_score, scores, tuple(counts))
 
 
-def _table(found: Sequence[PartStatistics], students: int) -> Iterator[str]:
+def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
     yield f"{students} submission{'s' * (students != 1)}"
-    width = max(len(one.name) for part in found for one in part.criteria) + 2
-    for part in found:
+    width = max(len(criterion.name) for part in parts for criterion in part.criteria) + 2
+    for part in parts:
         yield ""
         yield (
             f"{part.part}   mean {mean(part.scores):.2f} of {part.max_score:g}, median "
             f"{median(part.scores):g}, all points {part.scores.count(part.max_score)} times"
         )
-        for one in sorted(part.criteria, key=lambda one: -one.missed):
-            first = clean((one.message.splitlines() or [""])[0])
-            counts = f"{one.earned:>4} earned {one.lost:>4} lost {one.blocked:>4} blocked"
-            yield f"  {fitted(one.name, width)}{counts}   {first}"[:160].rstrip()
+        for criterion in sorted(part.criteria, key=lambda criterion: -criterion.missed):
+            first = clean((criterion.message.splitlines() or [""])[0])
+            counts = (
+                f"{criterion.earned:>4} earned {criterion.lost:>4} lost "
+                f"{criterion.blocked:>4} blocked"
+            )
+            yield f"  {fitted(criterion.name, width)}{counts}   {first}"[:160].rstrip()
 
 
-def figure_of(assignment: str, found: Sequence[PartStatistics]) -> Figure:
-    """A bar for each criterion: the share of the class that lost it, and had it blocked."""
+def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:
+    """Draws a bar for each criterion: the shares of the class with it lost and with it blocked."""
     from dtlab.show.drawing.style import INK, MUTED, Figure
 
-    bars = [(part.part, one) for part in found for one in part.criteria]
-    height = 0.28 * (len(bars) + len(found))
+    bars = [(part.part, criterion) for part in parts for criterion in part.criteria]
+    height = 0.28 * (len(bars) + len(parts))
     heading = f"{assignment}: which points the class misses"
     worst_part, worst = max(bars, key=lambda bar: bar[1].missed)
     figure = Figure(
@@ -134,16 +144,16 @@ def figure_of(assignment: str, found: Sequence[PartStatistics]) -> Figure:
     figure.heading(heading, "share of the class; dark: lost, light: blocked by another criterion")
     axes = figure.add_axes((0.33, 0.5 / (height + 1.2), 0.62, height / (height + 1.2)))
     place, shown = 0.0, ""
-    for part, one in bars:
+    for part, criterion in bars:
         if part != shown:
             title = axes.text(-2, -place, part, ha="right", va="center", fontsize=8, color=INK)
             title.set_fontweight("bold")
             place, shown = place + 1, part
-        total = max(1, one.earned + one.lost + one.blocked)
-        lost, blocked = 100 * one.lost / total, 100 * one.blocked / total
+        total = max(1, criterion.earned + criterion.lost + criterion.blocked)
+        lost, blocked = 100 * criterion.lost / total, 100 * criterion.blocked / total
         axes.barh(-place, lost, height=0.7, color=_LOST)
         axes.barh(-place, blocked, left=lost, height=0.7, color=_LOST, alpha=0.35)
-        axes.text(-2, -place, one.name, ha="right", va="center", fontsize=8, color=MUTED)
+        axes.text(-2, -place, criterion.name, ha="right", va="center", fontsize=8, color=MUTED)
         axes.text(lost + blocked + 1, -place, f"{lost + blocked:.0f} %", va="center", fontsize=7)
         place += 1
     axes.set_xlim(0, 108)

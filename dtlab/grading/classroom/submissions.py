@@ -1,4 +1,4 @@
-"""Reads what learners handed in for an assignment, and makes valid notebooks from it."""
+"""Reads the submissions of an assignment, and makes valid notebooks from them."""
 
 from __future__ import annotations
 
@@ -29,53 +29,62 @@ from dtlab.grading.mending.mend import mend
 
 __all__ = ["Assignment", "Files", "Handed", "Submission", "handed_in"]
 
-MOST_BYTES = 200_000_001  # of one notebook: mending reads no more, and says so
+MOST_BYTES = 200_000_001  # of one notebook: the repair reports a longer notebook as too large
 _MOST_MEMBERS = 1000  # of a zip archive
 STAMP = re.compile(rb'"dtlab"\s*+:\s*+\{\s*+"version"\s*+:\s*+"([\w.+!-]{1,40})"')
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """An assignment as learners got it: its notebooks by name, without the suffix."""
+    """A released assignment: its notebooks by file name without the suffix."""
 
     name: str
     notebooks: dict[str, NotebookNode]
 
     @classmethod
     def of(cls, directory: CourseDirectory, name: str) -> Assignment:
-        """Reads the released notebooks. Raises `DtlabError` where there are none."""
+        """Reads the released notebooks. Raises `DtlabError` if there are none."""
         folder = Path(directory.format_path(directory.release_directory, ".", name))
         paths = sorted(folder.glob("*.ipynb"))
         if not paths:
-            near = sorted(path.name for path in folder.parent.glob("*/") if any(path.iterdir()))
+            existing = sorted(
+                path.name for path in folder.parent.glob("*/") if any(path.iterdir())
+            )
             raise DtlabError(
                 f"there is no assignment {name!r} in {folder.parent}. "
-                + (f"There are: {', '.join(near)}." if near else "Make one with dtlab release.")
+                + (
+                    f"There are: {', '.join(existing)}."
+                    if existing
+                    else "Make one with dtlab release."
+                )
             )
         return cls(name, {path.stem: nbformat.read(path, as_version=4) for path in paths})
 
     @cached_property
     def key(self) -> str:
-        """Stands for what was handed out; not for its prose, on which no point depends."""
+        """A digest of the released cells, without text cells on which no points depend."""
         return digest(
             *(
                 f"{name} {json.dumps(cell, sort_keys=True)}"
-                for name, one in self.notebooks.items()
-                for cell in one.cells
+                for name, notebook in self.notebooks.items()
+                for cell in notebook.cells
                 if cell.cell_type == "code" or "nbgrader" in cell.metadata
             )
         )
 
     @cached_property
     def parts(self) -> dict[str, tuple[str, ...]]:
-        """The names of the parts that each notebook asks for."""
+        """The names of the parts in each notebook."""
         return {
-            name: tuple(part.name for cell in one.cells if (part := part_of(cell)))
-            for name, one in self.notebooks.items()
+            name: tuple(part.name for cell in notebook.cells if (part := part_of(cell)))
+            for name, notebook in self.notebooks.items()
         }
 
     def part(self, name: str) -> str:
-        """The full name of a part, which may lack its unit. Raises `DtlabError` for any other."""
+        """Returns the full name of a part, given with or without its unit.
+
+        Raises `DtlabError` for an unknown name.
+        """
         every = [part for parts in self.parts.values() for part in parts]
         for part in every:
             if name in (part, part.partition("/")[2]):
@@ -85,9 +94,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Files:
-    """A submission as bytes, None for a notebook that is not there; `notes` say what is odd.
+    """The files of a submission: bytes, or None for a missing notebook; `notes` for the grader.
 
-    `key` differs where any of it does. `handed_at` is in UTC, None where nobody has noted it.
+    `key` is a digest of all of it. `handed_at` is the time of submission in UTC, None if unknown.
     """
 
     key: str
@@ -98,7 +107,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Handed:
-    """One notebook of a submission, mended; `notes` say what had to be."""
+    """One notebook of a submission after repairs; `notes` list the repairs."""
 
     name: str
     notebook: NotebookNode
@@ -107,32 +116,32 @@ class Handed:
 
 @dataclass(frozen=True)
 class Submission:
-    """What one student handed in."""
+    """The submission of one student."""
 
     student: str
     folder: Path
 
     def files(self, assignment: Assignment) -> Files:
-        """Its bytes, one entry for each notebook of the assignment.
+        """Reads the bytes of each notebook of the assignment.
 
-        A notebook may also lie in a folder or in a zip archive, or have a similar name. Raises
-        `DtlabError` where the submission is a link.
+        A notebook may also be in a subfolder or a zip archive, or have a similar name. Raises
+        `DtlabError` if the submission is a symbolic link.
         """
         self._refuse_links()
-        found = list(_found(self.folder))
+        files = list(_found(self.folder))
         notebooks: dict[str, bytes | None] = {}
         notes: dict[str, tuple[str, ...]] = {}
-        moment, trouble = _handed_at(self.folder / "timestamp.txt")
+        handed_at, trouble = _handed_at(self.folder / "timestamp.txt")
         for name in assignment.notebooks:
-            taken = _meant(name, found, [*assignment.notebooks])
+            taken = _meant(name, files, [*assignment.notebooks])
             notebooks[name] = taken.read() if taken else None
             notes[name] = tuple(_oddities(name, taken, notebooks[name]))
-            if taken is None and found:
-                notes[name] += (_not_taken(name, found),)
+            if taken is None and files:
+                notes[name] += (_not_taken(name, files),)
         if trouble and notes:
             notes[next(iter(notes))] += (trouble,)
-        said = [one for name, data in notebooks.items() for one in (name, data)]
-        return Files(digest(*said, str(moment)), notebooks, notes, moment)
+        pieces = [piece for name, data in notebooks.items() for piece in (name, data)]
+        return Files(digest(*pieces, str(handed_at)), notebooks, notes, handed_at)
 
     def _refuse_links(self) -> None:
         for path in (self.folder, self.folder.parent):
@@ -143,7 +152,7 @@ class Submission:
                 )
 
     def read(self, assignment: Assignment) -> tuple[str, list[Handed]]:
-        """What stands for its bytes, and its notebooks, one for each of the assignment."""
+        """Returns the key of the submission, and its repaired notebooks."""
         files = self.files(assignment)
         handed = []
         for name, released in assignment.notebooks.items():
@@ -152,9 +161,9 @@ class Submission:
         return files.key, handed
 
     def beside(self, most: int) -> Iterator[Path]:
-        """What was handed in beside the notebooks, as paths in the folder.
+        """Yields the other files of the submission, as paths relative to the folder.
 
-        No links: they may lead to what is not the learner's. Nothing of over `most` bytes.
+        Omits links, which may lead to files of others, and files of more than `most` bytes.
         """
         for folder, inner, names in os.walk(self.folder):
             inner[:] = [name for name in inner if not name.startswith((".", "__pycache__"))]
@@ -167,35 +176,35 @@ class Submission:
 
 
 def handed_in(directory: CourseDirectory, assignment: str, students: str) -> list[Submission]:
-    """The submissions of the students whose ids match a pattern, as "*" or "a*".
+    """Returns the submissions of the students whose ids match a pattern, such as "*" or "a*".
 
-    Raises `DtlabError` where there are none.
+    Raises `DtlabError` if there are none.
     """
     step = directory.submitted_directory
     place = re.compile(directory.format_path(step, "(?P<id>[^/]+)", re.escape(assignment), True))
-    around = os.path.join(escape(directory.root), directory.directory_structure).format(
+    glob_pattern = os.path.join(escape(directory.root), directory.directory_structure).format(
         nbgrader_step=step, student_id="*", assignment_id=escape(assignment)
     )
-    found = {
+    folders = {
         match["id"]: Path(path)
-        for path in sorted(glob(around))
+        for path in sorted(glob(glob_pattern))
         if (match := place.fullmatch(path)) and os.path.isdir(path)
     }
     for name in directory.student_id_exclude.split(","):
-        found.pop(name, None)
-    wanted = [name for name in found if name == students or fnmatchcase(name, students)]
+        folders.pop(name, None)
+    wanted = [name for name in folders if name == students or fnmatchcase(name, students)]
     if not wanted:
-        names = ", ".join([*found][:10]) + ", ..." * (len(found) > 10)
+        names = ", ".join([*folders][:10]) + ", ..." * (len(folders) > 10)
         raise DtlabError(
-            f"nobody whose id matches {students!r} has handed in {assignment}. "
-            + (f"There are: {names}." if names else f"Looked for {around}.")
+            f"no student whose id matches {students!r} has handed in {assignment}. "
+            + (f"There are: {names}." if names else f"Looked for {glob_pattern}.")
         )
-    return [Submission(name, found[name]) for name in wanted]
+    return [Submission(name, folders[name]) for name in wanted]
 
 
 @dataclass(frozen=True)
 class _File:
-    """A notebook that was handed in: its path below the submission, and how to read it."""
+    """A submitted notebook: its path below the submission, and a function that reads it."""
 
     path: str
     read: Callable[[], bytes | None]
@@ -207,7 +216,7 @@ class _File:
 
 
 def _found(folder: Path) -> Iterator[_File]:
-    """All notebooks: those in the folder itself, then those below it, then those in archives."""
+    """Yields all notebooks: those in the folder, then in subfolders, then in zip archives."""
     archives = []
     for place, inner, names in os.walk(folder):
         inner[:] = sorted(name for name in inner if not name.startswith((".", "__")))
@@ -222,7 +231,7 @@ def _found(folder: Path) -> Iterator[_File]:
 
 
 def _in_archive(path: Path, name: str) -> Iterator[_File]:
-    """The notebooks in a zip archive; none where it cannot be read."""
+    """Yields the notebooks in a zip archive; none if the archive cannot be read."""
     data = _bytes(path)
     try:
         archive = zipfile.ZipFile(io.BytesIO(data or b""))
@@ -242,16 +251,16 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes | None:
         return None  # damaged, or encrypted
 
 
-def _meant(name: str, found: Sequence[_File], others: Sequence[str]) -> _File | None:
-    """The file with this name; else the only one with a similar name; else None."""
-    exact = [one for one in found if one.name == name]
+def _meant(name: str, files: Sequence[_File], others: Sequence[str]) -> _File | None:
+    """Returns the file with this name; else the only one with a similar name; else None."""
+    exact = [file for file in files if file.name == name]
     if exact:
         return exact[0]
     plain = _plain(name)
-    strangers = [one for one in found if one.name not in others]
+    strangers = [file for file in files if file.name not in others]
     for near in (
-        [one for one in strangers if _plain(one.name) == plain],
-        [one for one in strangers if _plain(one.name).startswith(plain)],
+        [file for file in strangers if _plain(file.name) == plain],
+        [file for file in strangers if _plain(file.name).startswith(plain)],
     ):
         if len(near) == 1:
             return near[0]
@@ -259,20 +268,20 @@ def _meant(name: str, found: Sequence[_File], others: Sequence[str]) -> _File | 
 
 
 def _plain(name: str) -> str:
-    """level-2 of "Level_2" and "level 2"."""
+    """Normalizes a name: "Level_2" and "level 2" both become "level-2"."""
     return re.sub(r"[\W_]+", "-", name.casefold())
 
 
-def _not_taken(name: str, found: Sequence[_File]) -> str:
-    files = ", ".join(one.path for one in found[:5]) + ", ..." * (len(found) > 5)
+def _not_taken(name: str, files: Sequence[_File]) -> str:
+    paths = ", ".join(file.path for file in files[:5]) + ", ..." * (len(files) > 5)
     return (
-        f"There is no {name}.ipynb among what was handed in: {files}. If one of these is meant, "
+        f"There is no {name}.ipynb among what was handed in: {paths}. If one of these is meant, "
         "rename it, and grade again."
     )
 
 
 def _bytes(path: Path) -> bytes | None:
-    """The file, None where it cannot be read. A link may lead anywhere, a pipe nowhere."""
+    """Reads a regular file; None if it cannot be read. Refuses links, and pipes that may block."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return None
@@ -284,25 +293,25 @@ def _bytes(path: Path) -> bytes | None:
 
 def _oddities(name: str, taken: _File | None, data: bytes | None) -> Iterator[str]:
     if taken and data is None:
-        yield f"{taken.path} is a link, or no file that can be read, and was left out."
+        yield f"{taken.path} is a link or cannot be read, and was left out."
     elif taken and taken.path != f"{name}.ipynb":
-        yield f"{taken.path} was taken for {name}.ipynb, which is not there."
+        yield f"{taken.path} was used as {name}.ipynb, which is missing."
     if data is not None:
         yield from _other_versions(data)
 
 
 def _other_versions(data: bytes) -> Iterator[str]:
-    """Whether another dtlab than this one was at work on the notebook."""
+    """Yields a note if the notebook was made with another version of dtlab."""
     from importlib.metadata import version
 
     ours = version("dtlab")
-    others = {found.decode() for found in STAMP.findall(data)} - {ours}
+    others = {stamp.decode() for stamp in STAMP.findall(data)} - {ours}
     if others:
         yield f"It was made with dtlab {', '.join(sorted(others))}, and graded with {ours}."
 
 
 def _handed_at(path: Path) -> tuple[datetime | None, str]:
-    """When it was handed in, as nbgrader noted it; what is wrong with the note."""
+    """Reads the time of submission that nbgrader stored; returns it, and what is wrong with it."""
     data = _bytes(path)
     if data is None or not data.strip():
         return None, ""

@@ -1,6 +1,8 @@
 """A grading task and its result as plain data, the same for every engine.
 
 Task(bytes, released notebooks, seeds) ──► mend ──► judge ──► Done(notebooks, verdicts)
+
+`mend` repairs a broken notebook.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ __all__ = ["Done", "Task", "carry_out"]
 
 @dataclass(frozen=True)
 class Task:
-    """What a judge needs of a submission.
+    """The data that judging a submission needs.
 
-    `handed` has the bytes of each notebook that is to be judged, None for one that is not there,
-    and `released` what was handed out. Parts in `known` keep their verdicts; `seeds` are those of
-    parts that were judged before, and other parts draw theirs from `seed`.
+    `handed` has the bytes of each notebook to judge, None for a missing one; `released` has the
+    released notebooks. Parts in `known` keep their verdicts. `seeds` has the seeds of parts that
+    were judged before; the seeds of other parts are drawn from `seed`.
     """
 
     student: str
@@ -42,7 +44,7 @@ class Task:
 
 @dataclass
 class Done:
-    """What came of it, notebook by notebook; `troubles` of those that could not be judged."""
+    """The results of a task by notebook; `troubles` says why notebooks could not be judged."""
 
     notebooks: dict[str, NotebookNode] = field(default_factory=dict)
     parts: dict[str, tuple[PartVerdict, ...]] = field(default_factory=dict)
@@ -57,21 +59,22 @@ def carry_out(
     task: Task,
     server: Server,
     slot: int = 0,
-    told: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
     waits: Callable[[bool], None] = lambda _: None,
 ) -> Done:
-    """Mends and judges the notebooks of a task; one that fails takes none of the others along.
+    """Repairs and judges the notebooks of a task; the failure of one does not affect the others.
 
-    `slot` tells apart what is judged in this process at the same time; `told` hears what is being
-    done, and `waits` when others may go on meanwhile.
+    `slot` differs between tasks that this process judges at the same time. `progress` is called
+    with each step, and `waits` with True when a long wait begins, so that other tasks can
+    continue, and with False when it ends.
     """
     done, begun = Done(), time.monotonic()
     for name in task.handed:
         try:
-            _take_in(done, task, name, _judged(task, name, server, slot, told, waits))
+            _take_in(done, task, name, _judged(task, name, server, slot, progress, waits))
         except LaunchError as error:
             done.troubles[name] = str(error)
-        except Exception:  # noqa: BLE001  whatever it is, the others must not suffer
+        except Exception:  # noqa: BLE001  must not affect the other notebooks
             done.troubles[name] = traceback.format_exc()
     done.seconds = time.monotonic() - begun
     return done
@@ -82,10 +85,10 @@ def _judged(
     name: str,
     server: Server,
     slot: int,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
     waits: Callable[[bool], None],
 ) -> Judged:
-    told("mending")
+    progress("mending")
     mended = mend(task.handed[name], task.released[name])
     return judge(
         mended.notebook,
@@ -97,14 +100,14 @@ def _judged(
         known=task.known,
         seeds=task.seeds,
         notes=[*task.notes.get(name, ()), *mended.notes],
-        progress=told,
+        progress=progress,
         waits=waits,
     )
 
 
 def _take_in(done: Done, task: Task, name: str, judged: Judged) -> None:
     done.notebooks[name] = judged.notebook
-    done.parts[name] = tuple(task.known.get(one.part, one) for one in judged.verdicts)
+    done.parts[name] = tuple(task.known.get(verdict.part, verdict) for verdict in judged.verdicts)
     done.notes[name] = tuple(judged.notes)
     done.missing = tuple(dict.fromkeys([*done.missing, *judged.missing]))
     done.cell_seconds += judged.cell_seconds

@@ -1,9 +1,9 @@
 """Stores the verdict on each submission, criterion by criterion, beside the gradebook.
 
-verdicts/<assignment>/<student>.json     whose work, which bytes, which seeds, what it earned
+verdicts/<assignment>/<student>.json     the student, a digest of the files, seeds, points, reasons
 
-The gradebook has the points, this file has the reasons. It makes a grading run that was stopped go
-on where it was, a regrade repeat the very same checks, and changed scores a list.
+The gradebook has the points, this file has the reasons. With it a stopped grading run can
+continue, a regrade can repeat exactly the same checks, and changed scores can be listed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = ["ALL", "FOLDER", "Change", "Record", "changes", "digest", "read", "re
 
 FOLDER = "verdicts"
 ALL = ("*",)  # every part
-_LONGEST = 200  # bytes of a file's name: file systems take 255
+_LONGEST = 200  # bytes of a file name: file systems allow 255
 
 
 @dataclass(frozen=True)
 class Record:
-    """The verdict on one submission.
+    """The stored verdict on one submission.
 
-    `key` stands for what was handed in and what was handed out, `version` for the checks.
-    `notebooks` has each notebook's parts. Parts in `due` are to be judged again (`ALL`: all of
-    them), with the seeds that they had, or those that `due_seed` gives.
+    `key` is a digest of the submission and the assignment; `version` is that of dtlab.
+    `notebooks` has the verdicts on the parts of each notebook. Parts in `due` must be judged again
+    (`ALL`: all of them), with their old seeds or with `due_seed`.
     """
 
     assignment: str
@@ -41,7 +41,7 @@ class Record:
     key: str
     seed: int
     version: str
-    seconds: float  # for the judge, of which `cell_seconds` for the learner's cells
+    seconds: float  # of judging, including `cell_seconds` of the learner's cells
     cell_seconds: float
     notebooks: Mapping[str, tuple[PartVerdict, ...]]
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -52,22 +52,22 @@ class Record:
     @property
     def parts(self) -> dict[str, PartVerdict]:
         """All parts by name."""
-        return {one.part: one for each in self.notebooks.values() for one in each}
+        return {part.part: part for parts in self.notebooks.values() for part in parts}
 
     @property
     def score(self) -> float:
-        """Points earned by what the judge judges."""
-        return sum(one.score for one in self.parts.values())
+        """The points earned in the parts that the judge grades."""
+        return sum(part.score for part in self.parts.values())
 
     @property
     def max_score(self) -> float:
-        """Points that could be earned there."""
-        return sum(one.max_score for one in self.parts.values())
+        """The highest possible score in these parts."""
+        return sum(part.max_score for part in self.parts.values())
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part that earns other points than before."""
+    """A part whose points have changed."""
 
     student: str
     part: str
@@ -76,16 +76,16 @@ class Change:
 
 
 def changes(before: Record | None, after: Record) -> Iterator[Change]:
-    """Where two verdicts on one student's work differ in points."""
+    """Yields the parts in which two verdicts on a student's work differ in points."""
     old = before.parts if before else {}
     for name, part in after.parts.items():
         if name not in old or abs(old[name].score - part.score) > 1e-9:
-            known = old[name].score if name in old else None
-            yield Change(after.student, name, known, part.score)
+            score = old[name].score if name in old else None
+            yield Change(after.student, name, score, part.score)
 
 
 def digest(*pieces: bytes | str | None) -> str:
-    """A short text that differs where any of the pieces does."""
+    """Returns a hash of the pieces as 32 hexadecimal digits."""
     state = hashlib.sha256()
     for piece in pieces:
         data = b"" if piece is None else piece.encode() if isinstance(piece, str) else piece
@@ -95,25 +95,25 @@ def digest(*pieces: bytes | str | None) -> str:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Keeps a verdict; what was kept of this student's work before is replaced, in one step."""
+    """Stores a verdict; replaces the previous one for this student atomically."""
     path = _path(folder, record.assignment, record.student)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new")
+    temporary = path.with_name(f"{path.name}.new")
     text = json.dumps(asdict(record), indent=1)
-    with open(beside, "w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())  # else a power cut may leave an empty file under the old name
-    beside.replace(path)
+    temporary.replace(path)
 
 
 def read(folder: Path, assignment: str, student: str) -> Record | None:
-    """The verdict that was kept, None where there is none that can be read."""
+    """Returns the stored verdict, None if there is none or it cannot be read."""
     return _read(_path(folder, assignment, student))
 
 
 def read_all(folder: Path, assignment: str) -> Iterator[Record]:
-    """The verdicts of an assignment that can be read, in the order of the students' names."""
+    """Yields the readable verdicts of an assignment, in the order of the students' names."""
     for path in sorted((folder / FOLDER / assignment).glob("*.json")):
         record = _read(path)
         if record is not None:
@@ -136,12 +136,12 @@ def _read(path: Path) -> Record | None:
 
 
 def _verdict(fields: dict[str, Any]) -> PartVerdict:
-    criteria = tuple(Criterion(**one) for one in fields["criteria"])
+    criteria = tuple(Criterion(**criterion) for criterion in fields["criteria"])
     return PartVerdict(**{**fields, "criteria": criteria})
 
 
 def _path(folder: Path, assignment: str, student: str) -> Path:
-    """Where it is kept. A folder's name may be too long to have a suffix."""
+    """Returns the path of a record; shortens an id that is too long for a name with a suffix."""
     name = student
     if len(os.fsencode(student)) > _LONGEST:
         shortened = os.fsencode(student)[: _LONGEST - 40].decode(errors="ignore")

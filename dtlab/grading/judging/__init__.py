@@ -1,6 +1,7 @@
-"""The judge: runs a learner's cells in a sandbox, and keeps secrets outside it.
+"""The judge: runs a learner's cells in a sandbox and judges the answers outside it.
 
-    judge.py     a notebook's cells, its answers, its points
-    patience.py  others come first where a cell takes long
-    walled.py    the bench on which checks see an answer there
+    judge.py     runs the cells of a notebook, judges its answers, gives points
+    cells.py     runs the ungraded cells in a sandbox
+    patience.py  lets other tasks go first while a cell runs for a long time
+    walled.py    the bench that runs an answer's functions in a sandbox
 """

@@ -1,13 +1,13 @@
 """Runs the ungraded cells of a notebook in a sandbox, with limits.
 
     cells = Cells(server, walls, limits)
-    cells.run(3, "x = 6 * 7")      # outputs as nbformat has them
+    cells.run(3, "x = 6 * 7")      # outputs in the format of nbformat
     cells.take("x", 4)             # 42
-    cells.notes                    # what was left out, and why
+    cells.notes                    # which cells were left out, and why
 
-A cell that ends the notebook's process, or does not end, is left out; the cells before it are run
-again in a fresh process, and those after it as ever, so that one such cell costs its own points
-only, and its time limit once.
+A cell that ends the notebook's process or exceeds its time limit is left out. The cells before it
+are run again in a fresh process, and the cells after it are run as usual. So such a cell costs
+only its own points, and its time limit once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dtlab.ranks.sandbox.walls import Walls
 
 __all__ = ["MISSING", "Cells", "Limits", "NotTaken"]
 
-MISSING = object()  # in place of what a notebook has not got
+MISSING = object()  # stands for a name that the notebook does not define
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the cells of one notebook may take: seconds for one, and for all of them; how many
-    times its process may end before the rest is not run any more."""
+    """Limits for a notebook: seconds for each cell and for all cells, and how many times its
+    process may end before the remaining cells are not run."""
 
     cell: float = 15.0
     notebook: float = 300.0
@@ -42,15 +42,15 @@ class Limits:
 
 
 class NotTaken(Exception):
-    """The notebook's process ended when it was asked for an answer: why, in words."""
+    """The notebook's process ended while an answer was read from it; the message says why."""
 
 
 class Cells:
-    """One notebook's process, or another one after it.
+    """The process in which a notebook's cells run; a fresh one if it ends.
 
-    `notes` are for learner and instructor, `missing` are walls that the system refused, and
-    `seconds` is what the cells took. `waits` is told that a cell takes long, so that something
-    else may be done, and that it is over.
+    `notes` are for learner and instructor, `missing` are sandbox walls that the system does not
+    support, and `seconds` is the total time of the cells. `waits(True)` is called when a cell runs
+    for a long time, so that other work can continue, and `waits(False)` when the cell ends.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Cells:
         self.missing: list[str] = []
         self.seconds = 0.0
         self._server, self._walls, self._limits, self._waits = server, walls, limits, waits
-        self._ran: list[tuple[int, str]] = []  # cells that ended, to be run again if need be
+        self._ran: list[tuple[int, str]] = []  # completed cells, to run again in a fresh process
         self._ends = 0
         self._enclosure: Enclosure | None = None
         self._room: Room | None = None
 
     def run(self, number: int, source: str) -> list[NotebookNode]:
-        """Outputs of one cell; why it has none, where it was left out."""
+        """Runs a cell; returns its outputs, or an error output that says why it was left out."""
         if not source.strip():
             return []
         room = self._open_room()
@@ -81,12 +81,12 @@ class Cells:
         except (RoomHung, RoomGone) as error:
             return [_failure("NotRun", self._ended(number, error))]
         self._ran.append((number, source))
-        return [_sound(one) for one in outputs]
+        return [_sound(output) for output in outputs]
 
     def take(self, name: str, number: int) -> Any:
-        """What the notebook has under a name in its cell `number`, `MISSING` where it has nothing.
+        """Reads a variable of the notebook for its cell `number`; `MISSING` if it is not defined.
 
-        Plain data; functions come sealed, other objects as `Opaque`. Raises `NotTaken`.
+        Returns plain data; functions are `Sealed`, other objects are `Opaque`. Raises `NotTaken`.
         """
         room = self._open_room()
         try:
@@ -96,7 +96,7 @@ class Cells:
         return taken[0] if taken else MISSING
 
     def close(self) -> None:
-        """End the notebook's process, and all that it has started."""
+        """Ends the notebook's process and all processes that it has started."""
         if self._enclosure is not None:
             self._enclosure.close()
         self._enclosure = self._room = None
@@ -104,9 +104,10 @@ class Cells:
     # ------------------------------------------------------------------ its process
 
     def _open_room(self) -> Room | None:
-        """The notebook's process; a fresh one has gone through the cells that ended before.
+        """Returns the notebook's process; in a fresh one, first runs the completed cells again.
 
-        One that does not end now is left out too. None where that uses up all tries.
+        A cell that does not complete this time is left out. Returns None if the limits are used
+        up.
         """
         while self._room is None and not self._spent():
             self._enclosure = Enclosure(self._server, self._walls)
@@ -122,7 +123,7 @@ class Cells:
         return self._room
 
     def _timed(self, room: Room, number: int, source: str) -> list[dict[str, Any]]:
-        """Runs a cell. One that does not end is ended before anything else is waited for."""
+        """Runs a cell. If it hangs, ends its process before waiting for anything else."""
         enclosure = self._enclosure
         assert enclosure is not None  # the room is in it
         with standing_back(enclosure, self._waits):
@@ -131,13 +132,13 @@ class Cells:
                     left = self._limits.notebook - self.seconds
                     return room.run(number, source, min(self._limits.cell, left))
             except (RoomHung, RoomGone):
-                enclosure.come_last(False)  # so that it ends soon
+                enclosure.come_last(False)  # with normal priority the process ends sooner
                 self.close()
                 raise
 
     @contextmanager
     def _clock(self, enclosure: Enclosure) -> Iterator[None]:
-        """What a cell takes counts; what it waits for others, then or before it, does not."""
+        """Adds a cell's time to `seconds`, without the time in which it waits for other tasks."""
         patience = enclosure.patience(self._limits.notebook)
         try:
             yield
@@ -145,19 +146,19 @@ class Cells:
             self.seconds += patience.spent
 
     def _ended(self, number: int, error: Exception) -> str:
-        """The process is of no use any more: why, in words that go into the notebook."""
+        """Discards the process; returns the reason as a message for the notebook."""
         self._ends += 1
         self.close()
         if isinstance(error, RoomHung):
             why = f"cell {number} was still running after {self._limits.cell:g} s and was ended"
         else:
-            why = f"cell {number} ended the notebook's process (an exit, a crash, or no memory)"
+            why = f"cell {number} ended the notebook's process (exit, crash, or out of memory)"
         self.notes.append(f"{why}. It was left out; the other cells were run without it.")
         return f"{why}."
 
     def _spent(self) -> str:
         if self._ends >= self._limits.ends:
-            return f"not run: {self._ends} cells before it ended the notebook's process."
+            return f"not run: {self._ends} earlier cells ended the notebook's process."
         if self.seconds >= self._limits.notebook:
             return f"not run: the notebook has used up its {self._limits.notebook:g} s."
         return ""
@@ -167,7 +168,7 @@ class Cells:
 
 
 def _sound(output: dict[str, Any]) -> NotebookNode:
-    """An output as nbformat has it, whatever the room has sent."""
+    """Converts any output that the sandbox sends to a valid output of nbformat."""
     kind = output.get("output_type")
     if kind == "stream":
         name = "stderr" if output.get("name") == "stderr" else "stdout"

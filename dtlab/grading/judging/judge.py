@@ -1,11 +1,11 @@
-"""The verdict on one notebook: its cells run in a sandbox, its answers are judged outside.
+"""Judges one notebook: its cells run in a sandbox, and its answers are judged outside.
 
-    notebook ──cell by cell──►  room (behind walls, ranks/sandbox/room.py)  outputs
+    notebook ──cell by cell──►  room (in the sandbox, ranks/sandbox/room.py)  outputs
     graded cell:  the answer  ◄── sealed or plain ── room
-                  part.check.run(answer, hidden seed, WalledBench)     criteria
-                  the same with the seed that learners have            what may be said of it
+                  part.check.run(answer, hidden seed, WalledBench)     points
+                  the same with the seed that learners have            messages
 
-Graded cells never run: what they ask is asked here. The others are run by `cells.py`.
+Graded cells never run; this module runs their checks. `cells.py` runs the other cells.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dtlab.ranks.sandbox.walls import Walls
 
 __all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
 
-# What a server has to import, so that rooms and ranks need not.
+# Modules that the warm server imports, so that rooms and ranks need not.
 WARM = (
     "IPython.core.interactiveshell",
     "matplotlib_inline.backend_inline",
@@ -42,7 +42,7 @@ WARM = (
     "dtlab.grading.judging.walled",
     *unit_packages(),
     "dtlab.show",
-    "torch._dynamo",  # behind an optimizer
+    "torch._dynamo",  # optimizers import it
 )
 _CALL = re.compile(r'^\s*dtlab\.check\("(?P<part>[^"]+)",\s*(?P<symbol>\w+)', re.MULTILINE)
 _ELSEWHERE = (
@@ -53,9 +53,9 @@ _ELSEWHERE = (
 
 @dataclass(frozen=True)
 class PartVerdict:
-    """What one part earned, in the points of the assignment.
+    """The score of one part, in the points of the assignment, and its criteria.
 
-    `seed` repeats it; `seconds` is what its checks took.
+    `seed` is the seed of the check, so that it can be repeated; `seconds` is the check's duration.
     """
 
     part: str
@@ -69,22 +69,22 @@ class PartVerdict:
 
 @dataclass
 class Judged:
-    """What came of a notebook: the outputs are in it, with a report below each graded cell."""
+    """A judged notebook with its outputs and a report below each graded cell."""
 
     notebook: NotebookNode
     verdicts: list[PartVerdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for learner and instructor
-    missing: list[str] = field(default_factory=list)  # walls that the system refused
-    cell_seconds: float = 0.0  # that the learner's cells took
+    missing: list[str] = field(default_factory=list)  # sandbox walls that the system lacks
+    cell_seconds: float = 0.0  # total time of the learner's cells
 
 
 def part_of(cell: NotebookNode) -> Part | None:
-    """The part that a graded cell asks for, None for any other cell."""
+    """Returns the part that a graded cell checks, None for any other cell."""
     if not cell.metadata.get("nbgrader", {}).get("grade") or cell.cell_type != "code":
         return None
-    found = _CALL.search(cell.source)
+    call = _CALL.search(cell.source)
     try:
-        return find_part(found["part"]) if found else None
+        return find_part(call["part"]) if call else None
     except DtlabError:
         return None
 
@@ -103,13 +103,13 @@ def judge(
     progress: Callable[[str], None] = lambda _: None,
     waits: Callable[[bool], None] = lambda _: None,
 ) -> Judged:
-    """Runs and judges a notebook, whose graded cells are as they were released.
+    """Runs and judges a notebook, whose graded cells must be unchanged from the release.
 
-    `server` has imported `WARM`; `slot` tells apart submissions that are judged at the same time.
-    Parts in `known` have been judged before, and are not again; those in `seeds` get the seed of a
-    verdict from before. `notes` were made on the notebook before. `progress` is told what is being
-    done, and `waits` that a cell takes long, so that something else may be done, and that it is
-    over. Raises `LaunchError` where nothing can run here.
+    `server` has imported `WARM`. `slot` differs between submissions that are judged at the same
+    time. Parts in `known` keep these verdicts; those in `seeds` get the seed of an earlier
+    verdict. `notes` are earlier notes on the notebook. `progress` is called with each step;
+    `waits(True)` when a cell runs for a long time, so that other work can continue, and
+    `waits(False)` when it ends. Raises `LaunchError` if nothing can run here.
     """
     parts = [part for cell in notebook.cells if (part := part_of(cell))]
     walls = Walls(user=first_user(slot), absent=absent_of(parts))
@@ -130,7 +130,7 @@ def judge(
 
 
 class _Run:
-    """One notebook on its way."""
+    """The judging of one notebook, cell by cell."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class _Run:
         self._seeds, self._known = seeds, known
 
     def all_cells(self, progress: Callable[[str], None]) -> None:
-        """From top to bottom."""
+        """Runs or judges all cells from top to bottom."""
         number = 0
         for cell in self.judged.notebook.cells:
             if cell.cell_type != "code":
@@ -191,13 +191,13 @@ class _Run:
         return self._settled(part, answer, seed, typed)
 
     def _settled(self, part: Part, answer: Any, seed: int, learner: str) -> tuple[Criterion, ...]:
-        """The criteria with the points of the hidden inputs, in words about those that are not."""
+        """Judges an answer: points from the hidden inputs, messages from the public inputs."""
         self._bench.begin(absent_of([part]))
         try:
             hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
         except LaunchError as error:
             raise LaunchError(f"{part.name} could not be judged here: {error}") from error
-        if isinstance(part.check, Questions) or all(one.status == "ok" for one in hidden):
+        if isinstance(part.check, Questions) or all(rule.status == "ok" for rule in hidden):
             return tuple(hidden)
         if self._bench.unwritten:
             return tuple(hidden)
@@ -209,7 +209,7 @@ class _Run:
 
 
 def _public(hidden: Criterion, known: Criterion) -> Criterion:
-    """What the hidden inputs say, told by the inputs that the learner has too."""
+    """Returns the result for the hidden inputs with the message for the learner's inputs."""
     if hidden.status == "ok":
         return hidden
     if known.status == "ok":
@@ -222,17 +222,17 @@ def _nothing(part: Part, why: str) -> tuple[Criterion, ...]:
 
 
 def _seed_of(seed: int, part: Part) -> int:
-    """A seed for one part, which is not 0: that one learners have."""
+    """Returns a seed for one part; never 0, which is the seed of learners' own checks."""
     digest = hashlib.sha256(f"{seed}\n{part.name}".encode()).digest()
     return 1 + int.from_bytes(digest[:4]) % (2**31 - 2)
 
 
 def _show_notes(judged: Judged) -> None:
-    """Above the first report, so that the learner's feedback has them."""
+    """Inserts the notes above the first report, so that the learner's feedback contains them."""
     graded = [cell for cell in judged.notebook.cells if part_of(cell)]
     if judged.notes and graded:
         lines = "".join(f"<li>{as_html(note)}</li>" for note in judged.notes)
-        html = f"<p>About what you handed in:</p><ul>{lines}</ul>"
-        text = "About what you handed in:\n" + "\n".join(map(as_text, judged.notes))
+        html = f"<p>Notes on your submission:</p><ul>{lines}</ul>"
+        text = "Notes on your submission:\n" + "\n".join(map(as_text, judged.notes))
         shown = new_output("display_data", data={"text/plain": text, "text/html": html})
         graded[0].outputs.insert(0, shown)

@@ -1,4 +1,4 @@
-"""Moves on to other work while a cell runs for a long time."""
+"""A context manager that lets other tasks continue while a cell runs for a long time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dtlab.ranks.sandbox.enclosure import Enclosure
 
 __all__ = ["PATIENCE", "standing_back"]
 
-PATIENCE = 1.5  # seconds that a cell may take before others come first
+PATIENCE = 1.5  # seconds that a cell may run before other tasks go first
 
 
 @contextmanager
 def standing_back(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterator[None]:
-    """If this lasts, `waits(True)`, and what runs there gets less CPU; `waits(False)` at its end.
+    """After `PATIENCE` seconds, lowers the enclosure's priority and calls `waits(True)`.
 
-    Between the two something else may be done, for which `waits(False)` may wait in its turn: what
-    has to end is to be ended before.
+    At the end of the context it restores the priority and calls `waits(False)`. Another task may
+    run in between, and `waits(False)` may block until it pauses. So end any process that must end
+    before leaving the context.
     """
     stood_back = threading.Event()
 

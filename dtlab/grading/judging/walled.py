@@ -1,6 +1,6 @@
-"""A bench in a sandbox, for the functions that a learner handed in.
+"""`WalledBench`: runs the functions of a submission in a sandbox.
 
-    judge's process                             behind walls (sandbox/walls.py), another user
+    judge's process                             in the sandbox (sandbox/walls.py), another user
     trial.given(r)  ──── rank r only ────────►  ranks open the sealed function, and run it
     Observation     ◄─── plain data ──────────  tensors, records, failures
 """
@@ -28,14 +28,14 @@ __all__ = ["WalledBench"]
 
 _OPERATION = re.compile(r"\w{1,20}(\([a-z]{0,5}=?[\d, ]{0,12}\))?")
 _LOOK = "Run the check in your notebook: it says in which line."
-MEMORY = 2 * 2**30  # bytes that a rank may take beyond what a fresh one has
+MEMORY = 2 * 2**30  # bytes that a rank may use in addition to a fresh rank's memory
 
 
 class WalledBench:
-    """Runs the functions of one submission. `Bench` says what it is for.
+    """A `Bench` that runs the functions of one submission in a sandbox.
 
-    It notes in `timed_out` whether ranks had to be ended at their time limit, and in `unwritten`
-    whether a blank stands as it was handed out.
+    `timed_out` says whether ranks reached their time limit, and `unwritten` whether the answer is
+    still the blank of the notebook.
     """
 
     def __init__(self, server: Server, walls: Walls, student: str | None) -> None:
@@ -45,20 +45,20 @@ class WalledBench:
         self.begin(())
 
     def begin(self, absent: AbsentModules) -> None:
-        """Forget the answer before; ranks of the next one lack these functions of the library."""
+        """Prepares for the next answer, whose ranks do not have the `absent` library functions."""
         if absent != self._walls.absent:
             self.close()
             self._walls = replace(self._walls, absent=absent)
         self.timed_out = self.unwritten = False
-        self._troubles: list[tuple[str, str]] = []  # in full, and in words that are all ours
+        self._troubles: list[tuple[str, str]] = []  # full message, message without learner's text
 
     @property
     def missing(self) -> list[str]:
-        """The walls that the system refused."""
+        """The sandbox walls that the system does not support."""
         return self._behind().missing
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
-        """See `Bench`. What is said of it names no hidden input, only the number of ranks."""
+        """See `Bench`. Messages contain no hidden input, only the number of ranks."""
         from dtlab.ranks.launch.launcher import launch_sealed
 
         def attempt() -> Run:
@@ -73,20 +73,22 @@ class WalledBench:
                 cluster=trial.cluster,
             )
 
-        seen = observed(replace(trial, secret=True), attempt)
-        self.timed_out = self.timed_out or isinstance(seen.error, RankTimeoutError)
-        self.unwritten = self.unwritten or seen.unwritten
-        if seen.error is not None and not _is_plain_hang(seen.error):
-            what = "the ranks do not come back" if seen.hung else "a rank raises an exception"
-            self._troubles.append((seen.trouble, f"{seen.trial.words()}: {what}. {_LOOK}"))
-        return seen
+        result = observed(replace(trial, secret=True), attempt)
+        self.timed_out = self.timed_out or isinstance(result.error, RankTimeoutError)
+        self.unwritten = self.unwritten or result.unwritten
+        if result.error is not None and not _is_plain_hang(result.error):
+            problem = "the ranks do not come back" if result.hung else "a rank raises an exception"
+            self._troubles.append((result.trouble, f"{result.trial.words()}: {problem}. {_LOOK}"))
+        return result
 
-    def without_troubles(self, one: Criterion) -> Criterion:
-        """A criterion that tells nothing of what an answer may have said of its hidden inputs."""
+    def without_troubles(self, criterion: Criterion) -> Criterion:
+        """Removes error messages, in which an answer may have revealed its hidden inputs."""
         for trouble, harmless in self._troubles:
-            if any(line and line in one.message for line in map(str.strip, trouble.splitlines())):
-                return replace(one, message=harmless)
-        return one
+            if any(
+                line and line in criterion.message for line in map(str.strip, trouble.splitlines())
+            ):
+                return replace(criterion, message=harmless)
+        return criterion
 
     def _behind(self) -> Enclosure:
         if self._enclosure is None:
@@ -94,21 +96,21 @@ class WalledBench:
         return self._enclosure
 
     def close(self) -> None:
-        """End all that still runs."""
+        """Ends all processes that still run."""
         if self._enclosure is not None:
             self._enclosure.close()
         self._enclosure = None
 
 
 def _is_plain_hang(error: RanksError) -> bool:
-    """Whether all that is said of it is lines of cells, and operations such as recv(src=1)."""
+    """Whether the message contains only lines of cells and operations such as recv(src=1)."""
     return isinstance(error, RankTimeoutError) and all(
-        _OPERATION.fullmatch(one.op) for one in error.running
+        _OPERATION.fullmatch(entry.op) for entry in error.running
     )
 
 
 def _open_and_run(fn: Any, calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank: the only place where a sealed function is opened."""
+    """Runs on every rank: opens the sealed function, which happens nowhere else, and runs it."""
     from dtlab.ranks.launch.process import fill_main
     from dtlab.ranks.transport import Packed
 

@@ -1,8 +1,8 @@
 """Repairs submitted notebooks, so that a broken file does not cost points.
 
-    mend.py          the notebook that was released, with the answers found in what was handed in
-    recognition.py   which cell is which, whatever became of their names and order
-    salvage.py       a tree of cells out of bytes that are no JSON any more
-    found.py         cells out of a tree that is no notebook any more
-    walker.py        reads JSON with pieces missing
+    mend.py          makes a valid notebook from a submission and the released notebook
+    recognition.py   matches submitted cells with released cells, even if names or order changed
+    salvage.py       recovers cells from a file that may not be valid JSON
+    found.py         reads one cell, even if its fields are not those of a notebook
+    walker.py        parses JSON with missing or damaged pieces
 """

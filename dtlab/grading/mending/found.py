@@ -1,9 +1,9 @@
-"""One cell of a notebook file, whatever fields the file has for it.
+"""Reads the cells of a notebook file, even if their fields are old or invalid.
 
     {"cell_type": "heading", "level": 2, "source": ["Title"]} ──> Found("markdown", "## Title")
 
-What is wrong with a cell is counted, and then left out or set right: all tools can copy, check
-and write what comes of it.
+Each problem of a cell is counted, and the field is then left out or corrected, so that all tools
+can copy, check and write the result.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Cells", "Found", "plain"]
 
 _MOST = {"source": 16_000_000, "attachments": 16_000_000, "metadata": 2_000_000}  # of all cells
 _MOST_CELLS = 10_000
-_METADATA = 20_000  # signs of one cell's metadata
-_DEEPEST = 20  # levels of metadata: not all tools can copy or write what is deeper
+_METADATA = 20_000  # characters of one cell's metadata
+_DEEPEST = 20  # levels of metadata: some tools cannot copy or write deeper ones
 
-_SOURCES = ("source", "input", "code")  # as formats 4, 3 and 1 call it
+_SOURCES = ("source", "input", "code")  # the names in formats 4, 3 and 1
 _CODE = {"outputs", "execution_count", "prompt_number", "input", "code"}
 _FIELDS = _CODE | {"cell_type", "source", "metadata", "id", "attachments"}
 _FIELDS |= {"language", "collapsed", "level", "prompt", "rendered"}  # of formats 3 to 1
@@ -35,7 +35,7 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class Found:
-    """A cell of the learner: `kind` is "code", "markdown" or "raw"; `id` None where unusable."""
+    """A cell of the learner: `kind` is "code", "markdown" or "raw"; `id` is None if unusable."""
 
     kind: str
     source: str
@@ -45,7 +45,7 @@ class Found:
 
 
 class Cells:
-    """The cells that a walker has come by, and how many of them had which problem."""
+    """The cells that a walker has read, and the number of cells with each problem."""
 
     def __init__(self, walker: Walker) -> None:
         self.walker = walker
@@ -54,13 +54,13 @@ class Cells:
         self._left = dict(_MOST)
 
     def read(self, sure: bool = True) -> None:
-        """Reads the object that comes next. If not sure to be a cell, it needs kind and source."""
+        """Reads the next object. Unless `sure`, it counts as a cell only with kind and source."""
         fields: dict[str, Any] = {}
         try:
             for key in self.walker.members():
                 fields[key] = self._field(key)
         except Broken:
-            sure = False  # its source may be whole: tools write that last
+            sure = False  # the source may still be complete, since tools write it last
             raise
         finally:
             if sure or ("cell_type" in fields and fields.keys() & set(_SOURCES)):
@@ -77,7 +77,7 @@ class Cells:
         return None
 
     def pass_by(self) -> None:
-        """Passes something that is no cell at all."""
+        """Skips a value that is not a cell."""
         self.walker.skip()
         self.problems["no text"] += 1
 
@@ -112,7 +112,7 @@ class Cells:
         return str(kind)
 
     def _metadata(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A cell's metadata; nbgrader's part of it alone where something else is wrong."""
+        """Returns a cell's metadata; only nbgrader's part if another part is invalid."""
         given = fields.get("metadata", {})
         parts = [given] if isinstance(given, dict) else []
         parts += [{"nbgrader": part["nbgrader"]} for part in parts if "nbgrader" in part]
@@ -138,7 +138,7 @@ def _hashes(level: Any) -> str:
 
 
 def _sound(metadata: dict[str, Any], attachments: dict[str, Any] | None = None) -> bool:
-    """Whether all tools can write these, and notebooks may have them in cells of any kind."""
+    """Whether all tools can write these fields, and cells of any kind may have them."""
     if not plain([metadata, attachments], _DEEPEST):
         return False
     cell: dict[str, Any] = {"id": "x", "source": "", "metadata": metadata}
@@ -153,7 +153,7 @@ def _sound(metadata: dict[str, Any], attachments: dict[str, Any] | None = None) 
 
 
 def plain(value: Any, levels: int) -> bool:
-    """Whether a value can be written as JSON and read back the same, and is not too deep."""
+    """Whether JSON can store a value without a change, and it has at most so many `levels`."""
     if isinstance(value, str):
         return plain_text(value) == value
     if isinstance(value, float):
@@ -161,5 +161,5 @@ def plain(value: Any, levels: int) -> bool:
     if isinstance(value, dict):
         value = [*value, *value.values()]
     return not isinstance(value, list) or (
-        levels > 0 and all(plain(one, levels - 1) for one in value)
+        levels > 0 and all(plain(element, levels - 1) for element in value)
     )

@@ -1,10 +1,10 @@
-"""Makes a valid notebook from whatever a learner handed in.
+"""Makes a valid notebook from any submitted file.
 
-    what was handed in ──salvage──> the learner's cells ───┐
-    what was handed out ──> graded cells, points, names ───┴─match──> places ──> a sound notebook
+    submitted file ──salvage──> the learner's cells ───────────┐
+    released notebook ──> graded cells, points, names ─────────┴─match──> places ──> valid notebook
 
-The learner's cells stay, word for word and in their order. Each graded cell is there once, as it
-was handed out: where the learner has it, and never before the answer that it checks.
+The learner's cells stay unchanged and in their order. Each graded cell occurs once, in its
+released form: at the learner's position, but never before the answer that it checks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Mended", "mend"]
 
 _Key = tuple[int, int, int]  # the place of a learner's cell; before, at or after it; the rank
 
-_SAID = {
+_SAID = {  # messages by problem
     "missing": "{} went missing; the released version stands in.",
     "gap": "{} could not be read; the released version stands in.",
-    "named": "{} lacked the name under which it is graded; what the code defines tells it.",
-    "repeated": "{} stood there more than once; the last one that is filled in counts.",
-    "repeated check": "{} stood there more than once; one is left.",
+    "named": "{} lacked the name under which it is graded; it was recognized by its code.",
+    "repeated": "{} occurred more than once; the last one that is filled in counts.",
+    "repeated check": "{} occurred more than once; the others were left out.",
     "changed": "{} had another text; the released one counts.",
     "marks": "{} had another name, kind, points or lock; the released ones count.",
     "moved": "{} stood above the answer, and moved below it.",
@@ -39,11 +39,11 @@ _SAID = {
 
 @dataclass(frozen=True)
 class Mended:
-    """A notebook that nbgrader can grade, and what had to be done for that.
+    """A notebook that nbgrader can grade, with notes on the repairs.
 
-    `notebook` is of format 4.5, without outputs, with the released graded cells; `notes` has a
-    sentence for each thing that was wrong, for learner and instructor. `readable` is False where
-    nothing of the file could be used: then the notebook is the released one.
+    `notebook` has format 4.5, no outputs, and the released graded cells. `notes` has a sentence
+    for each problem, for learner and instructor. If nothing in the file was usable, `readable` is
+    False and the notebook is the released one.
     """
 
     notebook: NotebookNode
@@ -52,7 +52,7 @@ class Mended:
 
 
 def mend(submitted: bytes | None, released: NotebookNode) -> Mended:
-    """Makes a sound notebook of a submitted file, None where there is none. Never raises.
+    """Makes a valid notebook from a submitted file, which is None if missing. Never raises.
 
     `released` is the assignment's notebook as learners got it.
     """
@@ -63,14 +63,14 @@ def mend(submitted: bytes | None, released: NotebookNode) -> Mended:
         return Mended(_notebook(cells, released), tuple(salvaged.notes), readable=False)
     match = Match(salvaged.cells, Sheet(released))
     places = _Places(match, salvaged.damaged)
-    placed = [cell for _, cell in sorted(places.all(), key=lambda one: one[0])]
-    cells = [_as_written(one, match) if isinstance(one, Piece) else one for one in placed]
+    placed = [cell for _, cell in sorted(places.all(), key=lambda entry: entry[0])]
+    cells = [_as_written(cell, match) if isinstance(cell, Piece) else cell for cell in placed]
     notes = [*salvaged.notes, *_notes(match, salvaged.damaged), *_rename(cells, match.sheet)]
     return Mended(_notebook(cells, released, salvaged), tuple(notes), readable=True)
 
 
 class _Places:
-    """Where each cell goes."""
+    """Computes the place of each cell in the repaired notebook."""
 
     def __init__(self, match: Match, damaged: bool) -> None:
         self.match, self.sheet, self.said = match, match.sheet, match.said
@@ -86,7 +86,7 @@ class _Places:
                 self.found_at.setdefault(rank, place)
 
     def all(self) -> Iterator[tuple[_Key, NotebookNode | Piece]]:
-        """All cells of the notebook, in no order, with keys to sort them by."""
+        """Yields all cells of the notebook, unsorted, with keys to sort them by."""
         for piece in self.match.kept():
             yield (piece.place, 0, 0), piece
         for name, cell in self.sheet.known.items():
@@ -98,7 +98,7 @@ class _Places:
             yield from self._gaps()
 
     def _of_locked(self, name: str) -> _Key:
-        """Where the learner has it, but not before its answer; else behind that; else last."""
+        """Returns the later of the places of the learner's copy and the answer; else a default."""
         copy, rank = self.match.of.get(name), self.sheet.rank[name]
         answer = self.sheet.answer_to(name) if self.sheet.is_check(name) else None
         home = self._home(answer) if answer else -1
@@ -112,7 +112,7 @@ class _Places:
         return home, 1, rank
 
     def _home(self, answer: str) -> int:
-        """The place of an answer; of what defines it where that cell does not. -1: nowhere."""
+        """Returns the place of an answer, or of another cell that defines it, or -1."""
         held = self.match.of.get(answer)
         symbol = self.sheet.symbols[answer]
         if held and (symbol is None or symbol in held.defines):
@@ -121,15 +121,15 @@ class _Places:
         return max([*places, held.place if held else -1])
 
     def _of_blank(self, name: str) -> _Key:
-        """Of an answer that is put back empty: before whatever may define it all the same."""
+        """Returns the place for a missing answer's blank: before any cell that defines it."""
         self.said["missing"].append(name)
         rank = self.sheet.rank[name]
         if defining := self.match.defining(name):
             return defining[0].place, -1, rank
         checks = [
-            one
-            for one in self.sheet.known
-            if self.sheet.is_check(one) and self.sheet.answer_to(one) == name
+            check
+            for check in self.sheet.known
+            if self.sheet.is_check(check) and self.sheet.answer_to(check) == name
         ]
         copies = [self.match.of[check].place for check in checks if check in self.match.of]
         if checks and not copies:
@@ -137,13 +137,13 @@ class _Places:
         return self._behind_what_is_above(rank, min(copies, default=self.end)), 1, rank
 
     def _behind_what_is_above(self, rank: int, below: int | None = None) -> int:
-        """The place of the nearest released cell above that the learner has too."""
+        """Returns the place of the nearest released cell above that the learner also has."""
         limit = self.end if below is None else below
-        above = [one for one, place in self.found_at.items() if one < rank and place < limit]
+        above = [other for other, at in self.found_at.items() if other < rank and at < limit]
         return self.found_at[max(above)] if above else -1
 
     def _gaps(self) -> Iterator[tuple[_Key, NotebookNode]]:
-        """Code of a damaged file that came with the assignment, like imports, and went lost."""
+        """Yields released code, such as imports, that is missing from a damaged file."""
         known = set(self.sheet.rank.values())
         for rank, cell in enumerate(self.sheet.cells[: max(self.found_at, default=0)]):
             if cell.cell_type == "code" and rank not in known and rank not in self.found_at:
@@ -159,7 +159,7 @@ def _as_released(cell: NotebookNode) -> NotebookNode:
 
 
 def _as_written(piece: Piece, match: Match) -> NotebookNode:
-    """A learner's cell; with the released name, kind and points where it has a role."""
+    """Returns a learner's cell, with the released name, kind and points if it has a role."""
     found, released = piece.found, match.sheet.known.get(piece.role or "")
     metadata = {key: value for key, value in found.metadata.items() if key != "nbgrader"}
     cell: dict[str, Any] = {"id": found.id or "", "cell_type": found.kind, "source": found.source}
@@ -174,25 +174,25 @@ def _as_written(piece: Piece, match: Match) -> NotebookNode:
 
 
 def _rename(cells: list[NotebookNode], sheet: Sheet) -> Iterator[str]:
-    """Gives an id to each cell that has none, or one that is another's; says of how many."""
+    """Gives a new id to cells without an id or with another cell's id; yields a note."""
     reserved = {cell.id for cell in sheet.known.values()}
     taken = reserved | {cell.id for cell in cells}
     fresh = (name for number in count(1) if (name := f"cell-{number}") not in taken)
-    seen: set[str] = set()
+    used: set[str] = set()
     renamed = 0
     for cell in cells:
-        if "nbgrader" not in cell.metadata and (cell.id in seen or cell.id in reserved | {""}):
+        if "nbgrader" not in cell.metadata and (cell.id in used or cell.id in reserved | {""}):
             renamed += cell.id != ""
             cell.id = next(fresh)
-        seen.add(cell.id)
+        used.add(cell.id)
     if renamed:
         yield f"{_amount(renamed)} had an id that another cell has, and got a new one."
 
 
 def _notes(match: Match, damaged: bool) -> Iterator[str]:
-    """What is to be said about the cells."""
-    unheard = match.of.keys() <= set(match.said["named"])
-    if match.sheet.known and unheard and not damaged:
+    """Yields the notes on the cells."""
+    unmatched = match.of.keys() <= set(match.said["named"])
+    if match.sheet.known and unmatched and not damaged:
         yield "The notebook has no graded cell of this assignment: is it another one's?"
         return
     for problem, sentence in _SAID.items():
@@ -207,7 +207,7 @@ def _amount(number: int) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """The cell 'a'; the cells 'a' and 'b'."""
+    """Returns "The cell 'a'" or "The cells 'a' and 'b'"."""
     quoted = [repr(name) for name in names]
     if len(quoted) == 1:
         return f"The cell {quoted[0]}"
@@ -217,7 +217,7 @@ def _listed(names: list[str]) -> str:
 def _notebook(
     cells: list[NotebookNode], released: NotebookNode, salvaged: Salvaged | None = None
 ) -> NotebookNode:
-    """A notebook of cells; its other parts are the released ones, and dtlab's own stamp."""
+    """Builds a notebook from cells, with the released metadata and the submission's stamp."""
     metadata = deepcopy(dict(released.metadata))
     if salvaged and salvaged.stamp is not None:
         metadata.setdefault("dtlab", salvaged.stamp)

@@ -1,6 +1,6 @@
-"""Matches a learner's cells with the cells that nbgrader knows.
+"""Matches a learner's cells with the cells of the released notebook.
 
-equal to a locked cell > grade_id > cell id > defines what a lost answer should define
+In this order: same text as a locked cell, grade_id, cell id, defines the name of a missing answer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dtlab.grading.mending.found import Found
 
 __all__ = ["Match", "Piece", "Sheet", "squeezed"]
 
-# What code defines at its margin, by its looks: a parser stops at magics and half-written code,
-# and a hostile text can crash it. All of it is bounded, so that no text takes long.
+# Finds definitions that begin in column 0 by a regular expression, since a parser fails on magics
+# and unfinished code, and hostile text can crash it. All repetitions are bounded or possessive, so
+# that no text takes long.
 _POINTS = re.compile(r", points=[\d.]+\)")
 _DEFINED = re.compile(
     r"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+(\w++)"
@@ -30,9 +31,9 @@ _DEFINED = re.compile(
 
 
 class Sheet:
-    """An assignment's notebook as it was handed out: the authority on all that is graded.
+    """An assignment's released notebook, which defines the graded cells.
 
-    `known` has the cells with a role by their grade_id, in their order; `rank` says where.
+    `known` has the cells with a role by their grade_id, in order; `rank` has their positions.
     """
 
     def __init__(self, released: NotebookNode) -> None:
@@ -50,7 +51,7 @@ class Sheet:
                 self._locked[squeezed(cell.source)].append(name)
 
     def is_own(self, name: str) -> bool:
-        """Whether what stands in the cell is the learner's: an answer, or graded by hand."""
+        """Whether the learner writes the cell: an answer, or a cell that is graded by hand."""
         marks = _marks_of(self.known[name])
         return bool(marks.get("solution") or marks.get("task"))
 
@@ -60,7 +61,7 @@ class Sheet:
 
     @cached_property
     def symbols(self) -> dict[str, str | None]:
-        """What each answer in code defines: of several names its own, else the last."""
+        """The name that each code answer defines; of several, its own grade_id or the last."""
         symbols: dict[str, str | None] = {}
         for name, cell in self.known.items():
             if self.is_own(name) and cell.cell_type == "code":
@@ -69,31 +70,31 @@ class Sheet:
         return symbols
 
     def answer_to(self, check: str) -> str | None:
-        """The answer that a check is for: "ring" of "ring-check", else the last one above it."""
+        """Returns the answer of a check: "ring" for "ring-check", else the last one above it."""
         if (name := check.removesuffix("-check")) in self.symbols:
             return name
         above = [name for name in self.symbols if self.rank[name] < self.rank[check]]
         return above[-1] if above else None
 
     def named_by_text(self, found: Found) -> str | None:
-        """The locked cell that has the same text; of several the one that it claims to be."""
+        """Returns the locked cell with the same text; prefers the one with its grade_id or id."""
         same = self._locked.get(squeezed(found.source), [])
         claimed = (_marks_of(found).get("grade_id"), self._ids.get(found.id or ""))
         return next((name for name in claimed if name in same), next(iter(same), None))
 
     def named_by_marks(self, found: Found) -> str | None:
-        """The cell whose grade_id it has."""
+        """Returns the cell with the same grade_id."""
         name = _marks_of(found).get("grade_id")
         return name if isinstance(name, str) and name in self.known else None
 
     def named_by_id(self, found: Found) -> str | None:
-        """The cell whose id it has."""
+        """Returns the cell with the same id."""
         return self._ids.get(found.id or "")
 
 
 @dataclass
 class Piece:
-    """A cell of the learner, at its place; `role` is the grade_id of the cell that it is."""
+    """A cell of the learner with its place; `role` is the grade_id of the matching cell."""
 
     place: int
     found: Found
@@ -101,22 +102,22 @@ class Piece:
 
     @cached_property
     def defines(self) -> set[str]:
-        """The names to which its code gives a meaning."""
+        """The names that its code defines."""
         return set(_defined(self.found.source))
 
 
 class Match:
-    """The learner's cells, each with at most one role; no answer has two.
+    """The learner's cells, each with at most one role; each answer has at most one cell.
 
-    `of` has for each role the cell that has it: of a locked cell the first copy. `said` names
-    the cells with which something was wrong.
+    `of` maps each role to its cell, which is the first copy for a locked cell. `said` maps each
+    problem to the names of its cells.
     """
 
     def __init__(self, found: list[Found], sheet: Sheet) -> None:
         self.sheet = sheet
         self.said: dict[str, list[str]] = defaultdict(list)
         self.of: dict[str, Piece] = {}
-        self.pieces = [Piece(place, one, None) for place, one in enumerate(found)]
+        self.pieces = [Piece(place, cell, None) for place, cell in enumerate(found)]
         self._recognise()
         self._take_answers_out_of_checks()
         self._name_the_nameless()
@@ -125,11 +126,11 @@ class Match:
                 self._settle(name, held)
 
     def kept(self) -> list[Piece]:
-        """All cells but copies of locked ones."""
-        return [one for one in self.pieces if one.role is None or self.sheet.is_own(one.role)]
+        """Returns all cells except copies of locked ones."""
+        return [p for p in self.pieces if p.role is None or self.sheet.is_own(p.role)]
 
     def strangers(self) -> int:
-        """How many cells have a role that this assignment does not know."""
+        """Returns the number of cells with a role that this assignment does not have."""
         names = [marks.get("grade_id") for marks in self._marks() if _has_role(marks)]
         return sum(not isinstance(name, str) or name not in self.sheet.known for name in names)
 
@@ -137,9 +138,9 @@ class Match:
         return [_marks_of(piece.found) for piece in self.pieces if piece.role is None]
 
     def defining(self, answer: str) -> list[Piece]:
-        """The cells of code that define what an answer should define."""
+        """Returns the code cells that define the name of an answer."""
         symbol = self.sheet.symbols.get(answer)
-        return [one for one in self.kept() if symbol in one.defines and self._is_code(one)]
+        return [p for p in self.kept() if symbol in p.defines and self._is_code(p)]
 
     def _held(self, name: str) -> list[Piece]:
         return [piece for piece in self.pieces if piece.role == name]
@@ -152,7 +153,7 @@ class Match:
         return piece.role is None or piece.found.source != self.sheet.known[piece.role].source
 
     def _recognise(self) -> None:
-        """Gives cells their roles. An id alone does not count where a cell has more to show."""
+        """Gives cells their roles. An id counts only if no cell matches by text or grade_id."""
         for piece in self.pieces:
             found = piece.found
             piece.role = self.sheet.named_by_text(found) or self.sheet.named_by_marks(found)
@@ -162,7 +163,7 @@ class Match:
                 piece.role = name
 
     def _take_answers_out_of_checks(self) -> None:
-        """An altered check that has the answer, where no other cell has: merged, or exchanged."""
+        """Makes a changed check an answer if only it defines the name: cells merged or swapped."""
         altered = [piece for piece in self.pieces if piece.role and self._is_changed(piece)]
         filled = {piece.role for piece in altered}
         for piece in altered:
@@ -175,51 +176,51 @@ class Match:
                     self.said["named"].append(held[0])
 
     def _name_the_nameless(self) -> None:
-        """An answer without name or id: the last cell of the learner's own that defines it."""
+        """Gives the role of an unmatched answer to the last learner's cell that defines it."""
         released = {squeezed(cell.source) for cell in self.sheet.cells}
         for name in self.sheet.symbols:
-            own = [
-                one
-                for one in ([] if self._held(name) else self.defining(name))
-                if one.role is None and squeezed(one.found.source) not in released
+            candidates = [
+                piece
+                for piece in ([] if self._held(name) else self.defining(name))
+                if piece.role is None and squeezed(piece.found.source) not in released
             ]
-            if own:
-                own[-1].role = name
+            if candidates:
+                candidates[-1].role = name
                 self.said["named"].append(name)
 
     def _settle(self, name: str, held: list[Piece]) -> None:
-        """Leaves the role to one cell, and says what is wrong with it."""
+        """Leaves the role to one cell, and records its problems."""
         own = self.sheet.is_own(name)
         symbol, changed = self.sheet.symbols.get(name), self._is_changed
         filled = [piece for piece in held if changed(piece)]
-        best = sorted(held, key=lambda one: (changed(one), symbol in one.defines, one.place))
+        best = sorted(held, key=lambda p: (changed(p), symbol in p.defines, p.place))
         self.of[name] = chosen = best[-1] if own else held[0]
         if len(held) > 1:
             self.said["repeated" if own else "repeated check"].append(name)
         for piece in held:
             piece.role = name if piece is chosen or not own else None
         cell, found = self.sheet.known[name], chosen.found
-        # An instructor may have given a part other points since: that is no change of a learner's.
+        # If the instructor has changed the points of a part, the learner did not change the cell.
         other_points = found.source != cell.source and _pointless(found) == _pointless(cell)
         if filled and not own and not other_points:
             self.said["changed"].append(name)
         left_out = ("points", "checksum") if other_points else ()
-        its, released = (
-            {key: value for key, value in _marks_of(one).items() if key not in left_out}
-            for one in (found, cell)
+        submitted, released = (
+            {key: value for key, value in _marks_of(source).items() if key not in left_out}
+            for source in (found, cell)
         )
-        marks = found.kind, its, found.id or cell.id
+        marks = found.kind, submitted, found.id or cell.id
         if marks != (cell.cell_type, released, cell.id) and name not in self.said["named"]:
             self.said["marks"].append(name)
 
 
 def _pointless(cell: Found | NotebookNode) -> str:
-    """The source of a check without the points that its assignment gives."""
+    """Returns the source of a check without the points of its assignment."""
     return _POINTS.sub(")", str(cell.source))
 
 
 def _marks_of(cell: Found | NotebookNode) -> dict[str, Any]:
-    """nbgrader's metadata of a cell; empty where there are none, or no dict."""
+    """Returns nbgrader's metadata of a cell; empty if missing or not a dict."""
     marks = cell.metadata.get("nbgrader")
     return marks if isinstance(marks, dict) else {}
 
@@ -229,13 +230,11 @@ def _has_role(marks: dict[str, Any]) -> bool:
 
 
 def squeezed(source: str) -> str:
-    """A source without blanks and line ends: what is compared where those do not count."""
+    """Returns a source without whitespace, for comparisons that ignore it."""
     return "".join(source.split())
 
 
 def _defined(source: str, imports: bool = True) -> list[str]:
-    """The names that code defines at its margin."""
-    found = (
-        one[1] or one[2] or one[3] or (imports and one[4]) for one in _DEFINED.finditer(source)
-    )
-    return [name for names in found if names for name in re.findall(r"\w+", names)]
+    """Returns the names that code defines in column 0."""
+    groups = (m[1] or m[2] or m[3] or (imports and m[4]) for m in _DEFINED.finditer(source))
+    return [name for names in groups if names for name in re.findall(r"\w+", names)]

@@ -1,9 +1,9 @@
 """Recovers cells from a notebook file that is not valid JSON.
 
     bytes ──> UTF-8 ──walk──> cells of format 4, 3, 2 or 1
-                         └── broken? look for what begins like a cell, and go on there
+                         └── broken? search for the beginning of a cell and continue there
 
-Nothing here knows the assignment: `mending` does.
+This module does not use the assignment; `mend` does.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _CELL = re.compile(rb'\{\s*+"(?:' + _KEYS + rb')"\s*+:')
 _CONFLICT = re.compile(rb"^(?:<{7}|={7}|>{7}|\|{7})(?: .*)?\r?$", re.MULTILINE)
 
 _SAID = {
-    "conflict": "The file holds both sides of a merge that nobody settled (<<<<<<<).",
-    "odd": "The file holds bytes or signs that are not UTF-8; they were read as well as may be.",
-    "rest": "Behind the end of the notebook the file had something else; it was left out.",
+    "conflict": "The file contains unresolved merge conflicts (<<<<<<<).",
+    "odd": "The file contains bytes that are not valid UTF-8; they were replaced by a best guess.",
+    "rest": "The file had other content after the end of the notebook; it was left out.",
     "too many": "The file has more than 10000 cells; the rest was left out.",
-    "no text": "{} held no text, or far too much of it, and could not be used.",
-    "kind": "{} had a kind that notebooks do not know: what looks like code counts as code.",
-    "metadata": "{} had metadata that make no sense, which were left out.",
-    "attachments": "{} had attachments that are none, or too large, which were left out.",
+    "no text": "{} had no text, or far too much text, and could not be used.",
+    "kind": "{} had a kind that notebooks do not have: cells that look like code count as code.",
+    "metadata": "{} had invalid metadata, which were left out.",
+    "attachments": "{} had attachments that are invalid or too large, which were left out.",
     "fields": "{} had fields that notebooks do not have, which were left out.",
-    "line ends": "{} had the line ends of Windows, and got plain ones.",
+    "line ends": "{} had line ends of Windows, which were converted.",
 }
 
 
 @dataclass
 class Salvaged:
-    """What was found. `damaged`: cells may be lost; `stamp`: what dtlab had noted in the file."""
+    """The recovered cells. `damaged`: cells may be lost; `stamp`: dtlab's metadata in the file."""
 
     cells: list[Found] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Salvaged:
 
 
 def salvage(submitted: bytes | None, kernel: str) -> Salvaged:
-    """All cells that can be read of a file; `kernel` is the one that it should ask for."""
+    """Recovers all readable cells of a file; notes if it asks for another kernel than `kernel`."""
     if submitted is None:
         return Salvaged(notes=["This notebook was not handed in."])
     if len(submitted) > _LARGEST:
         why = (
             f"The file has {len(submitted) / 1e6:.0f} MB and was not read: the limit is "
-            f"{_LARGEST / 1e6:.0f} MB. Clear all outputs, save it, and hand it in again."
+            f"{_LARGEST / 1e6:.0f} MB. Clear all outputs, save it, and submit it again."
         )
         return Salvaged(notes=[why])
     if not submitted.strip(b"\0\t\n\r \xef\xbb\xbf\xfe\xff"):
@@ -75,7 +75,7 @@ def salvage(submitted: bytes | None, kernel: str) -> Salvaged:
 
 
 def _as_utf8(data: bytes, encoding: str) -> bytes:
-    """The same text as UTF-8, made in pieces, so that memory holds it once."""
+    """Converts the text to UTF-8, in pieces, so that memory holds it only once."""
     if encoding.startswith("utf-8"):
         return data.removeprefix(codecs.BOM_UTF8)
     pieces = (data[at : at + 2**20] for at in range(0, len(data), 2**20))
@@ -84,7 +84,7 @@ def _as_utf8(data: bytes, encoding: str) -> bytes:
 
 
 class _Reader:
-    """Reads a notebook from its front; where it is broken, from the next cell on."""
+    """Reads a notebook from its beginning; after damage, continues at the next cell."""
 
     def __init__(self, data: bytes) -> None:
         conflicts = 0
@@ -97,7 +97,7 @@ class _Reader:
         self.damaged = False
 
     def read(self) -> None:
-        """Finds all cells."""
+        """Reads all cells."""
         try:
             self._notebook()
             self.cells.problems["rest"] += self.walker.next() != b""
@@ -123,7 +123,7 @@ class _Reader:
                 self.walker.skip()
 
     def _metadata(self) -> None:
-        """Of a notebook's metadata what is of use: widgets alone may have megabytes."""
+        """Reads only the needed metadata of a notebook, since widgets may store megabytes."""
         for key in self.walker.members():
             if key in ("kernelspec", "dtlab"):
                 value = self.walker.value(2000)
@@ -140,7 +140,7 @@ class _Reader:
                 self.cells.pass_by()
 
     def _search(self, at: int) -> None:
-        """Finds cells by how they begin, from `at` on."""
+        """Searches for beginnings of cells from `at` on."""
         before = len(self.cells.found)
         while start := _CELL.search(self.walker.data, at):
             self.walker.at = start.start()
@@ -150,7 +150,7 @@ class _Reader:
         self.damaged = self.damaged or len(self.cells.found) > before
 
     def notes(self, kernel: str) -> Iterator[str]:
-        """What is to be said about the file."""
+        """Yields the notes on the file."""
         count = len(self.cells.found)
         if not count:
             yield self._why_nothing()
@@ -160,16 +160,16 @@ class _Reader:
         for problem, sentence in _SAID.items():
             if number := self.cells.problems[problem]:
                 yield sentence.format(_in_words(number).capitalize())
-        if not self.damaged:  # else what the file says of itself may be lost as well
+        if not self.damaged:  # else the metadata may be lost as well
             yield from self._about_format(kernel)
 
     def _about_format(self, kernel: str) -> Iterator[str]:
         stored = self.header.get("nbformat"), self.header.get("nbformat_minor")
         if stored != (4, 5):
-            named = ".".join(str(one) for one in stored if isinstance(one, int)) or "none"
+            named = ".".join(str(n) for n in stored if isinstance(n, int)) or "none"
             yield f"The notebook was stored in format {named}, and now is in 4.5."
-        elif number := self.cells.problems["id"]:  # before 4.5, cells had none
-            yield f"{_in_words(number).capitalize()} had no id, or none that can be one."
+        elif number := self.cells.problems["id"]:  # before 4.5, cells had no ids
+            yield f"{_in_words(number).capitalize()} had no id, or an invalid one."
         spec = self.header.get("kernelspec")
         asked = spec.get("name") if isinstance(spec, dict) else None
         if asked != kernel:

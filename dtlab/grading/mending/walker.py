@@ -1,11 +1,11 @@
-"""A JSON reader that builds nothing, for files that are huge, truncated or hostile.
+"""A streaming JSON parser for files that are huge, truncated or hostile.
 
     {"cells": [{"source": "x = 1", "outputs": [ ... 50 MB ... ]}, ...
     members()  items()  text()     skip()
 
-`json.loads` builds everything, and nothing where one sign is wrong. A `Walker` passes over what
-nobody wants, at the speed of a regular expression and in constant memory, builds only what it is
-asked for, and stands at the fault when it meets one.
+`json.loads` builds all values, or fails at the first wrong character. A `Walker` skips unneeded
+values at the speed of a regular expression and in constant memory, builds only requested values,
+and stops at the position of an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 __all__ = ["Broken", "Walker", "plain_text"]
 
-_STRING = rb'"(?:[^"\\\n]++|\\.)*+"'  # it ends on its line, so that a lost quote costs one cell
+_STRING = rb'"(?:[^"\\\n]++|\\.)*+"'  # on one line, so that a missing quote costs one cell only
 _FLAT = rb'[^"\[\]{}]++|' + _STRING
 _NESTED = _FLAT
-for _ in range(3):  # that deep in C; what lies deeper is counted bracket by bracket
+for _ in range(3):  # levels matched by the regular expression; deeper brackets are counted
     _NESTED = _FLAT + rb"|[\[{](?:" + _NESTED + rb")*+[\]}]"
 
 _PASSED = {
@@ -31,36 +31,36 @@ _PASSED = {
     "atom": re.compile(rb'[^\s,:\[\]{}"]++'),
 }
 _ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
-_MOST_STEPS = 1_000_000  # values and brackets visited one by one: some seconds
+_MOST_STEPS = 1_000_000  # values and brackets visited one by one, which takes some seconds
 _CP1252 = {0xDC00 + byte: bytes([byte]).decode("cp1252", "replace") for byte in range(128, 256)}
 
 
 class Broken(Exception):
-    """Where the walker stands, the JSON is broken or over."""
+    """The JSON is invalid or ends at the walker's position."""
 
 
 class Walker:
-    """A place in JSON as UTF-8 bytes. Commas may be missing; so may whatever nobody looks at."""
+    """A position in JSON (UTF-8 bytes). Tolerates missing commas and errors in skipped values."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
-        self.odd = 0  # texts with bytes or signs that are not UTF-8
+        self.odd = 0  # texts with bytes or characters that are not valid UTF-8
         self._steps = 0
 
     def next(self) -> bytes:
-        """The sign that comes next, behind blanks; nothing at the end."""
+        """Returns the next character after whitespace; empty at the end."""
         self._passed("space")
         return self.data[self.at : self.at + 1]
 
     def take(self, mark: bytes) -> bool:
-        """Whether `mark` comes next; passes it if so."""
-        found = self.next() == mark
-        self.at += found
-        return found
+        """Skips `mark` if it is next; returns whether it was."""
+        is_next = self.next() == mark
+        self.at += is_next
+        return is_next
 
     def skip(self) -> None:
-        """Passes the next value. Raises `Broken` where there is none, or it does not end."""
+        """Skips the next value. Raises `Broken` if there is none or it does not end."""
         mark = self.next()
         if mark in (b"[", b"{"):
             self._skip_nested()
@@ -68,7 +68,7 @@ class Walker:
             raise Broken
 
     def members(self) -> Iterator[str]:
-        """The keys of the next object. The caller passes the value after each."""
+        """Yields the keys of the next object. The caller reads or skips the value after each."""
         self._demand(b"{")
         while not self.take(b"}"):
             self._count()
@@ -80,7 +80,7 @@ class Walker:
             self.take(b",")
 
     def items(self) -> Iterator[None]:
-        """Stands at each value of the next list. The caller passes it."""
+        """Yields at each value of the next list. The caller reads or skips it."""
         self._demand(b"[")
         while not self.take(b"]"):
             self._count()
@@ -88,7 +88,7 @@ class Walker:
             self.take(b",")
 
     def value(self, most: int) -> Any:
-        """Builds the next value. None where it has over `most` bytes, or makes no sense."""
+        """Builds the next value. Returns None if it has over `most` bytes or is invalid."""
         self.next()
         start = self.at
         self.skip()
@@ -100,23 +100,23 @@ class Walker:
             return None
 
     def text(self, most: int) -> str | None:
-        """The next value as text: a string, or lines. None where it is neither, or too long."""
+        """Reads a string or a list of lines as text. Returns None for other or too long values."""
         if self.next() != b"[":
             return self._line(most)
-        lines, items, found = io.StringIO(), 0, 0
+        lines, items, valid = io.StringIO(), 0, 0
         for _ in self.items():
             line = self._line(most)
             items += 1
             if line is not None and lines.tell() <= most:
                 lines.write(line)
-                found += 1
-        return lines.getvalue() if lines.tell() <= most and (found or not items) else None
+                valid += 1
+        return lines.getvalue() if lines.tell() <= most and (valid or not items) else None
 
     def _line(self, most: int) -> str | None:
-        """Passes the next value. What it says where it is a string that is not too long."""
+        """Skips the next value. Returns it if it is a string that is not too long."""
         mark, start = self.next(), self.at
         self.skip()
-        if mark != b'"' or self.at - start > 6 * most + 2:  # \u0000 stands for one sign
+        if mark != b'"' or self.at - start > 6 * most + 2:  # \u0000 is one character
             return None
         raw = self._decoded(self.data[start : self.at])
         try:
@@ -141,12 +141,12 @@ class Walker:
         raise Broken
 
     def stop(self) -> None:
-        """Gives up: stands at the end, and raises `Broken`."""
+        """Moves to the end and raises `Broken`."""
         self.at = len(self.data)
         raise Broken
 
     def _count(self) -> None:
-        """Gives up where there is more than a notebook ever had: it would take minutes."""
+        """Stops after more steps than a notebook needs, since reading could take minutes."""
         self._steps += 1
         if self._steps > _MOST_STEPS:
             self.stop()
@@ -155,14 +155,14 @@ class Walker:
         if not self.take(mark):
             raise Broken
 
-    def _passed(self, what: str) -> bool:
-        """Passes all that there is of it; whether there was any."""
-        found = _PASSED[what].match(self.data, self.at)
-        start, self.at = self.at, found.end() if found else self.at
+    def _passed(self, pattern: str) -> bool:
+        """Skips the longest match of a pattern in `_PASSED`; returns whether it was not empty."""
+        match = _PASSED[pattern].match(self.data, self.at)
+        start, self.at = self.at, match.end() if match else self.at
         return self.at > start
 
     def _decoded(self, raw: bytes) -> str:
-        """UTF-8; bytes that are none are read as Windows' Western European ones."""
+        """Decodes UTF-8; decodes invalid bytes as cp1252, Western European Windows."""
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -171,7 +171,7 @@ class Walker:
 
 
 def plain_text(text: str) -> str:
-    """The text with a question mark for each half of a pair that UTF-8 cannot hold."""
+    """Replaces each lone surrogate, which UTF-8 cannot encode, by a question mark."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -180,5 +180,5 @@ def plain_text(text: str) -> str:
 
 
 def _kept(escape: re.Match[str]) -> str:
-    """An escape that JSON knows as it is; else the backslash as such."""
+    """Keeps a valid JSON escape; escapes any other backslash."""
     return escape[0] if escape[1] else r"\\"

@@ -1,4 +1,4 @@
-"""Questions with drawn values, as data.
+"""Questions with values drawn at random for each learner, as data.
 
 learner's id ──> Given (values, shown by `dtlab.ask`) ──> Question.settle ──> Criterion
                                     learner's answers ────┘
@@ -25,9 +25,9 @@ __all__ = ["Choice", "Choices", "Given", "Mistake", "Number", "Question", "Quest
 
 @dataclass(frozen=True)
 class Question:
-    """One field of an answer: its name, its points, what is asked, and how it is judged.
+    """One field of an answer: its name, its points, its prompt, and the kind of answer.
 
-    `prompt` may name given values, as in "what rank {root} holds".
+    `prompt` may contain given values, as in "what rank {root} holds".
     """
 
     name: str
@@ -36,20 +36,20 @@ class Question:
     answer: Kind
 
     def settle(self, answer: Any, given: Values) -> Criterion:
-        """The criterion for an answer."""
+        """Judges an answer and returns its criterion."""
         if _unanswered(answer):
             return self.closed(blocked("not answered yet"))
         return self.closed(self.answer.judge(answer, given))
 
     def closed(self, verdict: Verdict) -> Criterion:
-        """The criterion with a verdict: all of its points or none."""
+        """Returns the criterion with this verdict: it earns all of its points or none."""
         earned = self.points if verdict.status == "ok" else 0
         message = f"{self.name}: {verdict.message}"
         return Criterion(self.name, self.points, earned, verdict.status, message)
 
 
 class Given(Mapping[str, Any]):
-    """The values of one part for one learner, which shows what is given and what is asked."""
+    """The values of one part for one learner; displays these values and the questions."""
 
     def __init__(
         self, title: str, values: Values, rows: Sequence[tuple[str, str]], asked: Sequence[str]
@@ -70,7 +70,7 @@ class Given(Mapping[str, Any]):
     def __repr__(self) -> str:
         width = max(len(label) for label, _ in self._rows)
         lines = [f"  {label:<{width}}   {value}" for label, value in self._rows]
-        asked = (f"  {as_text(one)}" for one in self._asked)
+        asked = (f"  {as_text(question)}" for question in self._asked)
         return "\n".join([self._title, *lines, "asked for", *asked])
 
     def _repr_html_(self) -> str:
@@ -82,7 +82,7 @@ class Given(Mapping[str, Any]):
         )
         asked = "".join(
             f"<li><b>{as_html(name)}</b>: {as_html(question)}</li>"
-            for name, _, question in (one.partition(": ") for one in self._asked)
+            for name, _, question in (line.partition(": ") for line in self._asked)
         )
         return (
             '<table style="color:inherit;border-collapse:collapse;margin:0">'
@@ -94,10 +94,10 @@ class Given(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Questions:
-    """How a part of Level I is checked: values drawn from the learner's id, and questions.
+    """The check of a part of Level I: values drawn from the learner's id, and questions.
 
-    `rows` says in words what is given. Values are drawn again until the right answer and all
-    known mistakes differ. `where` makes more values of those, for right answers and mistakes.
+    `rows` describes the given values. Values are drawn again until the right answer and all known
+    mistakes differ. `where` computes further values from them, for right answers and mistakes.
     """
 
     draw: Callable[[Random], Values]
@@ -107,11 +107,11 @@ class Questions:
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(question.points for question in self.questions)
 
     def given(self, symbol: str, learner: object) -> Given:
-        """The values for this learner. Raises `DtlabError` where the id is missing."""
+        """Draws the values for this learner. Raises `DtlabError` if the id is missing."""
         generator = random_for(normalised(learner), symbol)
         for _ in range(1000):
             values = self.draw(generator)
@@ -126,7 +126,7 @@ class Questions:
         )
 
     def named(self, given: Values) -> Values:
-        """The given values and what `where` makes of them."""
+        """Returns the given values and those that `where` computes from them."""
         return self.where(given)
 
     def run(
@@ -137,7 +137,7 @@ class Questions:
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Judges the answers, a value for each question, against this learner's own values."""
+        """Judges the answers, a value for each question, with the values of this learner."""
         try:
             given = self.given(symbol, learner)
             _refuse_others(normalised(learner), learner, bench.student)
@@ -147,8 +147,8 @@ class Questions:
         return self._settled(symbol, answers, given)
 
     def _settled(self, symbol: str, answers: Mapping[str, Any], given: Values) -> list[Criterion]:
-        """A criterion for each question; entries that nobody asked for take no other one down."""
-        misspelt, others = self._unasked(answers)
+        """Returns a criterion for each question; unknown entries do not affect the others."""
+        misspelt, unmatched = self._unasked(answers)
         named = self.named(given)
         criteria = [
             question.closed(lost(misspelt[question.name]))
@@ -156,27 +156,27 @@ class Questions:
             else question.settle(answers.get(question.name), named)
             for question in self.questions
         ]
-        if others:
+        if unmatched:
             names = ", ".join(question.name for question in self.questions)
-            words = f"unknown answer{'s' * (len(others) > 1)} {', '.join(map(repr, others))}"
-            message = f"{words}, which nobody asked for. Asked for: {names}."
+            unknown = f"answer{'s' * (len(unmatched) > 1)} {', '.join(map(repr, unmatched))}"
+            message = f"unknown {unknown}. The questions are: {names}."
             criteria.append(Criterion(symbol, 0, 0, "blocked", message))
         return criteria
 
     def _unasked(self, answers: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]]:
-        """What to say of misspelt names, by the open question that is meant; the other names."""
+        """Returns messages about misspelt names, by the question meant, and all other names."""
         names = [question.name for question in self.questions]
         still_open = [name for name in names if _unanswered(answers.get(name))]
-        misspelt, others = {}, []
+        misspelt, unmatched = {}, []
         for unknown in (name for name in answers if name not in names):
-            close_ones = get_close_matches(str(unknown).casefold(), still_open, n=1)
-            if close_ones:
-                still_open.remove(close_ones[0])
-                words = f"unknown answer {unknown!r}: did you mean {close_ones[0]!r}?"
-                misspelt[close_ones[0]] = words
+            matches = get_close_matches(str(unknown).casefold(), still_open, n=1)
+            if matches:
+                still_open.remove(matches[0])
+                message = f"unknown answer {unknown!r}: did you mean {matches[0]!r}?"
+                misspelt[matches[0]] = message
             else:
-                others.append(unknown)
-        return misspelt, others
+                unmatched.append(unknown)
+        return misspelt, unmatched
 
     def _asked(self, question: Question, values: Values) -> str:
         points = "1 point" if question.points == 1 else f"{question.points:g} points"
@@ -201,21 +201,21 @@ class Questions:
 
     def _nothing_to_judge(self, why: str) -> list[Criterion]:
         first, *others = self.questions
-        waiting = blocked("judged once that is settled")
+        waiting = blocked("judged once the problem above is solved")
         head = Criterion(first.name, first.points, 0, "lost", why)
         return [head, *(question.closed(waiting) for question in others)]
 
 
 def _unanswered(answer: Any) -> bool:
-    """Whether it is as handed out, or as an example has it."""
+    """Whether the answer is still the blank of the notebook (None) or of an example (...)."""
     return answer is None or answer is ...
 
 
 def _refuse_others(name: str, typed: object, student: str | None) -> None:
-    """Raises `DtlabError` where the work of `student` is graded, and that is not `name`."""
+    """Raises `DtlabError` if the work of a `student` whose id is not `name` is graded."""
     if student is not None and "".join(student.casefold().split()) != name:
         raise DtlabError(
             f"these are the questions of {str(typed).strip()!r}, and {student!r} handed them in. "
-            "Each learner has values of their own: type your own id in the first cell, and answer "
-            "what it then asks."
+            "Each learner gets different values: type your own id in the first cell, and answer "
+            "the questions that it then shows."
         )

@@ -1,12 +1,12 @@
-"""Level I as declarations: what is drawn and asked, what is right, what people write instead.
+"""Functions that declare a part of Level I: drawn values, questions, right answers and mistakes.
 
     QUESTIONS = asked(
         {"ranks": (4, 6, 8), "size": range(10, 100)},            # drawn from the learner's id
-        [("your ranks", "{ranks}"), ("each has", "{size} MB")],  # shown
+        [("your ranks", "{ranks}"), ("each has", "{size} MB")],  # shown to the learner
         number(
             "sent",
             "what each rank sends in a ring all-reduce",
-            "2 * size * (ranks - 1) / ranks",                    # right
+            "2 * size * (ranks - 1) / ranks",                    # the right answer
             "Once round to add up, and once more to hand round.",
             {
                 "answer / 2": "this is one half of the ring.",
@@ -16,8 +16,8 @@
         ),
     )
 
-A formula is a Python expression in the drawn values and the names of `where`, and, for a mistake,
-in `answer`, the right one. In place of a formula there may be a function of the values.
+A formula is a Python expression in the drawn values and the names of `where`. The formula of a
+mistake may also use `answer`, the right answer. A function of the values may replace a formula.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ Rows = Sequence[tuple[str, str]] | Callable[[Values], Sequence[tuple[str, str]]]
 def asked(
     drawn: Drawn, shown: Rows, *questions: Question, where: Mapping[str, Any] | None = None
 ) -> Questions:
-    """The questions of a part.
+    """Declares the questions of a part.
 
-    `drawn` says for each value what it is drawn from, in this order; or it is a function that
-    draws all of them. `shown` are rows of label and text, which may name values, "{ranks}".
-    `where` has names for formulas to use: a text is a formula, in which earlier names may be used;
-    anything else, such as a function, is what it is. `given` is the name of all values together.
+    `drawn` maps each value to the options from which it is drawn, in this order; or it is a
+    function that draws all of them. `shown` are rows of label and text, which may contain values:
+    "{ranks}". `where` defines names that formulas can use: a text is a formula, which may use
+    earlier names; anything else, such as a function, is used unchanged. In formulas, `given` is
+    the mapping of all values.
     """
 
     def draw(generator: Random) -> Values:
@@ -75,10 +76,10 @@ def number(
     exact: bool = False,
     each: str = "rank",
 ) -> Question:
-    """A question for a number, or for (nested) lists of numbers.
+    """Declares a question for a number, or for (nested) lists of numbers.
 
-    `wrong` has known mistakes, with what is said of each. Numbers count to 1 %; where `exact`,
-    none but the very same does. `each`: see `kinds.Number`.
+    `wrong` maps known mistakes to their messages. The tolerance is 1 %, and 0 if `exact`. `each`:
+    see `kinds.Number`.
     """
     mistakes = tuple(Mistake(formula(value), why) for value, why in (wrong or {}).items())
     tolerance = 0 if exact else 0.01
@@ -97,10 +98,10 @@ def choice(
     points: float = 1,
     explained: bool = False,
 ) -> Question:
-    """A question for one of several options.
+    """Declares a question for one of several options.
 
-    `wrong` are other options. One that depends on the values is `formula("...")`. `explained`: see
-    `kinds.Choice`.
+    `wrong` maps other options to their messages. An option that depends on the values is written
+    `formula("...")`. `explained`: see `kinds.Choice`.
     """
     kind = Choice(_named(options), right, _mistakes(wrong), hint, explained)
     return Question(name, points, prompt, kind)
@@ -116,9 +117,10 @@ def choices(
     *,
     points: float = 1,
 ) -> Question:
-    """A question for a set of options.
+    """Declares a question for a set of options.
 
-    A mistake is one of them, a whole (frozen) set, or a function of the values that gives either.
+    A mistake is one option, a (frozen) set of them, or a function of the values that returns
+    either.
     """
     wanted = right if callable(right) else frozenset(right)
     return Question(
@@ -127,7 +129,7 @@ def choices(
 
 
 def formula(text: Formula) -> Callable[[Values], Any]:
-    """The function of the values that a formula stands for."""
+    """Compiles a formula to a function of the values."""
     if not isinstance(text, str):
         return text
     code = compile(text, f"<formula {text}>", "eval")
@@ -136,8 +138,8 @@ def formula(text: Formula) -> Callable[[Values], Any]:
 
 def _named_values(given: Values, where: Mapping[str, Any]) -> Values:
     values = dict(given)
-    for name, one in where.items():
-        values[name] = formula(one)(values) if isinstance(one, str) else one
+    for name, value in where.items():
+        values[name] = formula(value)(values) if isinstance(value, str) else value
     return values
 
 

@@ -1,7 +1,7 @@
 """Kinds of answers: a number, one of several options, a set of options.
 
-A wrong answer that people are known to give is told why it is wrong; any other one is told where
-to look. What is right is never said.
+For a known mistake, the message says why the answer is wrong. For any other wrong answer, it gives
+a hint. No message contains the right answer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _value(fixed_or_function: T | Callable[[Values], T], given: Values) -> T:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer that people give, as a value or a function of the given values, and why.
+    """A known wrong answer: a value or a function of the given values, and why it is wrong.
 
-    `why` goes on after the learner's answer, "25.2 MB: ...", and does not say what is right.
+    `why` follows the learner's answer, "25.2 MB: ...", and does not contain the right answer.
     """
 
     value: Any
@@ -49,31 +49,31 @@ class Kind(Protocol):
 
     @property
     def mistakes(self) -> Sequence[Mistake]:
-        """The wrong answers that have a message of their own."""
+        """The wrong answers for which there is a message."""
         ...
 
     def form(self) -> str:
-        """What to write, in a few words: "in MB"."""
+        """Describes the form of an answer in a few words: "in MB"."""
         ...
 
     def judge(self, answer: Any, given: Values) -> Verdict:
-        """The verdict on an answer that was given."""
+        """Judges an answer."""
         ...
 
     def distinct(self, given: Values) -> bool:
-        """Whether right and wrong can be told apart for these values."""
+        """Whether the right answer and the known mistakes differ for these values."""
         ...
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number, a list of numbers or a list of lists, from the given values by `expected`.
+    """A number, a list of numbers or a list of lists, computed by `expected` from given values.
 
-    Mistakes find what is expected among the values, as `answer`. Both are in `unit`; `tolerance`
-    is a share of what is expected, 0 for whole numbers. `hint` says where to look, for a wrong
-    answer that is not a known mistake. The shape of what is expected is no secret: an answer that
-    has another one is told so. In a list of lists, `each` is what has one of its own; how much
-    each of them holds stays secret.
+    Functions of mistakes get the expected value as `answer`. Both are in `unit`. `tolerance` is
+    relative to the expected value, and 0 for whole numbers. `hint` is shown for a wrong answer
+    that is not a known mistake. A message may say that the shape is wrong, since the shape is not
+    secret. In a list of lists, `each` names what an inner list belongs to ("rank"); the lengths of
+    the inner lists stay secret.
     """
 
     expected: Callable[[Values], Any]
@@ -101,7 +101,7 @@ class Number:
         for mistake in self._mistakes():
             value = _value(mistake.value, {**given, "answer": wanted})
             if trouble and depth(readings[0]) != depth(value):
-                continue  # numbers that happen to be the same, in another shape
+                continue  # the same numbers by coincidence, in another shape
             for got in readings:
                 if close(got, value, self.tolerance):
                     return lost(f"{written(got, self.unit)}: {mistake.why}")
@@ -112,41 +112,41 @@ class Number:
     def distinct(self, given: Values) -> bool:
         right = self.expected(given)
         known = {**given, "answer": right}
-        values = [right, *(_value(one.value, known) for one in self._mistakes())]
+        values = [right, *(_value(mistake.value, known) for mistake in self._mistakes())]
         apart = 2 * self.tolerance
         return not any(
-            close(one, other, apart)
-            for number, one in enumerate(values)
+            close(value, other, apart)
+            for number, value in enumerate(values)
             for other in values[number + 1 :]
         )
 
     def _in_twin(self, got: Nested, wanted: Nested) -> str:
-        """What to say of the right number with a binary unit: 448 MiB where it is 448 MB."""
+        """Returns the message for the right number in a binary unit, 448 MiB for 448 MB; or ""."""
         twin = binary_twin(self.unit)
         if twin is None or not close(got, _times(wanted, twin[1]), self.tolerance):
             return ""
         return (
-            f"{twin[0]} go by 1024 at each step, {self.unit} by 1000: one {twin[0]} is "
-            f"{twin[1]:.7g} {self.unit}. Which of the two did you count in?"
+            f"{twin[0]} is a binary unit (powers of 1024), {self.unit} a decimal one (powers of "
+            f"1000): one {twin[0]} is {twin[1]:.7g} {self.unit}. Which of the two did you use?"
         )
 
     def _mistakes(self) -> Iterator[Mistake]:
-        """The part's own, and the mix-up of decimal and binary units that is always possible."""
+        """Yields the mistakes of the question, and the confusion of decimal and binary units."""
         yield from self.mistakes
         twin = binary_twin(self.unit)
         if twin is not None:
             name, size = twin
             yield Mistake(
                 lambda given: _times(self.expected(given), 1 / size),
-                f"this would be right in {name}, of 1024 at each step; {self.unit} go by 1000.",
+                f"this would be right in {name} (powers of 1024); {self.unit} are powers of 1000.",
             )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of `options` (what to write -> what it means); the mistakes are other options.
+    """One of `options` (the text to write -> its meaning); the mistakes are other options.
 
-    Where the meanings stand among what is given, `explained` says so: they are not said again.
+    `explained` says that the given values already show the meanings; `form` then omits them.
     """
 
     options: Mapping[str, str]
@@ -173,14 +173,14 @@ class Choice:
 
     def distinct(self, given: Values) -> bool:
         right = _value(self.expected, given)
-        return all(_value(one.value, given) != right for one in self.mistakes)
+        return all(_value(mistake.value, given) != right for mistake in self.mistakes)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A set of `options`, in any order; all of them and no other.
+    """A set of `options`, in any order: all of the right ones and no other.
 
-    A mistake is a whole set, or one option that is in the answer wrongly or missing from it.
+    A mistake is a whole set, or one option that the answer wrongly contains or lacks.
     """
 
     options: Mapping[str, str]
@@ -193,7 +193,7 @@ class Choices:
 
     def judge(self, answer: Any, given: Values) -> Verdict:
         try:
-            got = frozenset(_option(one, self.options) for one in _members(answer))
+            got = frozenset(_option(member, self.options) for member in _members(answer))
         except Unreadable as error:
             return lost(str(error))
         wanted = _value(self.expected, given)
@@ -208,16 +208,16 @@ class Choices:
 
     def distinct(self, given: Values) -> bool:
         right = _value(self.expected, given)
-        values = [_value(one.value, given) for one in self.mistakes]
+        values = [_value(mistake.value, given) for mistake in self.mistakes]
         return all(isinstance(value, str) or frozenset(value) != right for value in values)
 
 
 def _empty(value: Any) -> bool:
-    return isinstance(value, list) and all(_empty(one) for one in value)
+    return isinstance(value, list) and all(_empty(element) for element in value)
 
 
 def _times(value: Any, factor: float) -> Any:
-    return [_times(one, factor) for one in value] if isinstance(value, list) else value * factor
+    return [_times(item, factor) for item in value] if isinstance(value, list) else value * factor
 
 
 def _listed(options: Mapping[str, str]) -> str:
@@ -229,16 +229,16 @@ def _listed(options: Mapping[str, str]) -> str:
 def _members(answer: Any) -> Iterable[Any]:
     answer = plain(answer)
     if isinstance(answer, str):
-        return [one for one in answer.strip("{}[]() ").split(",") if one.strip()]
+        return [name for name in answer.strip("{}[]() ").split(",") if name.strip()]
     if isinstance(answer, set | frozenset | list | tuple):
         return answer
     raise Unreadable(
-        f"{short(answer)} is no set.", 'Write the names in braces, as {"one", "other"}.'
+        f"{short(answer)} is not a set.", 'Write the names in braces, as in {"one", "other"}.'
     )
 
 
 def _option(answer: Any, options: Mapping[str, str]) -> str:
-    """The option that is meant; case and blanks do not count."""
+    """Returns the option that an answer names; ignores case and extra spaces."""
     answer = plain(answer)
     wanted = " ".join(str(answer).strip("'\" ").casefold().split())
     for name, text in options.items():

@@ -25,7 +25,7 @@ Nested: TypeAlias = "float | list[Nested]"
 
 
 class Unreadable(ValueError):
-    """A value that cannot be read: `what` is wrong, and how to write it instead."""
+    """A value that cannot be parsed: `what` is wrong, and how to write it instead."""
 
     def __init__(self, what: str, how: str = "") -> None:
         super().__init__(f"{what} {how}".rstrip())
@@ -57,13 +57,13 @@ _KINDS: dict[str, dict[str, float]] = {
 _PLAIN = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _WRITTEN = re.compile(rf"({_PLAIN})(?:\s*/\s*({_PLAIN}))?\s*([^\W\d_].*|%)?")
 _CALCULATION = re.compile(r"(?=.*[\d)]\s*[-+*/(])[\d\s.eE_*/+()-]+")  # "3e-4*4", "(1+2)/3"
-_CLOSE = 1e-9  # what rounding of floats may do
+_CLOSE = 1e-9  # tolerance for rounding of floats
 
 
 def read(value: Any, unit: str) -> list[Nested]:
-    """What `value` may mean, in `unit`: one reading, or two for a bare number.
+    """Parses `value` in `unit` and returns its possible readings: one, or two for a bare number.
 
-    12.6 where MB are asked for is 12.6 MB; 12.6e6 may be bytes. Blanks in a list are `[]`.
+    If the unit is MB, 12.6 means 12.6 MB, and 12.6e6 may mean bytes. None in a list becomes `[]`.
     Raises `Unreadable`.
     """
     scale = 1 / _factor(unit, unit)
@@ -72,7 +72,7 @@ def read(value: Any, unit: str) -> list[Nested]:
 
 
 def close(got: Nested, wanted: Nested, tolerance: float) -> bool:
-    """Whether values agree, within a share of the wanted one; a number may stand for `[it]`."""
+    """Whether values agree within a relative tolerance; the number x also agrees with `[x]`."""
     if isinstance(wanted, list):
         if not isinstance(got, list):
             return len(wanted) == 1 and close(got, wanted[0], tolerance)
@@ -84,7 +84,7 @@ def close(got: Nested, wanted: Nested, tolerance: float) -> bool:
 
 
 def binary_twin(unit: str) -> tuple[str, float] | None:
-    """The binary unit that is mixed up with a decimal one, and its size in it: MB, (MiB, 1.05)."""
+    """Returns the binary unit for a decimal one, and the ratio of the two: (MiB, 1.05) for MB."""
     twin = f"{unit[:1].upper()}i{unit[1:]}"
     for kind in _KINDS.values():
         if unit in kind and twin in kind:
@@ -93,14 +93,14 @@ def binary_twin(unit: str) -> tuple[str, float] | None:
 
 
 def written(value: Nested, unit: str) -> str:
-    """The value with its unit, as a learner reads it: "12.6 MB", "[4, 10]"."""
+    """Formats a value with its unit for the learner: "12.6 MB", "[4, 10]"."""
     if isinstance(value, list):
-        return f"[{', '.join(written(one, '') for one in value)}] {unit}".rstrip()
+        return f"[{', '.join(written(element, '') for element in value)}] {unit}".rstrip()
     return f"{value:.6g} {unit}".rstrip()
 
 
 def whole(value: Any) -> int | None:
-    """The whole number that is meant, None where it is none: 4, 4.0, "4" and a tensor of 4."""
+    """Returns the whole number in 4, 4.0, "4" or a tensor of 4; None for anything else."""
     try:
         (number,) = read(value, "")
     except Unreadable:
@@ -109,20 +109,20 @@ def whole(value: Any) -> int | None:
 
 
 def plain(value: Any) -> Any:
-    """A number or nested lists in place of a tensor or an array; other values as they are."""
+    """Converts a tensor or an array to a number or nested lists; leaves other values unchanged."""
     if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
         return value.tolist()
     return value
 
 
 def numbers_in(value: Any) -> list[float]:
-    """The numbers that stand in a text or in (nested) lists, as typed, whatever else is there."""
+    """Returns the numbers in a text or in (nested) lists; ignores everything else."""
     value = plain(value)
     if isinstance(value, str):
-        found = map(float, re.findall(_PLAIN, value))
-        return [number for number in found if math.isfinite(number)]
+        matches = map(float, re.findall(_PLAIN, value))
+        return [number for number in matches if math.isfinite(number)]
     if isinstance(value, Sequence | set | frozenset):
-        return [number for one in value for number in numbers_in(one)]
+        return [number for element in value for number in numbers_in(element)]
     try:
         number = _read(value, "", 1.0)
     except Unreadable:
@@ -131,13 +131,13 @@ def numbers_in(value: Any) -> list[float]:
 
 
 def short(value: Any) -> str:
-    """The value as it is typed, cut where it is long."""
+    """Returns the value as Python code, cut to 40 characters."""
     text = repr(plain(value))
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _read(value: Any, unit: str, bare: float) -> Nested:
-    """One reading, in which a number without unit counts `bare` of `unit`."""
+    """Parses `value`; a number without a unit is multiplied by `bare`."""
     value = plain(value)
     if value is None:
         return []
@@ -146,7 +146,7 @@ def _read(value: Any, unit: str, bare: float) -> Nested:
     if isinstance(value, Real) and not isinstance(value, bool):
         return _finite(value, value, unit) * bare
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_read(one, unit, bare) for one in value]
+        return [_read(element, unit, bare) for element in value]
     raise Unreadable(f"{short(value)} is no number.", _how(unit))
 
 
@@ -166,7 +166,7 @@ def _read_text(text: str, unit: str, bare: float) -> float:
 
 
 def _factor(name: str, asked: str) -> float:
-    """How much one `name` is in the plain unit of its kind, which has to be that of `asked`."""
+    """Returns the size of the unit `name` in the base unit of its kind, the kind of `asked`."""
     kind: dict[str, float] = next((kind for kind in _KINDS.values() if asked in kind), {})
     if name in kind:
         return kind[name]
@@ -180,12 +180,12 @@ def _factor(name: str, asked: str) -> float:
 
 def _finite(number: Real | float, value: Any, unit: str) -> float:
     try:
-        found = float(number)
+        converted = float(number)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        converted = math.inf
+    if not math.isfinite(converted):
         raise Unreadable(f"{short(value)} is no finite number.", _how(unit))
-    return found
+    return converted
 
 
 def _how(unit: str) -> str:

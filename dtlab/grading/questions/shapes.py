@@ -1,7 +1,6 @@
 """Shapes of answers: a number, a list of numbers, a list for each rank.
 
-An answer of another shape than is asked for is told how to write it, before anything is said of
-what is in it.
+If an answer has the wrong shape, the message says how to write it and does not judge its contents.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from dtlab.grading.questions.quantities import Nested, Unreadable, numbers_in, p
 __all__ = ["depth", "kind_in_words", "misfit", "rewrite"]
 
 _EXAMPLE = (2.5, 1.0, 4.0)
-_LISTS = "[4]", "[5, 6]", "[]"  # as no collective leaves them: an example is no hint
+_LISTS = "[4]", "[5, 6]", "[]"  # no collective gives these, so the example is not a hint
 
 
 def misfit(answer: Any, got: Nested, wanted: Nested, each: str) -> str:
-    """How to write an answer, read as `got`, that has not the shape of `wanted`; empty if it has.
+    """Says how to write an answer, parsed as `got`, in the shape of `wanted`; empty if it fits.
 
-    "[336]: write a number, as in 336, not a list." `each` is what has a list of its own: "rank".
+    "[336]: write a number, as in 336, not a list." `each` names what an inner list belongs to:
+    "rank".
     """
     if _fits(got, wanted):
         return ""
@@ -29,7 +29,7 @@ def misfit(answer: Any, got: Nested, wanted: Nested, each: str) -> str:
 
 
 def rewrite(error: Unreadable, answer: Any, wanted: Nested, each: str) -> str:
-    """The same for an answer that cannot be read, or one of whose elements cannot."""
+    """The same for an answer that cannot be parsed, or that has an element that cannot."""
     if not isinstance(wanted, list):
         return str(error)
     how = _write(wanted, numbers_in(answer), each)
@@ -39,14 +39,14 @@ def rewrite(error: Unreadable, answer: Any, wanted: Nested, each: str) -> str:
 
 
 def depth(value: Nested) -> int:
-    """0 for a number, 1 for a list of numbers, 2 for a list of lists."""
+    """Returns 0 for a number, 1 for a list of numbers, 2 for a list of lists."""
     if not isinstance(value, list):
         return 0
     return 1 + max(map(depth, value), default=0)
 
 
 def kind_in_words(value: Any) -> str:
-    """What was written, as a learner calls it: "a number", "text", "a list"."""
+    """Names the type of a value as a learner would: "a number", "text", "a list"."""
     value = plain(value)
     if value is None or isinstance(value, bool):
         return str(value)
@@ -57,29 +57,29 @@ def kind_in_words(value: Any) -> str:
         ((set, frozenset), "a set"),
         (Sequence, "a list"),
     )
-    names = (words for types, words in kinds if isinstance(value, types))
+    names = (name for types, name in kinds if isinstance(value, types))
     return next(names, "a function" if callable(value) else f"a {type(value).__name__}")
 
 
 def _fits(got: Nested, wanted: Nested) -> bool:
-    """Whether only numbers can be wrong; a number may stand for a list that holds nothing else."""
+    """Whether the shape is right; a number also fits a list of one element."""
     if not isinstance(wanted, list):
         return not isinstance(got, list)
     if not isinstance(got, list):
         return len(wanted) == 1
-    deep = depth(wanted) > 1  # how much each inner list holds is part of the answer
+    deep = depth(wanted) > 1  # the lengths of the inner lists are part of the answer
     return len(got) == len(wanted) and depth(got) == (2 if deep else 1)
 
 
-def _write(wanted: Nested, own: Sequence[float], each: str) -> str:
-    """What to write, with the learner's `own` numbers for an example where they suffice."""
+def _write(wanted: Nested, typed: Sequence[float], each: str) -> str:
+    """Says what to write; the example uses the `typed` numbers if their count is right."""
     if not isinstance(wanted, list):
-        example = own[0] if len(own) == 1 else _EXAMPLE[0]
+        example = typed[0] if len(typed) == 1 else _EXAMPLE[0]
         return f"write a number, as in {example:g}"
     count = len(wanted)
     if depth(wanted) > 1:
         return f"write one list for each {each}, {count} in all, as in {_example(_LISTS, count)}"
-    numbers = [f"{one:g}" for one in (own if len(own) == count else _EXAMPLE)]
+    numbers = [f"{value:g}" for value in (typed if len(typed) == count else _EXAMPLE)]
     things = "one number" if count == 1 else f"{count} numbers"
     return f"write a list of {things}, as in {_example(numbers, count)}"
 
@@ -90,7 +90,7 @@ def _example(elements: Sequence[str], count: int) -> str:
 
 
 def _difference(answer: Any, got: Nested, wanted: Nested) -> str:
-    """What was written instead, as exactly as it takes to see the difference."""
+    """Describes the shape of the answer, in enough detail to show the difference."""
     value = plain(answer)
     if not isinstance(got, list) or not isinstance(wanted, list):
         return kind_in_words(answer)

@@ -1,19 +1,18 @@
-"""Broken training scripts: what a learner says of one, and the mended one, judged on ranks.
+"""Broken training scripts: judges a learner's diagnosis and the mended script on ranks.
 
-    mend.py           the part: a diagnosis, compared with a run; the mended script
+    mend.py           the check: compares a diagnosis with a run, and judges the mended script
     mends.py          the same for programs that do not train
-    lines.py          the line at fault, by its number or its text
+    lines.py          judges the faulty line, given by its number or its text
     symptoms.py       a table of symptoms, each measured in a run
-    run.py            a training as a check runs it: model, batches, what is noted, one process
+    run.py            a training run of a check: model, batches, results, reference in one process
 
-Data-parallel training on a data set, whose samples a script shares out itself:
+Data-parallel training on a data set, whose samples a script distributes itself:
 
-    cases.py          what such a script is given, and which samples ranks take
-    reference.py      what it comes to in one process, or what the ranks did instead
-    judges.py         what a mended script has to do on ranks
+    cases.py          the inputs of such a script, and the samples that ranks take
+    reference.py      the same training in one process, and known wrong variants
+    judges.py         requirements for a mended script on ranks
     data_parallel.py  symptoms that several such scripts may have
 
-The scripts are in the units, as a notebook shows them. A check runs a script on ranks, to compare
-a diagnosis with what really happens. A line has the number that it has in the notebook's cell: the
-one with `def` is line 1.
+The units contain the scripts, as shown in the notebooks. A check runs a script on ranks, and
+compares a diagnosis with the run. Lines are counted in the notebook's cell: `def` is line 1.
 """

@@ -1,7 +1,7 @@
-"""Data-parallel training on a data set: what a script is given, and which samples ranks take.
+"""Data-parallel training on a data set: the inputs of a script, and the samples that ranks take.
 
-A forward hook of the model notes which samples a rank takes in each pass, and the parameters that
-it has then. So a check knows what was trained on, however a script has come by its batches.
+A forward pre-hook on the model records the samples of each forward pass and the parameters at that
+time. So a check knows the training samples, no matter how a script makes its batches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["OnDigits", "Seen", "Training"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank did.
+    """The recorded training of one rank.
 
-    `passes` are the forward passes with gradients, each as the numbers of its samples, -1 for an
-    image that is not in the data; `before` the parameters that each of them had, a row for each;
-    `after` those in the end; `cards` the numbers of the devices that it asked for; `curve` two
-    numbers of each step, the first of them the loss, where a script of ours says so.
+    `passes` are the forward passes with gradients, each as the indices of its samples, -1 for an
+    image that is not in the data. `before` are the parameters in each pass, one row per pass;
+    `after` those at the end. `cards` are the numbers of the requested devices. `curve` are two
+    numbers for each step, the first of them the loss, if a script of the library returns them.
     """
 
     passes: list[list[int]]
@@ -37,7 +37,7 @@ class Seen:
     curve: Sequence[tuple[float, float]] = ()
 
     def by_epoch(self, epochs: int) -> list[list[list[int]]]:
-        """The passes of each epoch, where all epochs have as many."""
+        """Splits the passes into epochs of equal numbers of passes."""
         each = len(self.passes) // epochs
         return [self.passes[epoch * each : (epoch + 1) * each] for epoch in range(epochs)]
 
@@ -46,8 +46,8 @@ class Seen:
 class Training(TrainingRun):
     """`script(model, data, epochs, *more)` on `samples` random images with random labels.
 
-    The model is an MLP with one hidden layer, and begins differently on each rank. In a step each
-    of them makes `passes` forward passes, of `micro_batch` samples.
+    The model is an MLP with one hidden layer, with different initial parameters on each rank. In a
+    step each rank makes `passes` forward passes, of `micro_batch` samples each.
     """
 
     samples: int
@@ -61,10 +61,10 @@ class Training(TrainingRun):
         return f"{self.samples} samples, {self.epochs} epochs"
 
     def updates(self, ranks: int) -> int:
-        """How many steps so many ranks make together, where their shares come out even."""
+        """Returns the number of steps of this many ranks, if their shares are equal."""
         return self.epochs * (self.samples // (ranks * self.passes * self.micro_batch))
 
-    # What goes in -------------------------------------------------------------------------------
+    # Inputs -------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -89,18 +89,18 @@ class Training(TrainingRun):
         return flat(self.build(*self.sizes, seed=1000 * self.seed + rank))
 
     def share(self, rank: int) -> slice:
-        """The samples of the data that a rank is given."""
+        """Returns which samples of the data a rank is given."""
         return slice(0, self.samples)
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
-        images, labels = (one[self.share(rank)] for one in self.data)
+        images, labels = (tensor[self.share(rank)] for tensor in self.data)
         return {"data": [images, labels], "epochs": self.epochs, "more": list(self.more)}
 
-    # What a rank does ---------------------------------------------------------------------------
+    # On a rank ----------------------------------------------------------------------------------
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """See `TrainingRun`. Parameters are noted where they have changed."""
+        """See `TrainingRun`. Records parameters only if they have changed."""
         import torch
         from torch.utils.data import TensorDataset
 
@@ -124,18 +124,18 @@ class Training(TrainingRun):
 
     @staticmethod
     def returned(value: Any) -> dict[str, Any]:
-        """What is noted of what a script returns."""
+        """Returns the data to record from a script's return value."""
         return {}
 
-    # What comes out -----------------------------------------------------------------------------
+    # Results ------------------------------------------------------------------------------------
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
         return {name: number for number, name in enumerate(_digests(self.data[0]))}
 
     def opened(self, result: Any) -> Seen:
-        """See `Case`. Raises anything where it is not what `on_rank` returns."""
-        passes = [[self._numbers.get(int(one), -1) for one in batch] for batch in result["passes"]]
+        """See `Case`. May raise any exception if the result is not one of `on_rank`."""
+        passes = [[self._numbers.get(int(key), -1) for key in batch] for batch in result["passes"]]
         rows, after = result["before"].double(), result["after"].double()
         before = rows[[int(place) for place in result["places"]]]
         before.view(len(passes), len(after))
@@ -148,9 +148,9 @@ class Training(TrainingRun):
 
 @dataclass(frozen=True)
 class OnDigits(Training):
-    """A script of ours on the first `samples` digits of a shuffled order.
+    """The training run of a library script on `samples` digits in a shuffled order.
 
-    It returns the loss and another number of each step.
+    The script returns the loss and another number for each step.
     """
 
     @cached_property
@@ -170,7 +170,7 @@ class OnDigits(Training):
 
 
 def _digests(images: torch.Tensor) -> list[int]:
-    """A number for each image, by its pixels."""
+    """Returns a hash of the pixels of each image."""
     rows = images.detach().cpu().float().flatten(1).contiguous().numpy()
-    found = (hashlib.blake2b(row.tobytes(), digest_size=7).digest() for row in rows)
-    return [int.from_bytes(one) for one in found]
+    digests = (hashlib.blake2b(row.tobytes(), digest_size=7).digest() for row in rows)
+    return [int.from_bytes(digest) for digest in digests]

@@ -1,6 +1,6 @@
-"""Broken data-parallel scripts: symptoms that several of them may have, and two checks.
+"""Symptoms that several broken data-parallel scripts may have, and criteria for mended scripts.
 
-The symptoms are those of unit 02. Units 03 and 04 use some of them in their tables, too.
+The symptoms are those of unit 02. Units 03 and 04 also use some of them in their tables.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _TWICE = 1.5  # times the bytes of one gradient in a step
 
 
 def _distances(scene: Scene) -> list[float]:
-    """How far the copies are from rank 0's, at most, before each pass and in the end."""
+    """Returns the largest distance of a copy from rank 0's, before each pass and at the end."""
     import torch
 
-    first, *others = [torch.cat([one.before, one.after[None]]) for one in scene.results]
+    first, *others = [torch.cat([rank.before, rank.after[None]]) for rank in scene.results]
     if any(rows.shape != first.shape for rows in others) or not others:
         return [0.0] * len(first)
     return [float(far) for far in torch.stack([(o - first).norm(dim=1) for o in others]).amax(0)]
@@ -68,7 +68,7 @@ def _different_start(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("drift", "the copies differ, by more and more")
 def drift(scene: Scene) -> Finding:
-    """The copies differ, by more and more."""
+    """Measures whether the copies differ by more and more."""
     far = _distances(scene)
     if not far[-1]:
         return Finding(False, "after the last step the copies were equal")
@@ -80,8 +80,8 @@ def drift(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("one step apart", "the copies differ after every step, by about as much each time")
 def _one_step_apart(scene: Scene) -> Finding:
-    grows, words = drift(scene)
-    return Finding(_distances(scene)[-1] > 0 and not grows, words)
+    grows, description = drift(scene)
+    return Finding(_distances(scene)[-1] > 0 and not grows, description)
 
 
 # Samples ----------------------------------------------------------------------------------------
@@ -89,25 +89,25 @@ def _one_step_apart(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("same samples", "in an epoch every rank goes through all samples")
 def _same_samples(scene: Scene) -> Finding:
-    fed = [{sample for batch in one.passes for sample in batch} for one in scene.results]
-    counts = [sum(map(len, one.passes)) / scene.case.epochs for one in scene.results]
-    words = f"in an epoch each rank took {max(counts):g} of the {scene.case.samples} samples"
-    return Finding(min(counts) >= scene.case.samples and fed[0] == fed[-1], words)
+    taken = [{sample for batch in rank.passes for sample in batch} for rank in scene.results]
+    counts = [sum(map(len, rank.passes)) / scene.case.epochs for rank in scene.results]
+    description = f"in an epoch each rank took {max(counts):g} of the {scene.case.samples} samples"
+    return Finding(min(counts) >= scene.case.samples and taken[0] == taken[-1], description)
 
 
 @SYMPTOMS.add("same order", "every epoch goes through the same batches")
 def _same_order(scene: Scene) -> Finding:
-    epochs = [one.by_epoch(scene.case.epochs) for one in scene.results]
+    epochs = [rank.by_epoch(scene.case.epochs) for rank in scene.results]
     same = all(first == second for first, second, *_ in epochs)
     other = "the same batches as" if same else "other batches than"
     return Finding(same, f"the second epoch had {other} the first")
 
 
 def left_out(scene: Scene) -> Finding:
-    """An epoch does not take all samples."""
-    case, fed = scene.case, sum(len(batch) for own in scene.results for batch in own.passes)
-    words = f"{fed / case.epochs:g} of {case.samples} samples were taken in an epoch"
-    return Finding(fed < case.epochs * case.samples, words)
+    """Measures whether an epoch leaves out samples."""
+    case, taken = scene.case, sum(len(batch) for rank in scene.results for batch in rank.passes)
+    description = f"{taken / case.epochs:g} of {case.samples} samples were taken in an epoch"
+    return Finding(taken < case.epochs * case.samples, description)
 
 
 # Ranks that do not finish -----------------------------------------------------------------------
@@ -123,10 +123,10 @@ def _hang(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("wrong card", "a rank asks for a card that its node does not have", comes_back=False)
 def _wrong_card(scene: Scene) -> Finding:
-    said = scene.one.failure.message if scene.one.failure is not None else ""
-    if "device ordinal" not in said:
+    message = scene.one.failure.message if scene.one.failure is not None else ""
+    if "device ordinal" not in message:
         return Finding(False, "no rank asked for a card that its node does not have")
-    return Finding(True, f"a rank stopped with: {said.splitlines()[0]}")
+    return Finding(True, f"a rank stopped with: {message.splitlines()[0]}")
 
 
 # Gradients --------------------------------------------------------------------------------------
@@ -134,23 +134,23 @@ def _wrong_card(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("too many bytes", "the copies are right, but more is sent than a step needs")
 def too_many_bytes(scene: Scene) -> Finding:
-    """More is sent than a step needs."""
+    """Measures whether more is sent than a step needs."""
     first, case = scene.results[0], scene.case
     reduced = sum(event.bytes for event in events_of(scene.one, "all_reduce"))
     gradients = reduced / (len(first.passes) / case.passes * 4 * len(first.after))
-    words = f"a step of rank 0 all-reduced {gradients:.2g} times the bytes of a gradient"
-    return Finding(gradients > _TWICE, words)
+    description = f"a step of rank 0 all-reduced {gradients:.2g} times the bytes of a gradient"
+    return Finding(gradients > _TWICE, description)
 
 
 def _trained_as(scene: Scene, what: str, factor: float = 1, piled_up: bool = False) -> Finding:
-    """Whether the copies are those of one process that steps in another way."""
+    """Compares the copies with one process that steps with the gradients described by `what`."""
     case, results = scene.case, scene.results
     steps = [
         {sample: factor * share for sample, share in mean(step).items()}
         for step in steps_of(case, results)
     ]
     wanted = in_one_process(case, steps, scene.optimizer, piled_up=piled_up)
-    same = all(off(one.after, wanted, case.start(0)) < NEAR for one in results)
+    same = all(off(rank.after, wanted, case.start(0)) < NEAR for rank in results)
     ends = "ends" if same else "does not end"
     return Finding(same, f"one process that steps with {what} {ends} there")
 
@@ -176,7 +176,7 @@ _AS_ONE = "every rank has the parameters of one process that takes all their sam
 
 
 def shared(seed: int, epochs: int = 3) -> list[Trial]:
-    """Two ranks, whose shares are equal, and three ranks, whose shares must be padded."""
+    """Returns a trial of two ranks with equal shares, and one of three ranks that need padding."""
     draw = random.Random(seed)
     uneven = 3 * draw.choice((13, 14, 15, 18, 19)) + draw.choice((1, 2))
     even = Training(seed, 2 * draw.choice((24, 32, 40)), epochs=epochs)
@@ -184,17 +184,17 @@ def shared(seed: int, epochs: int = 3) -> list[Trial]:
 
 
 def trained(points: float, after: str, *objections: Objection) -> Rule:
-    """The criterion that ranks have trained as one process does."""
+    """Returns the criterion that ranks train as one process does."""
     return criterion("training", points, _AS_ONE, *objections, after=after)
 
 
 def equal_copies(optimizer: Optimizer, *more: Objection) -> tuple[Rule, Rule]:
-    """The copies are equal, and trained as one process is."""
+    """Returns the criteria that the copies are equal, and trained as in one process."""
     copies = criterion("copies", 1, COPIES, copies_differ)
     return copies, trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
 
 
 def shared_samples(optimizer: Optimizer, name: str, right: str) -> tuple[Rule, Rule]:
-    """Samples are shared out, and the copies trained as one process is."""
+    """Returns the criteria that samples are distributed, and copies trained as in one process."""
     samples = criterion(name, 2, right, not_shared_out)
     return samples, trained(1, name, copies_differ, not_as_one_process(optimizer))

@@ -1,4 +1,4 @@
-"""What a mended training script has to do on ranks, and what is said where it does not."""
+"""Objections to a mended training script that does not train correctly on ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
     "uneven_epochs",
 ]  # fmt: skip
 
-_SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo's and of the start
+_SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo and of the start
 
 
 def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The parameters of some rank are not, bit by bit, those of rank 0."""
+    """Objects if the final parameters of a rank are not bitwise equal to rank 0's."""
     begin, end = results[0].before, results[0].after
     for rank, other in enumerate(results):
         if other.after.equal(end):
@@ -37,7 +37,7 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
         if far < NEAR:
             return (
                 f"{copies}, though by rounding only: they add up the same gradients in different "
-                "orders. All have to step with the same bits."
+                "orders. All ranks must step with bitwise equal gradients."
             )
         return (
             f"{copies} in the end, by {far:.1%} of the way that the parameters went. Which "
@@ -50,12 +50,12 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
 
 
 def not_shared_out(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The samples of an epoch are not shared out, or not another way in each epoch."""
+    """Objects if an epoch's samples are not distributed, or not differently in each epoch."""
     uneven = uneven_epochs(case, results)
     if uneven:
         return uneven
     epochs: list[list[list[int]]] = []
-    for batches in zip(*(own.by_epoch(case.epochs) for own in results), strict=True):
+    for batches in zip(*(result.by_epoch(case.epochs) for result in results), strict=True):
         taken = [[sample for batch in rank for sample in batch] for rank in batches]
         trouble = _shares(case.samples, taken) or _reshuffled(epochs, taken)
         if trouble:
@@ -65,22 +65,22 @@ def not_shared_out(case: Training, results: Sequence[Seen], one: Observation) ->
 
 
 def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
-    """A rank does not make as many passes in every epoch."""
-    for rank, own in enumerate(results):
-        if not own.passes or len(own.passes) % case.epochs:
+    """Objects if a rank does not make the same number of passes in every epoch."""
+    for rank, result in enumerate(results):
+        if not result.passes or len(result.passes) % case.epochs:
             return (
-                f"rank {rank} makes {len(own.passes)} forward passes in {case.epochs} epochs. "
+                f"rank {rank} makes {len(result.passes)} forward passes in {case.epochs} epochs. "
                 "Every rank trains in every epoch, and equally often."
             )
     return ""
 
 
 def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
-    """Why what the ranks have taken is not the data, shared out; padding may repeat a few."""
-    ranks, fed = len(taken), [sample for own in taken for sample in own]
+    """Says why the ranks' samples are not the data, distributed; padding may repeat a few."""
+    ranks, fed = len(taken), [sample for samples_ in taken for sample in samples_]
     if -1 in fed:
         return "a batch has images that are not in the data."
-    if ranks > 1 and all(len(set(own)) == samples for own in taken):
+    if ranks > 1 and all(len(set(samples_)) == samples for samples_ in taken):
         return (
             f"every rank goes through all {samples} samples in an epoch. How many are there for "
             f"each of {ranks} ranks?"
@@ -90,77 +90,77 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
         advice = "Together, the shares of all ranks must contain every sample."
         if not repeated and missing == samples % ranks:
             advice = (
-                "None is to be left out: have some repeated instead, as a sampler does without "
+                "None may be left out: have some repeated instead, as a sampler does without "
                 "drop_last."
             )
         return f"in an epoch {missing} of {samples} samples are in no rank's batches. {advice}"
-    if repeated >= ranks:  # it takes fewer to make equal shares
+    if repeated >= ranks:  # equal shares need fewer
         return (
-            f"in an epoch {repeated} samples are taken more than once. Two ranks may share no "
-            "more than what makes their shares equally long."
+            f"in an epoch {repeated} samples are taken more than once. Repeat only as many as "
+            "equal shares need."
         )
     return ""
 
 
 def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> str:
-    """Why this is no new order, after those of earlier epochs."""
+    """Says why this is not a new order after those of earlier epochs."""
     epoch = len(epochs)
     if taken in epochs:
         before = epochs.index(taken)
         advice = (
-            "Something has to tell the sampler which epoch it is, before its batches are drawn."
+            "Pass the number of the epoch to the sampler before its batches are drawn."
             if before == epoch - 1
             else "Each epoch has a different number. Pass that number to the sampler."
         )
         return f"epoch {epoch} takes the samples in the order of epoch {before}. {advice}"
     last = epochs[-1:] if len(taken) > 1 else []
-    if any(all(set(a) == set(b) for a, b in zip(one, taken, strict=True)) for one in last):
+    if any(all(set(a) == set(b) for a, b in zip(old, taken, strict=True)) for old in last):
         return (
             f"in epoch {epoch} each rank has the same samples as before, and only their order is "
-            "new. Shuffle all of them, alike on every rank, and then share them out."
+            "new. Shuffle all samples, in the same way on every rank, and then distribute them."
         )
     return ""
 
 
 def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A forward pass takes more than a microbatch: accumulating is there to avoid that."""
-    largest = max((len(batch) for own in results for batch in own.passes), default=0)
+    """Objects if a forward pass takes more than a microbatch, which accumulation should avoid."""
+    largest = max((len(batch) for result in results for batch in result.passes), default=0)
     if largest <= case.micro_batch:
         return ""
     return (
         f"a forward pass takes {largest} samples at once. A microbatch has {case.micro_batch}: "
-        "memory for more is what accumulation does without."
+        "with accumulation, memory for one microbatch must be enough."
     )
 
 
-# What is sent ----------------------------------------------------------------------------------
+# Bytes sent -------------------------------------------------------------------------------------
 
 
 def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A rank sends more, or less, than one gradient for each step of the optimizer."""
+    """Objects if a rank sends more, or less, than one gradient for each optimizer step."""
     assert one.trace is not None
     ranks, steps, size = len(results), case.updates(len(results)), 4 * len(results[0].after)
     gradients = 2 * (ranks - 1) / ranks * size * steps
     for rank in range(ranks):
         left = bytes_left(one.trace, rank)
-        words = (
+        summary = (
             f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} microbatches; a "
             f"gradient for each step is {amount(gradients)}."
         )
         if left > _SENT_MORE * gradients + size * (ranks - 1) + _OWN:
             return (
-                f"{words} Look at what decides whether a backward pass sends: is it inside "
+                f"{summary} Look at what decides whether a backward pass sends: is it inside "
                 "`no_sync` by then?"
             )
         if left < _SENT_LESS * gradients:
-            return f"{words} Something has to be sent in every step."
+            return f"{summary} Something has to be sent in every step."
     return ""
 
 
 def bytes_left(trace: Trace, rank: int) -> float:
-    """Bytes that left a rank; where the system does not count, what rings would send."""
+    """Returns the bytes that left a rank, or those of ring all-reduces if they are not counted."""
     counted = trace.bytes_wire(rank)
     if counted is not None:
         return counted
-    handed = sum(e.bytes for e in trace.events if (e.rank, e.name) == (rank, "all_reduce"))
-    return 2 * (trace.world_size - 1) / trace.world_size * handed
+    reduced = sum(e.bytes for e in trace.events if (e.rank, e.name) == (rank, "all_reduce"))
+    return 2 * (trace.world_size - 1) / trace.world_size * reduced

@@ -1,4 +1,4 @@
-"""The line of a script at which it is broken: by its number or its text, as learners write it."""
+"""Judges the faulty line of a script, which learners give by its number or its text."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from dtlab.grading.questions.quantities import short, whole
 
 __all__ = ["judge_line", "numbered"]
 
-_FEWEST = 4  # characters of a line that say which one is meant
+_FEWEST = 4  # characters that identify a line by a part of its text
 _NUMBER = re.compile(r"\s*(?:line\s*)?(\d+)\s*:?\s*", re.IGNORECASE)
 _FORM = 'Write its number in the cell, counted from the line with def as 1, or its text: "line": 1'
 
 
 def numbered(script: Callable[..., Any]) -> list[str]:
-    """The lines of a script; the one with def is line 1, at place 0."""
+    """Returns the lines of a script; the line with def is line 1, at index 0."""
     return inspect.getsource(script).rstrip().splitlines()
 
 
-def judge_line(script: Callable[..., Any], said: Any, right: Sequence[str], look: str) -> Verdict:
-    """Judges a line, by number or text; `right` are the texts of those that are meant.
+def judge_line(
+    script: Callable[..., Any], answer: Any, right: Sequence[str], look: str
+) -> Verdict:
+    """Judges a line, given by number or text; `right` are the texts of the faulty lines.
 
-    `look` says where to look next, of a line that is none of them.
+    `look` says where to look next if the line is wrong.
     """
     lines = numbered(script)
-    if said is None or said == "":
+    if answer is None or answer == "":
         return blocked("not answered yet")
-    found = _places(lines, said)
-    if not found:
-        return lost(f"{script.__name__} has no line {short(said)}. {_FORM}")
+    places = _places(lines, answer)
+    if not places:
+        return lost(f"{script.__name__} has no line {short(answer)}. {_FORM}")
     wanted = {place for text in right for place in _places(lines, text)}
-    named = f"`{lines[min(found)].partition('#')[0].strip()}`"
-    if found <= wanted:
+    named = f"`{lines[min(places)].partition('#')[0].strip()}`"
+    if places <= wanted:
         return ok(f"the line is {named}")
-    if found & wanted:
-        return lost(f"{len(found)} lines have that text: write the whole line, or its number.")
-    return lost(f"line {min(found) + 1}, {named}, does what it should here. {look}")
+    if places & wanted:
+        return lost(f"{len(places)} lines have that text: write the whole line, or its number.")
+    return lost(f"line {min(places) + 1}, {named}, does what it should here. {look}")
 
 
-def _places(lines: Sequence[str], said: Any) -> set[int]:
-    """The places of the lines that are meant; those that read so, else those that have it."""
-    number = whole(said) if not isinstance(said, str) else None
-    typed = _NUMBER.fullmatch(said) if isinstance(said, str) else None
+def _places(lines: Sequence[str], answer: Any) -> set[int]:
+    """Returns the indices of lines with this number or text, or else that contain the text."""
+    number = whole(answer) if not isinstance(answer, str) else None
+    typed = _NUMBER.fullmatch(answer) if isinstance(answer, str) else None
     if typed:
         number = int(typed[1])
     if number is not None:
         return {number - 1} if 1 <= number <= len(lines) else set()
-    if not isinstance(said, str):
+    if not isinstance(answer, str):
         return set()
-    text = _bare(said)
+    text = _bare(answer)
     alike = {place for place, line in enumerate(lines) if text and _bare(line) == text}
     if alike or len(text) < _FEWEST:
         return alike
@@ -60,5 +62,5 @@ def _places(lines: Sequence[str], said: Any) -> set[int]:
 
 
 def _bare(line: str) -> str:
-    """A line without blanks, comment, and the colon at its end; quotes of one kind."""
+    """Returns a line without whitespace, comment and final colon, and with double quotes only."""
     return re.sub(r"\s+", "", line.partition("#")[0]).rstrip(":").replace("'", '"')

@@ -1,7 +1,7 @@
-"""A broken training script: what a learner says of it, and the mended one.
+"""The check of a broken training script: a learner's diagnosis and the mended script.
 
-What is handed in is {"diagnosis": {"symptom": ..., "line": ...}, "mended": function}. Where the
-symptom is to be proved by a number, the diagnosis has a "number" too.
+The answer is {"diagnosis": {"symptom": ..., "line": ...}, "mended": function}. If a number must
+prove the symptom, the diagnosis also has a "number".
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = ["MendScript", "Proof", "proof", "script_part"]
 
 _ENTRIES = {"symptom": '"symptom": "..."', "number": '"number": number', "line": '"line": number'}
 _TOO_SLOW = blocked(
-    "the script as it was handed out did not come to its end in time: the machine is busy with "
-    "something else. Run the check again."
+    "the original script did not finish in time: the machine is busy with something else. Run "
+    "the check again."
 )
 _SGD = Optimizer(0.1)
 
 
 @dataclass(frozen=True)
 class Proof:
-    """A number that proves a symptom: what is measured in a run, and the number that is right."""
+    """A number that proves a symptom: how a run is measured, and the right number."""
 
     measure: Callable[[Scene], Mapping[str, Any]]
     number: Number
 
-    def judge(self, said: Any, scene: Scene) -> Verdict:
-        """The verdict on a number that was given."""
+    def judge(self, answer: Any, scene: Scene) -> Verdict:
+        """Judges a number."""
         known = {"case": scene.case, "ranks": len(scene.results)}
-        return self.number.judge(said, {**known, **self.measure(scene)})
+        return self.number.judge(answer, {**known, **self.measure(scene)})
 
 
 def proof(
@@ -58,25 +58,25 @@ def proof(
     unit: str = "",
     tolerance: float = 0,
 ) -> Proof:
-    """A number by formulas in what is measured: the right one, and known mistakes with why.
+    """Creates a `Proof` from formulas in the measured values: the right number, known mistakes.
 
-    They may use the `case` and the number of `ranks` too.
+    The formulas may also use the `case` and the number of `ranks`.
     """
     mistakes = tuple(Mistake(formula(value), why) for value, why in wrong.items())
     return Proof(measure, Number(formula(right), mistakes, hint, unit, tolerance))
 
 
 def _never(seen: Observation, said: Any) -> Verdict:
-    raise NotImplementedError("each entry of the diagnosis has a judge of its own")
+    raise NotImplementedError("each entry of the diagnosis has a different judge")
 
 
 @dataclass(frozen=True)
 class MendScript(Mend):
-    """How the part of a broken training script is checked: the diagnosis, then the mended one.
+    """The check of a part with a broken training script: the diagnosis, then the mended script.
 
-    The symptom, one of `symptoms`, and the number of `proof` are compared with what is seen of
-    the script in `scene`. `lines` are the texts of the lines that are at fault, and `look` says
-    where to look for them. `optimizer` is what the script steps with.
+    The symptom, one of `symptoms`, and the number of `proof` are compared with the observation of
+    the script in `scene`. `lines` are the texts of the faulty lines, and `look` says where to look
+    for them. `optimizer` is the script's optimizer.
     """
 
     judge: Callable[[Observation, Any], Verdict] = field(default=_never, init=False)
@@ -117,7 +117,7 @@ class MendScript(Mend):
 
         rules = [Rule(name, 1, partial(judge, name)) for name in self._entries]
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
-            waiting = blocked("judged once that is settled")
+            waiting = blocked("judged once the answer has this form")
             why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             rest = [other.closed(waiting) for other in (*rules[1:], *self.check.rules)]
             return [rules[0].closed(lost(why)), *rest]
@@ -130,35 +130,35 @@ class MendScript(Mend):
         return [name for name in _ENTRIES if name != "number" or self.proof is not None]
 
     def _judged(self, name: str, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
-        """The verdict on an entry of the diagnosis."""
+        """Judges an entry of the diagnosis."""
         if not isinstance(diagnosis, Mapping):
             form = ", ".join(_ENTRIES[entry] for entry in self._entries)
             wrong = f"the diagnosis is {type(diagnosis).__name__}. Write {{{form}}}."
             is_first = name == "symptom"
             return lost(wrong) if is_first else blocked("judged once the diagnosis has its form")
-        said = diagnosis.get(name)
-        if said is None or (type(said) is str and not said):
+        entry = diagnosis.get(name)
+        if entry is None or (type(entry) is str and not entry):
             return blocked("not answered yet")
         if name == "line":
-            return judge_line(self.broken, said, self.lines, self.look)
+            return judge_line(self.broken, entry, self.lines, self.look)
         if name == "symptom":
-            return self._symptom(said, scene)
+            return self._symptom(entry, scene)
         assert self.proof is not None
-        return _TOO_SLOW if scene().one.error is not None else self.proof.judge(said, scene())
+        return _TOO_SLOW if scene().one.error is not None else self.proof.judge(entry, scene())
 
-    def _symptom(self, said: Any, scene: Callable[[], Scene]) -> Verdict:
-        name = " ".join(said.casefold().replace("_", " ").split()) if type(said) is str else ""
+    def _symptom(self, entry: Any, scene: Callable[[], Scene]) -> Verdict:
+        name = " ".join(entry.casefold().replace("_", " ").split()) if type(entry) is str else ""
         if name not in self.symptoms:
-            return lost(f"{short(said)} is no symptom. There are: {', '.join(self.symptoms)}.")
-        one = scene().one
-        if isinstance(one.error, RankTimeoutError):
+            return lost(f"{short(entry)} is no symptom. There are: {', '.join(self.symptoms)}.")
+        observation = scene().one
+        if isinstance(observation.error, RankTimeoutError):
             return _TOO_SLOW
-        seen, words = self.symptoms[name].find(scene())
-        if seen:
-            return ok(f"{one.trial.words()}: {words}")
+        shown, description = self.symptoms[name].find(scene())
+        if shown:
+            return ok(f"{observation.trial.words()}: {description}")
         return lost(
-            f"{one.trial.words()}: that is not what happens to the script as it was handed out: "
-            f"{words}. Run it again, and compare what it prints with the table."
+            f"{observation.trial.words()}: that is not what happens with the original script: "
+            f"{description}. Run it again, and compare its output with the table."
         )
 
 
@@ -176,9 +176,9 @@ def script_part(
     look: str,
     **more: Any,
 ) -> Part:
-    """The part of a broken script: see `Part` and `MendScript`.
+    """Creates the part of a broken script: see `Part` and `MendScript`.
 
-    The mended one is run in `trials`, and judged by `criteria`; each entry has a point.
+    The mended script runs in `trials`, and `criteria` judge it; each diagnosis entry has a point.
     """
     more.update(symptoms=symptoms, lines=lines, look=look)
     mend = MendScript(program, scene, Check(trials, criteria), **more)

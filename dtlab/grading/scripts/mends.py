@@ -1,9 +1,9 @@
-"""Broken programs: what a learner says of one, and the mended one.
+"""The check of a broken program: a learner's diagnosis and the mended function.
 
     answer = {"diagnosis": ..., "mended": function}
 
-    broken program    ──run on ranks──>  what happens  <──compared──  diagnosis
-    mended function   ──run on ranks──>  judged as any function is
+    broken program    ──run on ranks──>  observation  <──compared──  diagnosis
+    mended function   ──run on ranks──>  judged like any other function
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Mend"]
 
 @dataclass(frozen=True)
 class Mend:
-    """How the part of a broken program is checked: its diagnosis, then the mended function.
+    """The check of a part with a broken program: the diagnosis, then the mended function.
 
-    `program` is its dotted name, `scene` the trial that the diagnosis is about; `judge` compares
-    a diagnosis with what is seen of the program there. `check` is for the mended function.
+    `program` is its dotted name, and `scene` the trial in which it runs. `judge` compares a
+    diagnosis with the observation of that trial. `check` is for the mended function.
     """
 
     program: str
@@ -37,7 +37,7 @@ class Mend:
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return self.diagnosis_points + self.check.points
 
     def run(
@@ -51,7 +51,7 @@ class Mend:
         """Judges {"diagnosis": ..., "mended": function}."""
         rule = Rule("diagnosis", self.diagnosis_points, lambda _: self._diagnosed(answer, bench))
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
-            waiting = blocked("judged once that is settled")
+            waiting = blocked("judged once the answer has this form")
             why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             rest = [other.closed(waiting) for other in self.check.rules]
             return [rule.closed(lost(why)), *rest]
@@ -61,8 +61,8 @@ class Mend:
     def _diagnosed(self, answer: Mapping[str, Any], bench: Bench) -> Verdict:
         module, _, name = self.program.rpartition(".")
         broken = getattr(importlib.import_module(module), name)
-        seen = bench.observe(self.scene, broken)
+        observation = bench.observe(self.scene, broken)
         try:
-            return self.judge(seen, answer["diagnosis"])
+            return self.judge(observation, answer["diagnosis"])
         except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-            return lost("the diagnosis is not of the form that is asked for.")
+            return lost("the diagnosis does not have the required form: see the task.")

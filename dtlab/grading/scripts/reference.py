@@ -1,8 +1,8 @@
-"""What a training comes to in one process: the judge of all that ranks do together.
+"""The result of a training in one process, with which the ranks' training is compared.
 
-Every step is written as the weights of its samples in the loss, so the whole batch, a sum instead
-of a mean, or one rank alone are steps with other weights. All of it is float64, and the optimizers
-are their formulas.
+A step is described by the weights of its samples in the loss. So the whole batch, a sum in place
+of a mean, and one rank alone are steps with different weights. All computations are in float64,
+with the formulas of the optimizers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "in_one_process", "mean", "not_as_one_process", "off", "steps_of",
 ]  # fmt: skip
 
-NEAR = 1e-3  # of the way that the parameters go: rounding takes a hundredth of it
+NEAR = 1e-3  # relative to the parameters' total change: rounding errors are 100 times smaller
 
 Step = Sequence[Sequence[Sequence[int]]]  # for each rank: the samples of its passes in this step
 Weights = Mapping[int, float]  # of samples in the loss of a step
@@ -34,9 +34,9 @@ Weights = Mapping[int, float]  # of samples in the loss of a step
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD with momentum, or Adam with betas as in PyTorch; `rate` is its lr, or that of each step.
+    """SGD with momentum, or Adam with PyTorch's betas; `rate` is the learning rate.
 
-    With rates for each step there are as many as steps; a step beyond them has the last one.
+    `rate` may also be a sequence with a rate for each step; further steps use the last rate.
     """
 
     rate: float | Sequence[float]
@@ -51,7 +51,10 @@ class Optimizer:
         n: int,
         after: Callable[[torch.Tensor], torch.Tensor] = lambda now: now,
     ) -> torch.Tensor:
-        """Parameters after `n` steps with `gradients(parameters, step)`; `after` ends each."""
+        """Returns the parameters after `n` steps with `gradients(parameters, step)`.
+
+        `after` is applied to the parameters at the end of each step.
+        """
         rates = self.rate if isinstance(self.rate, Sequence) else [self.rate]
         now = start.double()
         first = second = 0 * now
@@ -69,22 +72,25 @@ class Optimizer:
 
 
 def steps_of(case: Training, results: Sequence[Seen]) -> list[Step]:
-    """The steps that the ranks made together; the case says how many passes a step has on each.
+    """Returns the ranks' steps, with `case.passes` passes of each rank per step.
 
-    A rank that has no more passes in an epoch has none in the steps that are left of it.
+    A rank without further passes in an epoch has none in the remaining steps of the epoch.
     """
     steps: list[Step] = []
-    for epoch in zip(*(one.by_epoch(case.epochs) for one in results), strict=True):
-        own = [
+    for epoch in zip(*(result.by_epoch(case.epochs) for result in results), strict=True):
+        by_rank = [
             [passes[at : at + case.passes] for at in range(0, len(passes), case.passes)]
             for passes in epoch
         ]
-        steps += map(list, zip_longest(*own, fillvalue=[]))
+        steps += map(list, zip_longest(*by_rank, fillvalue=[]))
     return steps
 
 
 def mean(step: Step) -> Weights:
-    """The mean over the ranks of the means over their passes: that of all samples, where even."""
+    """Returns the weights of the mean over ranks of the means over their passes.
+
+    This is the mean over all samples if all batches have the same size.
+    """
     weights: dict[int, float] = {}
     for rank in step:
         for batch in rank:
@@ -102,7 +108,10 @@ def in_one_process(
     first: int = 0,
     piled_up: bool = False,
 ) -> torch.Tensor:
-    """Parameters after the steps, from those of rank `first`; `piled_up` keeps all gradients."""
+    """Returns the parameters after the steps, beginning with those of rank `first`.
+
+    With `piled_up`, each step also has the gradients of all earlier steps.
+    """
     left: list[torch.Tensor] = []
 
     def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
@@ -118,12 +127,12 @@ def in_one_process(
 def averaged_after_each_step(
     case: Training, steps: Sequence[Step], optimizer: Optimizer
 ) -> torch.Tensor:
-    """Parameters where each rank steps by itself, and then the parameters are averaged."""
+    """Returns the parameters if each rank steps alone, and then the parameters are averaged."""
     import torch
 
     def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
         pairs = zip(now, steps[step], strict=True)
-        return torch.stack([gradient_of(case, own, mean([rank])) for own, rank in pairs])
+        return torch.stack([gradient_of(case, row, mean([rank])) for row, rank in pairs])
 
     start = case.start(0).repeat(len(steps[0]) if steps else 1, 1)
     middle = optimizer.run(start, gradients, len(steps), lambda now: now.mean(0).expand_as(now))
@@ -131,13 +140,13 @@ def averaged_after_each_step(
 
 
 def off(got: torch.Tensor, wanted: torch.Tensor, start: torch.Tensor) -> float:
-    """How far `got` is from `wanted`, as a share of the way from the start."""
+    """Returns the distance from `got` to `wanted`, relative to that from `start` to `wanted`."""
     way = float((wanted - start.double()).norm())
     return float((got.double() - wanted).norm()) / max(way, 1e-12)
 
 
 def gradient_of(case: Training, now: torch.Tensor, weights: Weights) -> torch.Tensor:
-    """Of the weighted sum of the samples' losses, at the parameters `now`."""
+    """Returns the gradient of the weighted sum of the samples' losses at the parameters `now`."""
     import torch
     import torch.nn.functional as F
 
@@ -150,14 +159,14 @@ def gradient_of(case: Training, now: torch.Tensor, weights: Weights) -> torch.Te
     logits = model(images[samples].double())
     losses = F.cross_entropy(logits, labels[samples], reduction="none")
     gradients = torch.autograd.grad((losses * share).sum(), list(model.parameters()))
-    return torch.cat([one.reshape(-1) for one in gradients])
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
 
-# Whether ranks have trained so, or what they did ------------------------------------------------
+# Compares the ranks' training with one process, and recognizes common mistakes -------------------
 
 
 def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimizer]) -> Objection:
-    """The parameters are not those of one process that takes all ranks' samples in each step.
+    """Returns an objection if the training differs from one process that takes all ranks' samples.
 
     The optimizer may depend on the case and the number of ranks.
     """
@@ -166,26 +175,26 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
         steps = steps_of(case, results)
         known = optimizer if isinstance(optimizer, Optimizer) else optimizer(case, len(results))
         wanted = in_one_process(case, [mean(step) for step in steps], known)
-        far = [off(each.after, wanted, case.start(0)) for each in results]
+        far = [off(result.after, wanted, case.start(0)) for result in results]
         if max(far) < NEAR:
             return ""
         rank = far.index(max(far))
         why = _what_else(case, steps, results[rank], known)
         return (
             f"rank {rank}'s parameters are not those of one process that takes all these samples: "
-            f"they are off by {far[rank]:.1%} of the way that those went. {why}"
+            f"they are off by {far[rank]:.1%} of the distance from the start. {why}"
         )
 
     return objection
 
 
 def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimizer) -> str:
-    """What the ranks did instead, where it is something that people do."""
+    """Describes what the ranks did instead, if it is a common mistake."""
     if off(got.after, case.start(0), got.after + 1) == 0:
         return "They are those of the beginning: is there a gradient when the optimizer steps?"
-    for words, parameters in _known(case, steps, optimizer):
+    for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
-            return words
+            return description
     return (
         "Is every step made with the mean of all ranks' gradients, those of this step alone, and "
         "with the rate and the optimizer of the script?"
@@ -203,10 +212,10 @@ def _known(
             "They step with the sum over the microbatches: divide by how many there are."
         ),
     }
-    for factor, words in sums.items():
+    for factor, description in sums.items():
         if factor > 1:
-            larger = [{k: factor * share for k, share in one.items()} for one in means]
-            yield words, partial(in_one_process, case, larger, optimizer)
+            larger = [{k: factor * share for k, share in weights.items()} for weights in means]
+            yield description, partial(in_one_process, case, larger, optimizer)
     yield (
         "Gradients of earlier steps are in every step.",
         partial(in_one_process, case, means, optimizer, piled_up=True),
@@ -217,14 +226,14 @@ def _known(
         partial(averaged_after_each_step, case, steps, optimizer),
     )
     for rank in range(ranks):
-        own = [mean([step[rank]]) for step in steps]
+        alone = [mean([step[rank]]) for step in steps]
         for first in {0, rank}:
             yield (
                 f"They are those of training on rank {rank}'s samples alone: what the other ranks "
                 "compute is thrown away.",
-                partial(in_one_process, case, own, optimizer, first=first),
+                partial(in_one_process, case, alone, optimizer, first=first),
             )
-    last = [mean([own[-1:] for own in step]) for step in steps]
+    last = [mean([passes[-1:] for passes in step]) for step in steps]
     yield (
         "They step with the last microbatch of each step alone.",
         partial(in_one_process, case, last, optimizer),

@@ -1,13 +1,13 @@
-"""A program that trains a model on ranks, and the same training in one process.
+"""Runs a program that trains a model on ranks, and the same training in one process.
 
     check's process                       rank r
     given(r, ranks)         ──────────>   build(*sizes), with the parameters of `start`
                                           program(model, batches)
-    {"losses", "after"}     <──────────   its losses, and its parameters in the end, by name
-    one_process(ranks)                    the same batches, in one process: what is right
+    {"losses", "after"}     <──────────   its losses, and its final parameters, by name
+    one_process(ranks)                    the same batches, in one process: the reference
 
-A unit says what differs: its model, which batches a rank has, which part of a parameter, and what
-else a rank notes.
+A unit overrides the differences: the model, the batches of a rank, its part of a parameter, and
+what else a rank records.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ Named = dict[str, "Tensor"]
 
 @dataclass(frozen=True)
 class TrainingRun(Case):
-    """`program(model, batches)` on `steps` batches of random images, by SGD with `rate`.
+    """A run of `program(model, batches)` on `steps` batches of random images, by SGD with `rate`.
 
-    Rank r has the batches of replica r, and the whole of each parameter, where a unit says
-    nothing else. `looks` says what to look at where copies differ, and where a parameter is wrong.
+    By default rank r has the batches of replica r and all complete parameters. `looks` says where
+    to look if copies differ, and if a parameter is wrong.
     """
 
     seed: int
 
     rate: ClassVar[float] = 0.1
     rows: ClassVar[int] = 8  # samples in a batch
-    near: ClassVar[float] = 1e-4  # of a parameter
-    apart: ClassVar[float] = 0.0  # of a copy
+    near: ClassVar[float] = 1e-4  # relative tolerance for a parameter
+    apart: ClassVar[float] = 0.0  # relative tolerance for a copy
     looks: ClassVar[tuple[str, str]] = ("", "")
 
-    # What goes in -------------------------------------------------------------------------------
+    # Inputs -------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def sizes(self) -> tuple[int, ...]:
-        """What `build` makes the model of."""
+        """The arguments of `build`."""
 
     @staticmethod
     @abstractmethod
     def build(*sizes: int) -> nn.Module:
-        """The model, with any parameters."""
+        """Builds the model, with any parameters."""
 
     def model(self) -> nn.Module:
-        """The model with the parameters that it begins with: the same on all ranks."""
+        """Builds the model with its initial parameters, which are the same on all ranks."""
         import torch
 
         with torch.random.fork_rng(devices=[]):
@@ -72,15 +72,15 @@ class TrainingRun(Case):
 
     @property
     def steps(self) -> int:
-        """How many batches a rank has."""
+        """The number of batches of a rank."""
         return 4
 
     def start(self, rank: int) -> Tensor:
-        """The parameters that a rank begins with, in one row."""
+        """Returns the initial parameters of a rank as a 1-D tensor."""
         return flat(self.model())
 
     def batch(self, replica: int, step: int) -> tuple[Tensor, Tensor]:
-        """Images and labels."""
+        """Draws images [rows, 64] and labels [rows]."""
         import torch
 
         draw = torch.Generator().manual_seed((1009 * self.seed + replica) * 97 + step)
@@ -88,7 +88,7 @@ class TrainingRun(Case):
         return images, torch.randint(10, (self.rows,), generator=draw)
 
     def replica(self, rank: int) -> int:
-        """Whose batches a rank has; the last rank's replica is the last one."""
+        """Returns the replica whose batches a rank has; the last rank has the last replica."""
         return rank
 
     def has_loss(self, rank: int) -> bool:
@@ -96,14 +96,14 @@ class TrainingRun(Case):
         return True
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
-        """What a rank is given beside the model."""
+        """Returns the inputs of a rank in addition to the model."""
         return {"batches": [self.batch(self.replica(rank), step) for step in range(self.steps)]}
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         inputs = self.inputs(rank, world_size)
         return {"sizes": self.sizes, "start": self.start(rank), **inputs}
 
-    # What a rank does ---------------------------------------------------------------------------
+    # On a rank ----------------------------------------------------------------------------------
 
     @classmethod
     def on_rank(cls, fn: Program, given: dict[str, Any]) -> dict[str, Any]:
@@ -111,26 +111,26 @@ class TrainingRun(Case):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Calls the program, and returns what a rank notes of it."""
+        """Calls the program, and returns the data that a rank records."""
         losses = fn(model, iter(given["batches"]))
-        return {"losses": [float(one) for one in losses], "after": named(model)}
+        return {"losses": [float(loss) for loss in losses], "after": named(model)}
 
     def mistake(self, results: Sequence[Any]) -> str:
-        """See `Case`: objections say what is wrong with a run."""
+        """See `Case`; empty, since objections say what is wrong with a run."""
         return ""
 
-    # What is right ------------------------------------------------------------------------------
+    # Reference ----------------------------------------------------------------------------------
 
     def label(self, name: str) -> str:
-        """What messages call a parameter."""
+        """Returns the name of a parameter for messages."""
         return name
 
     def part(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor | None:
-        """What a rank has of a parameter in the end; None where that does not matter."""
+        """Returns a rank's part of a final parameter; None if it is not checked."""
         return whole
 
     def one_process(self, ranks: int) -> tuple[list[list[float]], list[Named]]:
-        """One process with the batches of all replicas: losses by replica, parameters by step."""
+        """Trains in one process on all batches; returns losses by replica, parameters by step."""
         import torch
         import torch.nn.functional as F
 
@@ -138,11 +138,11 @@ class TrainingRun(Case):
         losses: list[list[float]] = [[] for _ in range(self.replica(ranks - 1) + 1)]
         for step in range(self.steps):
             batches = [self.batch(replica, step) for replica in range(len(losses))]
-            found = [F.cross_entropy(model(images), labels) for images, labels in batches]
-            for own, loss in zip(losses, found, strict=True):
-                own.append(float(loss.detach()))
+            current = [F.cross_entropy(model(images), labels) for images, labels in batches]
+            for of_replica, loss in zip(losses, current, strict=True):
+                of_replica.append(float(loss.detach()))
             parameters = list(model.parameters())
-            gradients = torch.autograd.grad(torch.stack(found).mean(), parameters)
+            gradients = torch.autograd.grad(torch.stack(current).mean(), parameters)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.data = parameter.data - self.rate * gradient
             after.append(named(model))
@@ -150,39 +150,39 @@ class TrainingRun(Case):
 
 
 def fill(model: nn.Module, row: Tensor) -> nn.Module:
-    """The model, with its parameters from one row."""
-    sizes = [one.numel() for one in model.parameters()]
-    for own, part in zip(model.parameters(), row.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-        own.data.copy_(part.view_as(own))
+    """Copies a 1-D tensor into the parameters of a model; returns the model."""
+    sizes = [p.numel() for p in model.parameters()]
+    for p, part in zip(model.parameters(), row.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+        p.data.copy_(part.view_as(p))
     return model
 
 
 def flat(model: nn.Module) -> Tensor:
-    """A copy of all parameters in one row."""
+    """Returns a copy of all parameters as a 1-D tensor."""
     import torch
 
-    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).clone()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
 
 def named(model: nn.Module) -> Named:
-    """A copy of what this process has of each parameter, by its name."""
-    found: Iterable[tuple[str, Any]] = model.named_parameters()
-    local = ((name, one.to_local() if hasattr(one, "to_local") else one) for name, one in found)
-    return {name: one.detach().float().clone() for name, one in local}
+    """Returns a copy of this process's part of each parameter, by name."""
+    parameters: Iterable[tuple[str, Any]] = model.named_parameters()
+    local = ((name, p.to_local() if hasattr(p, "to_local") else p) for name, p in parameters)
+    return {name: p.detach().float().clone() for name, p in local}
 
 
-def events_of(one: Observation, *names: str, rank: int = 0) -> list[Event]:
-    """The communication of a rank, in order; that of these names, where there are any."""
-    events = one.trace.events if one.trace is not None else ()
-    own = [event for event in events if event.rank == rank and event.kind == "comm"]
-    return [event for event in own if not names or event.name in names]
+def events_of(observation: Observation, *names: str, rank: int = 0) -> list[Event]:
+    """Returns the communication events of a rank, in order; only those with `names`, if given."""
+    events = observation.trace.events if observation.trace is not None else ()
+    of_rank = [event for event in events if event.rank == rank and event.kind == "comm"]
+    return [event for event in of_rank if not names or event.name in names]
 
 
 # Objections -------------------------------------------------------------------------------------
 
 
 def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
-    """Ranks that have the whole of a parameter do not have the same numbers."""
+    """Objects if ranks with a complete parameter do not have the same values."""
     for name, whole in named(case.model()).items():
         parts = [case.part(name, whole, rank, len(results)) for rank in range(len(results))]
         first, *others = [
@@ -201,17 +201,17 @@ def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -
 
 
 def other_losses(near: float) -> Objection:
-    """A rank's losses are not those of its batches in one process, up to a part of them."""
+    """Returns an objection to losses that differ from one process's by a share above `near`."""
 
     def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
         wanted, _ = case.one_process(len(results))
-        for rank, seen in enumerate(results):
-            got, own = seen["losses"], wanted[case.replica(rank)]
-            close = [abs(a - b) <= near * b for a, b in zip(got, own, strict=False)]
-            if case.has_loss(rank) and (len(got) != len(own) or not all(close)):
+        for rank, result in enumerate(results):
+            got, expected = result["losses"], wanted[case.replica(rank)]
+            close = [abs(a - b) <= near * b for a, b in zip(got, expected, strict=False)]
+            if case.has_loss(rank) and (len(got) != len(expected) or not all(close)):
                 return (
                     f"rank {rank} returns the losses {_listed(got)}; in one process those of its "
-                    f"batches are {_listed(own)}. Only what is broken has to change."
+                    f"batches are {_listed(expected)}. Only what is broken has to change."
                 )
         return ""
 
@@ -219,12 +219,12 @@ def other_losses(near: float) -> Objection:
 
 
 def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
-    """Parameters do not end as those of one process."""
+    """Objects if the final parameters are not those of one process."""
     _, after = case.one_process(len(results))
     for name, whole in after[-1].items():
-        for rank, seen in enumerate(results):
+        for rank, result in enumerate(results):
             part = case.part(name, whole, rank, len(results))
-            if part is not None and not _alike(seen["after"][name], part, case.near):
+            if part is not None and not _alike(result["after"][name], part, case.near):
                 return f"{name} on rank {rank} is not what one process ends with. {case.looks[1]}"
     return ""
 
@@ -257,10 +257,12 @@ def other_steps(near: float) -> Objection:
     return objection
 
 
-def _alike(one: Tensor, other: Tensor, near: float) -> bool:
-    if one.shape != other.shape:
+def _alike(got: Tensor, expected: Tensor, near: float) -> bool:
+    if got.shape != expected.shape:
         return False
-    return bool(((one - other).abs().max() <= near * other.abs().max().clamp(min=1e-2)).item())
+    return bool(
+        ((got - expected).abs().max() <= near * expected.abs().max().clamp(min=1e-2)).item()
+    )
 
 
 def _listed(losses: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Symptoms of broken training scripts: each is measured in a run of the script on ranks."""
+"""Symptoms of broken training scripts, each measured in a run of the script on ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Finding", "Scene", "Symptom", "Symptoms", "unmoved"]
 
 
 class Finding(NamedTuple):
-    """Whether a symptom was seen in a run, and what was seen instead or in proof."""
+    """Whether a run showed a symptom, and a description of what it showed."""
 
     seen: bool
     words: str
@@ -29,20 +29,20 @@ class Scene:
 
     @property
     def case(self) -> Any:
-        """What the script was given."""
+        """The case, with the inputs of the script."""
         return self.one.trial.cases[0]
 
     @property
     def results(self) -> list[Any]:
-        """What each rank did, where the ranks came back."""
+        """The result of each rank, if the ranks finished."""
         return self.one.results[0]
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom in words, as a notebook lists it, and how it is measured.
+    """A symptom in words, as a notebook lists it, and the function that measures it.
 
-    `comes_back`: whether ranks that show it come to the end.
+    `comes_back`: whether ranks with this symptom finish.
     """
 
     words: str
@@ -50,7 +50,7 @@ class Symptom:
     comes_back: bool = True
 
     def find(self, scene: Scene) -> Finding:
-        """Whether it was seen in a run."""
+        """Measures the symptom in a run."""
         if self.comes_back and scene.one.hung:
             return Finding(False, "the ranks never came to the end")
         if self.comes_back and scene.one.error is not None:
@@ -64,7 +64,7 @@ class Symptoms(dict[str, Symptom]):
     def add(
         self, name: str, words: str, comes_back: bool = True
     ) -> Callable[[Callable[[Scene], Finding]], Callable[[Scene], Finding]]:
-        """Takes up a symptom, which the function below measures."""
+        """Returns a decorator that adds a symptom, which the decorated function measures."""
 
         def added(measure: Callable[[Scene], Finding]) -> Callable[[Scene], Finding]:
             self[name] = Symptom(words, measure, comes_back)
@@ -74,9 +74,9 @@ class Symptoms(dict[str, Symptom]):
 
 
 def unmoved(scene: Scene, rank: int = 0) -> list[str]:
-    """The parameters of which a rank's part has only numbers that were there at the start."""
+    """Returns the parameters of which a rank's part has only values of the initial parameter."""
     import torch
 
     start, after = named(scene.case.model()), scene.results[rank]["after"]
-    parts = ((name, own) for name, own in after.items() if own.numel())
-    return [name for name, own in parts if bool(torch.isin(own, start[name]).all())]
+    parts = ((name, part) for name, part in after.items() if part.numel())
+    return [name for name, part in parts if bool(torch.isin(part, start[name]).all())]
