@@ -102,13 +102,12 @@ _NUMBER_OF_A_DTYPE = "number of a dtype"
 
 @dataclass(frozen=True)
 class Counted(Training):
-    """Some steps; where `counted`, they show whether there is an all-reduce for each bucket."""
+    """Some steps; `counted` are the criteria for which their all-reduces are counted."""
 
-    counted: bool = False
+    counted: tuple[str, ...] = ()
 
     def shows(self, criterion: str) -> bool:
-        counts = self.counted and criterion in ("all_reduces", "order", "bytes")
-        return counts or super().shows(criterion)
+        return criterion in self.counted or super().shows(criterion)
 
 
 class InBuckets(Counted):
@@ -192,9 +191,9 @@ def _trials(seed: int) -> list[Trial]:
     """Counted on four ranks with seven limits; 1 to 3 ranks; two dtypes; groups."""
     draw = random.Random(seed)
     net, cap, exact = draw_plan(draw)
-    counted = partial(InBuckets, seed, net, counted=True)
-    limits = [counted(bucket_bytes=cap)]
-    limits += [counted(steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
+    limited = partial(InBuckets, seed, net, counted=("all_reduces", "order", "bytes"))
+    limits = [limited(bucket_bytes=cap)]
+    limits += [limited(steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
     alike = Net("chain", (draw.randint(4, 9),) * 5, "four layers of one shape")
     few = [InBuckets(seed, alike, bucket_bytes=draw.randint(40, 400)) for _ in range(3)]
     mixed = Net("mixed", net.sizes[:5], "a layer of float64")

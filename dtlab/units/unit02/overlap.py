@@ -131,10 +131,13 @@ def _trials(seed: int) -> list[Trial]:
     branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
     branch = 4 * sum(a * b + b for a, b in pairwise(chain.sizes))  # bytes
     groups = draw_groups(draw, world_size=5, size=3)
-    limits = cap, exact[0]
+    counted = [
+        Overlapping(seed, frozen, bucket_bytes=n, counted=("all_reduces",))
+        for n in (cap, exact[0])
+    ]
     orders = (3, _ONE_EACH, _OTHER_BUCKETS), (2, branch + 4, _WITHIN_A_BUCKET)
     return [
-        Trial(4, [Overlapping(seed, frozen, bucket_bytes=n, counted=True) for n in limits]),
+        Trial(4, counted),
         Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
         *(Trial(n, [Overlapping(seed, chain, bucket_bytes=small)]) for n in (1, 2)),
         Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
