@@ -139,6 +139,7 @@ def rule(
     also: Callable[[Seen], str] = lambda _: "",
     advice: Callable[[Seen, str], str] = lambda _, __: "",
     on: str = "",
+    finish: bool = False,
     after: str = "",
 ) -> Rule:
     """The criterion of this name, judged once there is no fault of a name in `before`.
@@ -146,7 +147,8 @@ def rule(
     It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` says
     what else may be wrong. `advice` says what to look at, given the trials that show the criterion
     and what is wrong. With `on`, it is judged on trials of this topic, once no other trial that
-    shows it fails. For `after` see `Rule`.
+    shows it fails. With `finish`, it is blocked where any trial hangs, whether or not that trial
+    shows it. For `after` see `Rule`.
     """
 
     def judged(seen: Seen) -> Verdict:
@@ -161,7 +163,8 @@ def rule(
         wrong = next(faults, "") or also(seen)
         if wrong:
             return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
-        if len(shown) == len(others) and any(one.hung for one in seen):  # no later trial was run
+        unseen = len(shown) == len(others)  # a trial that hangs is the last one that is run
+        if (unseen or finish) and any(one.hung for one in seen):
             return blocked("judged once the ranks finish what is tried before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)

@@ -57,7 +57,9 @@ class Afterwards(Training):
         yield "all_reduces", what
 
 
-ONE_EACH = rule("all_reduces", 1, "one all-reduce for each gradient, and nothing else", FOREIGN)
+ONE_EACH = rule(
+    "all_reduces", 1, "one all-reduce for each gradient, and nothing else", FOREIGN, finish=True
+)
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -238,6 +238,7 @@ PART = Part(
                 "bytes",
                 FOREIGN,
                 also=_wrong_number_of_a_dtype,
+                finish=True,
             ),
             rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", FOREIGN),
         ),

@@ -191,15 +191,29 @@ PART = Part(
                 advice=_where_to_look,
             ),
             rule("all_reduces", 1, "one all-reduce for each bucket", FOREIGN),
-            rule("overlap", 2, "the first bucket leaves while backward goes on", *_WHOLE),
+            rule(
+                "overlap",
+                2,
+                "the first bucket leaves while backward goes on",
+                *_WHOLE,
+                finish=True,
+            ),
             rule(
                 "at_once",
                 1,
                 "each bucket leaves with the gradient that fills it",
                 *_WHOLE,
                 "overlap",
+                finish=True,
             ),
-            rule("waits", 2, "no rank waits for a bucket during backward", *_WHOLE, "overlap"),
+            rule(
+                "waits",
+                2,
+                "no rank waits for a bucket during backward",
+                *_WHOLE,
+                "overlap",
+                finish=True,
+            ),
             rule(
                 "order", 1, "all ranks send their buckets in the same order", "gradients", FOREIGN
             ),
