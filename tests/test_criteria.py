@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from dtlab.errors import RankTimeoutError
+from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, fault, rule
 from dtlab.grading.checking.trials import Observation, Trial
 
 
@@ -72,3 +72,61 @@ def test_nothing_is_earned_with_results_that_cannot_be_read() -> None:
     odd = Observation(both, [[Noted({"y": 2})], [Noted({"y": "two"})]])
     assert status(odd)["small"] == "blocked"
     assert status(odd)["large"] == "lost"
+
+
+# Faults in the trace, several names, trials of a topic ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Traced(Doubling):
+    """A case whose trace shows a fault of another name, wherever a result is 7."""
+
+    looks: list[int] = field(default_factory=list)
+
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        self.looks.append(1)
+        if one.results[0][0]["y"] == 7 and fault([one], self.topic):
+            yield "seven", "7 went over the wire"
+
+
+def test_a_fault_in_the_trace_can_lose_a_criterion_and_block_others() -> None:
+    case = Traced("small")
+    seen = [Observation(Trial(1, [case]), [[Noted({"y": 7})]])]
+    rules = (
+        rule("small", 1, "right", lost_by=("seven", "small"), advice=lambda _, __: "Look."),
+        rule("large", 1, "right", "seven"),
+        rule("other", 1, "right", "eight"),
+    )
+    first, second, third = (one.settle(seen) for one in rules)
+    assert (first.status, first.message) == ("lost", "7 went over the wire\nLook.")
+    assert (second.status, third.status) == ("blocked", "ok")
+    assert case.looks == [1]  # once, whatever the number of rules
+
+
+@dataclass(frozen=True)
+class Staged(Doubling):
+    """The first topic shows what the trials of the second are judged for."""
+
+    also_shows: ClassVar = {"first": ("speed",), "second": ("speed",)}
+    shows = Faulty.shows
+
+
+def test_a_criterion_on_a_topic_waits_for_other_trials_that_show_it() -> None:
+    speed = rule("speed", 1, "right", on="second")
+
+    def status_of(*seen: Observation) -> str:
+        return speed.settle(seen).status
+
+    def failed(topic: str, error: RanksError) -> Observation:
+        return Observation(Trial(1, [Staged(topic)]), error=error)
+
+    first, second = (
+        Observation(Trial(1, [Staged(topic)]), [[Noted({"y": 2})]])
+        for topic in ("first", "second")
+    )
+    crash = RankError("crash", failures={0: Failure("ValueError", "no")})
+    hang = RankTimeoutError("too long", running=[])
+    assert status_of(first, second) == "ok"
+    assert status_of(failed("first", crash), second) == "blocked"
+    assert status_of(first, failed("second", crash)) == "blocked"
+    assert status_of(first, failed("third", hang)) == "blocked"  # the second was not run

@@ -21,7 +21,7 @@ from dtlab.grading import Part, find_part
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.practice import practice
 from dtlab.grading.questions.waits import Wait, judge_waits, waits_of
-from dtlab.grading.scripts.mends import Mend
+from dtlab.grading.scripts.mends import MendProgram
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 from dtlab.units.unit01 import choose, programs
@@ -51,9 +51,9 @@ NOTEBOOK = ROOT / "solutions" / "01_ranks_and_collectives" / "level-3.ipynb"
 PARTS = [find_part(f"01/mend_{number}") for number in range(1, 6)]
 
 
-def mend_of(part: Part) -> Mend:
+def mend_of(part: Part) -> MendProgram:
     """The check of a part, which is a broken program."""
-    assert isinstance(part.check, Mend)
+    assert isinstance(part.check, MendProgram)
     return part.check
 
 

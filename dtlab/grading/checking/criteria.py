@@ -7,7 +7,8 @@ A case reports its faults, each under the name of a criterion. `rule` makes the 
     rule("bytes", 2, "a ring's bytes", "values")  <─────────────────────┘
 
 It is lost with the first fault of its name, or if a rank crashes in a case with this `topic`. It
-is blocked while a criterion that it names after its message is lost.
+is blocked while there is a fault of a name that it lists after its message. `by_trace` reports
+faults too: those that the trace of a trial shows.
 
 For runs of a whole program, `criterion` takes objections in place of a case's faults: functions
 of a case, of what its ranks returned, and of the observation. Each says what is wrong and what to
@@ -21,9 +22,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by
 from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
@@ -35,7 +36,8 @@ __all__ = [
     "Objection",
     "Seen",
     "criterion",
-    "judge",
+    "fault",
+    "finished_code",
     "of_topic",
     "right_on_some",
     "rule",
@@ -84,9 +86,14 @@ class Noted:
 
 
 class Faulty(Case):
-    """A case whose `faults` belong to criteria; a crash in it belongs to its `topic`."""
+    """A case whose `faults` belong to criteria; a crash in it belongs to its `topic`.
+
+    `also_shows` has the criteria that a case shows besides its topic, by the topic. Where it is
+    None, a case shows all criteria.
+    """
 
     topic: str
+    also_shows: ClassVar[Mapping[str, Sequence[str]] | None] = None
 
     @property
     def guilty(self) -> str:
@@ -95,7 +102,8 @@ class Faulty(Case):
 
     def shows(self, criterion: str) -> bool:
         """Whether a criterion cannot be judged where this case came to nothing."""
-        return True
+        shown = self.also_shows
+        return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
 
     def advice(self, trouble: str) -> str:
         """What a crash in this case may come from, where that is known."""
@@ -104,6 +112,14 @@ class Faulty(Case):
     @abstractmethod
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """All that is wrong with what the ranks returned."""
+
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        """All that is wrong with what the ranks did, in words that say where.
+
+        The first case of a trial reports this, for all cases of the trial. `fault` has the faults
+        of the results by then.
+        """
+        yield from ()
 
     def opened(self, result: Any) -> Noted:
         """See `Case`."""
@@ -114,80 +130,103 @@ class Faulty(Case):
         return next((words for _, words in self.faults(results)), "")
 
 
-def judge(
-    name: str, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
-) -> Judge:
-    """Judges the criterion of this name, once those `before` it are right.
-
-    `also` says what else may be wrong with it.
-    """
-
-    def judged(seen: Seen) -> Verdict:
-        for other in before:
-            if _fault(seen, other):
-                return blocked("judged once what is lost here is right")
-        wrong = _fault(seen, name) or also(seen)
-        if wrong:
-            return lost(wrong)
-        shown = [one for one in seen if _shows(one, name)]
-        if not shown and any(one.hung for one in seen):  # later trials were not run
-            return blocked("judged once the ranks finish what is tried before it")
-        failed = next((one for one in shown if one.error is not None), None)
-        if failed is not None:
-            return blocked(f"judged once nothing fails in {failed.trial.words()}")
-        if any(vars(one).get("unreadable") for one in shown):
-            return blocked("judged once the ranks return what is asked for")
-        return ok(right)
-
-    return judged
-
-
 def rule(
     name: str,
     points: float,
     right: str,
     *before: str,
+    lost_by: Sequence[str] = (),
     also: Callable[[Seen], str] = lambda _: "",
+    advice: Callable[[Seen, str], str] = lambda _, __: "",
+    on: str = "",
+    finish: bool = False,
     after: str = "",
 ) -> Rule:
-    """The criterion of this name: see `judge`. For `after` see `Rule`."""
-    return Rule(name, points, judge(name, right, *before, also=also), after)
+    """The criterion of this name, judged once there is no fault of a name in `before`.
+
+    It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` says
+    what else may be wrong. `advice` says what to look at, given the trials that show the criterion
+    and what is wrong. With `on`, it is judged on trials of this topic, once no other trial that
+    shows it fails. With `finish`, it is blocked where any trial hangs, whether or not that trial
+    shows it. For `after` see `Rule`.
+    """
+
+    def judged(seen: Seen) -> Verdict:
+        if any(fault(seen, other) for other in before):
+            return blocked("judged once what is lost here is right")
+        shown = [one for one in seen if any(case.shows(name) for case in _cases(one))]
+        others = [one for one in shown if on and not of_topic([one], on)]
+        unfinished = _unfinished(others)
+        if unfinished:
+            return blocked(unfinished)
+        faults = filter(None, (fault(seen, other) for other in lost_by or (name,)))
+        wrong = next(faults, "") or also(seen)
+        if wrong:
+            return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
+        unseen = len(shown) == len(others)  # a trial that hangs is the last one that is run
+        if (unseen or finish) and any(one.hung for one in seen):
+            return blocked("judged once the ranks finish what is tried before it")
+        unfinished = _unfinished(shown)
+        return blocked(unfinished) if unfinished else ok(right)
+
+    return Rule(name, points, judged, after)
 
 
-def _fault(seen: Seen, name: str) -> str:
-    """The first thing that is wrong with a criterion; empty if nothing is."""
+def _unfinished(seen: Seen) -> str:
+    """What has to come first: no trial may fail or return something that cannot be read."""
+    for one in seen:
+        if one.error is not None:
+            return f"judged once nothing fails in {one.trial.words()}"
+    if any(words.endswith(UNREADABLE) for one in seen for _, words in _found(one)):
+        return "judged once the ranks return what is asked for"
+    return ""
+
+
+def fault(seen: Seen, name: str) -> str:
+    """The first fault of this name; empty if there is none."""
     return next((words for one in seen for words in _faults(one, name)), "")
 
 
-def _shows(one: Observation, name: str) -> bool:
-    return any(case.shows(name) for case in one.trial.cases if isinstance(case, Faulty))
+def finished_code(one: Observation) -> str:
+    """Says that finished code did the work in a trial; empty if none did."""
+    code = called_by(result for results in one.results for result in results)
+    return f"{code} does the work for you, and finished code does not count." if code else ""
 
 
 def _faults(one: Observation, name: str) -> Iterator[str]:
-    cases = [case for case in one.trial.cases if isinstance(case, Faulty)]
     if one.error is not None:
-        case = cases[one.failed_case or 0]
+        case = _cases(one)[one.failed_case or 0]
         if case.guilty == name:
             yield f"{one.trouble}\n{case.advice(one.trouble)}".rstrip()
         return
-    code = called_by(result for results in one.results for result in results)
-    if code and cases[0].topic == name:
-        yield f"{code} does the work for you, and finished code does not count."
-    if "faults" not in vars(one):  # kept as `mistakes` is: every criterion asks for them
-        found = [*_all_faults(one)]
-        unreadable = any(words.endswith(UNREADABLE) for _, words in found)
-        vars(one).update(faults=found, unreadable=unreadable)
-    yield from (words for topic, words in vars(one)["faults"] if topic == name)
+    yield from (words for topic, words in _found(one) if topic == name)
 
 
-def _all_faults(one: Observation) -> Iterator[Fault]:
-    for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-        assert isinstance(case, Faulty)
-        try:
-            found = list(case.faults(results))
-        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-            found = [(case.topic, UNREADABLE)]
-        yield from ((name, f"{one.trial.words(number)}: {words}") for name, words in found)
+def _found(one: Observation) -> list[Fault]:
+    """All faults of a trial; kept as `mistakes` is, because every criterion looks at them."""
+    if "faults" not in vars(one):
+        cases, code = _cases(one), finished_code(one)
+        found = [(cases[0].topic, code)] if code else []
+        vars(one)["faults"] = found
+        for number, (case, results) in enumerate(zip(cases, one.results, strict=True)):
+            where = one.trial.words(number)
+            reported = _readable(case, case.faults, results)
+            found += ((name, f"{where}: {words}") for name, words in reported)
+        found += _readable(cases[0], cases[0].by_trace, one)
+    faults: list[Fault] = vars(one)["faults"]
+    return faults
+
+
+def _cases(one: Observation) -> list[Faulty]:
+    return [case for case in one.trial.cases if isinstance(case, Faulty)]
+
+
+def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -> list[Fault]:
+    """What a case reports; ranks may have returned things that it cannot even be asked about."""
+    try:
+        return list(report(of))
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return [(case.topic, UNREADABLE)]
 
 
 def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:

@@ -7,9 +7,11 @@ returns an empty string if all matches or nothing was counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.grading.checking.criteria import Fault, Faulty, fault, finished_code
 from dtlab.grading.checking.groups import Groups
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
@@ -17,7 +19,8 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["inside_marks", "unseen_collectives", "unseen_messages", "unseen_source"]
+__all__ = ["FOREIGN", "Reducing", "inside_marks", "unseen_collectives", "unseen_messages",
+           "unseen_source"]  # fmt: skip
 
 _ALL_REDUCED = 0.95  # share of the fewest bytes with which all ranks can get the whole sum
 _DISAGREEMENT = 0.02  # tolerance, as a share of the operating system's count
@@ -147,7 +150,41 @@ def _has_forged_records(trace: Trace) -> bool:
     return False
 
 
-# Events of a rank inside a span of `dtlab.span` --------------------------------------------------
+# Cases in which ranks add up what each of them has ----------------------------------------------
+
+FOREIGN = "foreign"  # a fault: the learner's own calls did not bring the result about
+
+
+class Reducing(Faulty):
+    """A case whose results are sums over all ranks, or over those of each of its `groups`.
+
+    It reports the fault `FOREIGN` where finished code did the work, or where the data moved
+    past the check.
+    """
+
+    groups: Groups
+
+    @property
+    @abstractmethod
+    def reduced(self) -> Sequence[int]:
+        """Bytes that ranks have to add up in each step."""
+
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        words = self._foreign(one)
+        if words:
+            yield FOREIGN, words
+
+    def _foreign(self, one: Observation) -> str:
+        """What brought the result about, if not the learner's own calls; else empty."""
+        hidden = finished_code(one) or unseen_collectives(one)
+        if hidden or fault([one], self.topic):
+            return hidden
+        cases = [case for case in one.trial.cases if isinstance(case, Reducing)]
+        size = sum(sum(case.reduced) for case in cases)
+        return unseen_source(one, "the results are", size, self.groups)
+
+
+# What happened on a rank while it was inside a mark, as `dtlab.span` makes one -------------------
 
 
 def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Event]]:

@@ -6,7 +6,6 @@ prove the symptom, the diagnosis also has a "number".
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -15,7 +14,7 @@ from typing import Any
 from dtlab.errors import RankTimeoutError
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import formula
 from dtlab.grading.questions.kinds import Mistake, Number
@@ -66,10 +65,6 @@ def proof(
     return Proof(measure, Number(formula(right), mistakes, hint, unit, tolerance))
 
 
-def _never(seen: Observation, said: Any) -> Verdict:
-    raise NotImplementedError("each entry of the diagnosis has a different judge")
-
-
 @dataclass(frozen=True)
 class MendScript(Mend):
     """The check of a part with a broken training script: the diagnosis, then the mended script.
@@ -79,22 +74,11 @@ class MendScript(Mend):
     for them. `optimizer` is the script's optimizer.
     """
 
-    judge: Callable[[Observation, Any], Verdict] = field(default=_never, init=False)
     symptoms: Mapping[str, Symptom] = field(default_factory=dict)
     lines: Sequence[str] = ()
     look: str = ""
     optimizer: Optimizer = _SGD
     proof: Proof | None = None
-
-    @property
-    def points(self) -> float:
-        return len(self._entries) + self.check.points
-
-    @property
-    def broken(self) -> Callable[..., Any]:
-        """The broken script."""
-        module, _, name = self.program.rpartition(".")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
     def run(
         self,
@@ -104,9 +88,13 @@ class MendScript(Mend):
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """See `Mend`; each entry of the diagnosis is a criterion."""
+        """See `Mend`."""
         if bench is HERE:
             warm_up()
+        return super().run(symbol, answer, seed, learner, bench)
+
+    def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
+        """Each entry of the diagnosis is a criterion."""
 
         @cache
         def scene() -> Scene:
@@ -115,14 +103,7 @@ class MendScript(Mend):
         def judge(name: str, _: Any) -> Verdict:
             return self._judged(name, answer["diagnosis"], scene)
 
-        rules = [Rule(name, 1, partial(judge, name)) for name in self._entries]
-        if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
-            waiting = blocked("judged once the answer has this form")
-            why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
-            rest = [other.closed(waiting) for other in (*rules[1:], *self.check.rules)]
-            return [rules[0].closed(lost(why)), *rest]
-        mended = self.check.run("mended", answer["mended"], seed, learner, bench)
-        return [*(rule.settle([]) for rule in rules), *mended]
+        return [Rule(name, 1, partial(judge, name)) for name in self._entries]
 
     @property
     def _entries(self) -> list[str]:

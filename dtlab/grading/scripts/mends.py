@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,27 +19,35 @@ from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion
 
-__all__ = ["Mend"]
+__all__ = ["Mend", "MendProgram"]
 
 
 @dataclass(frozen=True)
-class Mend:
+class Mend(ABC):
     """The check of a part with a broken program: the diagnosis, then the mended function.
 
-    `program` is its dotted name, and `scene` the trial in which it runs. `judge` compares a
-    diagnosis with the observation of that trial. `check` is for the mended function.
+    `program` is its dotted name, and `scene` the trial in which it runs. `check` is for the mended
+    function.
     """
 
     program: str
     scene: Trial
-    judge: Callable[[Observation, Any], Verdict]
     check: Check
-    diagnosis_points: float = 2
 
     @property
     def points(self) -> float:
         """The highest possible score."""
-        return self.diagnosis_points + self.check.points
+        return sum(rule.points for rule in self.rules({}, HERE)) + self.check.points
+
+    @property
+    def broken(self) -> Callable[..., Any]:
+        """The broken program."""
+        module, _, name = self.program.rpartition(".")
+        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+    @abstractmethod
+    def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
+        """The criteria of the diagnosis in this answer."""
 
     def run(
         self,
@@ -49,20 +58,28 @@ class Mend:
         bench: Bench = HERE,
     ) -> list[Criterion]:
         """Judges {"diagnosis": ..., "mended": function}."""
-        rule = Rule("diagnosis", self.diagnosis_points, lambda _: self._diagnosed(answer, bench))
+        rules = self.rules(answer, bench)
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
             waiting = blocked("judged once the answer has this form")
             why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
-            rest = [other.closed(waiting) for other in self.check.rules]
-            return [rule.closed(lost(why)), *rest]
+            first, *rest = (*rules, *self.check.rules)
+            return [first.closed(lost(why)), *(other.closed(waiting) for other in rest)]
         mended = self.check.run("mended", answer["mended"], seed, learner, bench)
-        return [rule.settle([]), *mended]
+        return [*(rule.settle([]) for rule in rules), *mended]
 
-    def _diagnosed(self, answer: Mapping[str, Any], bench: Bench) -> Verdict:
-        module, _, name = self.program.rpartition(".")
-        broken = getattr(importlib.import_module(module), name)
-        observation = bench.observe(self.scene, broken)
-        try:
-            return self.judge(observation, answer["diagnosis"])
-        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
-            return lost("the diagnosis does not have the required form: see the task.")
+
+@dataclass(frozen=True)
+class MendProgram(Mend):
+    """A broken program that does not train; `judge` compares a diagnosis with the run."""
+
+    judge: Callable[[Observation, Any], Verdict]
+
+    def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
+        def diagnosed(_: Any) -> Verdict:
+            seen = bench.observe(self.scene, self.broken)
+            try:
+                return self.judge(seen, answer["diagnosis"])
+            except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError):
+                return lost("the diagnosis does not have the required form: see the task.")
+
+        return [Rule("diagnosis", 2, diagnosed)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
@@ -125,9 +125,11 @@ def _trials(seed: int) -> list[Trial]:
 def _judge_base(seen: Seen) -> Verdict:
     """A scaling counts here if it is right from one rank on."""
     right = "right from other numbers of ranks on, in any order"
-    verdicts = {name: judge(f"base, {name}", right, "form")(seen) for name in ("strong", "weak")}
+    verdicts = {
+        name: rule(f"base, {name}", 0, right, "form").judge(seen) for name in ("strong", "weak")
+    }
     for name, verdict in verdicts.items():
-        if verdict.status == "lost" and judge(name, "")(seen).status == "ok":
+        if verdict.status == "lost" and rule(name, 0, "").judge(seen).status == "ok":
             return verdict
     if any(verdict.status == "lost" for verdict in verdicts.values()):
         return blocked("judged once strong and weak scaling are right from one rank on")

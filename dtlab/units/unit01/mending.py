@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dtlab.grading.checking.checks import Check, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mends import Mend
+from dtlab.grading.scripts.mends import MendProgram
 from dtlab.grading.words import amount
 from dtlab.units.unit01.judges import by_luck
 
@@ -40,8 +40,8 @@ def mend(
     result: str,
     sent: str,
     wrong: Callable[[Seen], str],
-) -> Mend:
-    """The check of a program of `programs`: see `Mend`.
+) -> MendProgram:
+    """The check of a program of `programs`: see `MendProgram`.
 
     `result` and `sent` are said where what the mended program returns and sends is right;
     `wrong` says what is wrong with what it sends.
@@ -50,7 +50,8 @@ def mend(
         rule("result", 3, result, also=by_luck),
         rule("traffic", 1, sent, "result", also=wrong),
     )
-    return Mend(f"dtlab.units.unit01.programs.{program}", scene, judge, Check(trials, rules))
+    name = f"dtlab.units.unit01.programs.{program}"
+    return MendProgram(name, scene, Check(trials, rules), judge)
 
 
 # Results ----------------------------------------------------------------------------------------

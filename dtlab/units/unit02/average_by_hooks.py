@@ -5,22 +5,28 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, Seen
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
 from dtlab.grading.checking.groups import draw_groups, members_of
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards
-from dtlab.units.unit02.training import Arguments, Training, begin, rule, train
+from dtlab.units.unit02.training import LOST_BY, Arguments, Training, begin, train
 
 _FROZEN = "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
 
 
 class FromTheStart(Afterwards):
-    """`fn(module)` is called once, before the first step."""
+    """`fn(module)` is called once, before the first step.
+
+    Where that fails, nothing is known of how ranks begin.
+    """
+
+    also_shows: ClassVar = {"gradients": ("all_reduces", "start")}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
@@ -116,6 +122,8 @@ def _advise_on_order(trials: Seen, words: str) -> str:
     )
 
 
+_BEFORE = "gradients", "start", FOREIGN
+
 PART = Part(
     name="02/average_by_hooks",
     level=2,
@@ -129,17 +137,19 @@ PART = Part(
                 "gradients",
                 2,
                 "after backward every gradient is the mean, in every step",
+                lost_by=LOST_BY,
                 advice=_advise_on_order,
             ),
-            rule("start", 2, "all ranks begin the same", shown_by=["gradients", "start"]),
+            rule("start", 2, "all ranks begin the same", FOREIGN, on="start"),
             rule(
                 "frozen",
                 1,
                 "a model with frozen parameters trains too, and these get no gradient",
                 "gradients",
+                FOREIGN,
             ),
             ONE_EACH,
-            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", "start"),
+            rule("subgroups", 1, "right on groups of some of the ranks too", *_BEFORE),
         ),
     ),
     reference="dtlab.parallel.data.data_parallel.NaiveDataParallel",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, right_on_some
+from dtlab.grading.checking.criteria import Fault, right_on_some, rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train
+from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 
 __all__ = ["ONE_EACH", "PART", "Afterwards"]
 
@@ -25,11 +26,13 @@ _FROZEN = (
 class Afterwards(Training):
     """`fn(module)` is called when `.grad` is there."""
 
+    also_shows: ClassVar = {"gradients": ("all_reduces",)}
+
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
         return train(given, lambda module, **group: lambda: fn(module, **group))
 
-    def objections(self, step: Step) -> Iterator[Fault]:
+    def wrong_step(self, step: Step) -> Iterator[Fault]:
         """One all-reduce for each gradient at most, and nothing else."""
         if self.topic != "gradients" or step.one.trial.world_size == 1:
             return
@@ -55,7 +58,7 @@ class Afterwards(Training):
 
 
 ONE_EACH = rule(
-    "all_reduces", 1, "one all-reduce for each gradient, and nothing else", shown_by=["gradients"]
+    "all_reduces", 1, "one all-reduce for each gradient, and nothing else", FOREIGN, finish=True
 )
 
 
@@ -72,6 +75,8 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
+_BEFORE = "gradients", FOREIGN
+
 PART = Part(
     name="02/average_gradients",
     level=2,
@@ -85,11 +90,12 @@ PART = Part(
                 "gradients",
                 2,
                 "every gradient is the mean, on 1 to 4 ranks, in every step",
+                lost_by=LOST_BY,
                 advice=lambda trials, _: right_on_some(trials),
             ),
-            rule("frozen", 1, "parameters without a gradient are left alone", "gradients"),
+            rule("frozen", 1, "parameters without a gradient are left alone", *_BEFORE),
             ONE_EACH,
-            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients"),
+            rule("subgroups", 1, "right on groups of some of the ranks too", *_BEFORE),
         ),
     ),
 )

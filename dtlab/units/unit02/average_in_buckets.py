@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Fault, Seen
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.criteria import Fault, Seen, fault, rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.training import Arguments, Step, Training, amounts, rule, train, wrong
+from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 
-__all__ = ["COUNTED_ON", "PART", "closed_before", "counted", "draw_plan", "packed", "wrong_number"]
+__all__ = ["PART", "Counted", "closed_before", "draw_plan", "packed", "wrong_number"]
 
 # Which buckets gradients fill, and models and limits of which a check can tell mistakes apart ----
 
@@ -92,13 +95,22 @@ def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
 
 # The part ----------------------------------------------------------------------------------------
 
-COUNTED_ON = 4  # ranks
 _ALL = 1 << 20  # bytes: more than any of these models has
 _DTYPES = "torch.cat of two dtypes makes one of them: a bucket holds gradients of one dtype."
 _NUMBER_OF_A_DTYPE = "number of a dtype"
 
 
-class InBuckets(Training):
+@dataclass(frozen=True)
+class Counted(Training):
+    """Some steps; `counted` are the criteria for which their all-reduces are counted."""
+
+    counted: tuple[str, ...] = ()
+
+    def shows(self, criterion: str) -> bool:
+        return criterion in self.counted or super().shows(criterion)
+
+
+class InBuckets(Counted):
     """`fn(module, bucket_bytes)` is called when `.grad` is there."""
 
     @staticmethod
@@ -107,10 +119,10 @@ class InBuckets(Training):
             given, lambda module, **group: lambda: fn(module, given.bucket_bytes, **group)
         )
 
-    def objections(self, step: Step) -> Iterator[Fault]:
+    def wrong_step(self, step: Step) -> Iterator[Fault]:
         if self.topic == "dtypes":
             yield from _wrong_dtypes(step)
-        elif self.topic == "gradients" and step.one.trial.world_size == COUNTED_ON:
+        elif self.counted:
             yield from wrong_number(step)
             yield from _wrong_bytes(step)
 
@@ -179,15 +191,16 @@ def _trials(seed: int) -> list[Trial]:
     """Counted on four ranks with seven limits; 1 to 3 ranks; two dtypes; groups."""
     draw = random.Random(seed)
     net, cap, exact = draw_plan(draw)
-    limits = [InBuckets(seed, net, bucket_bytes=cap)]
-    limits += [InBuckets(seed, net, steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
+    limited = partial(InBuckets, seed, net, counted=("all_reduces", "order", "bytes"))
+    limits = [limited(bucket_bytes=cap)]
+    limits += [limited(steps=1, bucket_bytes=n) for n in (*exact, 4, _ALL)]
     alike = Net("chain", (draw.randint(4, 9),) * 5, "four layers of one shape")
     few = [InBuckets(seed, alike, bucket_bytes=draw.randint(40, 400)) for _ in range(3)]
     mixed = Net("mixed", net.sizes[:5], "a layer of float64")
     bias = 8 * mixed.sizes[2]  # bytes of the float64 layer's: it fills a bucket, if just so
     groups = draw_groups(draw, world_size=5, size=3)
     return [
-        Trial(COUNTED_ON, limits),
+        Trial(4, limits),
         *(Trial(ranks, [case]) for ranks, case in enumerate(few, 1)),
         Trial(3, [InBuckets(seed, mixed, "dtypes", 2, (), n, _DTYPES) for n in (_ALL, bias)]),
         Trial(5, [InBuckets(seed, alike, "subgroups", groups=groups, bucket_bytes=200)]),
@@ -196,17 +209,7 @@ def _trials(seed: int) -> list[Trial]:
 
 def _wrong_number_of_a_dtype(seen: Seen) -> str:
     """It is lost with dtypes only where the number is right for gradients of one dtype."""
-    return "" if wrong(seen, "all_reduces") else wrong(seen, _NUMBER_OF_A_DTYPE)
-
-
-def counted(name: str, points: float, right: str, *before: str) -> Rule:
-    """A rule that is judged on the trials whose all-reduces are counted."""
-    judge = rule(name, points, right, *before, shown_by=["gradients"]).judge
-    return Rule(
-        name,
-        points,
-        lambda seen: judge([one for one in seen if one.trial.world_size == COUNTED_ON]),
-    )
+    return "" if fault(seen, "all_reduces") else fault(seen, _NUMBER_OF_A_DTYPE)
 
 
 PART = Part(
@@ -218,19 +221,26 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("gradients", 2, "every gradient is the mean, on 1 to 4 ranks, in every step"),
-            counted("all_reduces", 2, "one all-reduce for each bucket"),
-            counted("order", 1, "the last parameters come first", "bytes"),
-            counted("bytes", 1, "as many bytes as the gradients have"),
+            rule(
+                "gradients",
+                2,
+                "every gradient is the mean, on 1 to 4 ranks, in every step",
+                lost_by=LOST_BY,
+            ),
+            rule("all_reduces", 2, "one all-reduce for each bucket", FOREIGN),
+            rule("order", 1, "the last parameters come first", "bytes", FOREIGN),
+            rule("bytes", 1, "as many bytes as the gradients have", FOREIGN),
             rule(
                 "dtypes",
                 1,
                 "each dtype has buckets of its own",
                 "gradients",
                 "bytes",
+                FOREIGN,
                 also=_wrong_number_of_a_dtype,
+                finish=True,
             ),
-            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients"),
+            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", FOREIGN),
         ),
     ),
     reference="dtlab.parallel.data.buckets.in_buckets",

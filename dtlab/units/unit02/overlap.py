@@ -14,22 +14,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Fault, Seen, right_on_some
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.criteria import Fault, Seen, fault, right_on_some, rule
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
-from dtlab.units.unit02.average_in_buckets import (
-    COUNTED_ON,
-    counted,
-    draw_plan,
-    packed,
-    wrong_number,
-)
-from dtlab.units.unit02.training import Arguments, Step, Training, rule, steps_of, train
+from dtlab.units.unit02.average_in_buckets import Counted, draw_plan, packed, wrong_number
+from dtlab.units.unit02.training import LOST_BY, Arguments, Step, steps_of, train
 
 _LAYERS = 6  # of the model whose backward pass is watched
 _PER_LAYER = 2  # gradients
@@ -47,8 +42,10 @@ _WITHIN_A_BUCKET = (
 )
 
 
-class Overlapping(Training):
+class Overlapping(Counted):
     """`finish = fn(module, bucket_bytes)` before the first step, `finish()` after backward."""
+
+    also_shows: ClassVar = {"watched": ("overlap", "at_once", "waits")}
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
@@ -61,8 +58,8 @@ class Overlapping(Training):
 
         return train(given, start)
 
-    def objections(self, step: Step) -> Iterator[Fault]:
-        if self.topic == "gradients" and step.one.trial.world_size == COUNTED_ON:
+    def wrong_step(self, step: Step) -> Iterator[Fault]:
+        if self.counted:
             if step.number and not step.all_reduces:
                 words = f"no bucket leaves, and in step 1 all did. {_LEFT_BEHIND}"
                 yield "all_reduces", words
@@ -75,7 +72,7 @@ class Overlapping(Training):
         if self.topic == "order" and step.number and self.bucket_bytes == _ONE_EACH:
             end = step.marks("backward")[0].end
             kept = sum(event.start > end for event in step.all_reduces)
-            if kept and not step.one.mistakes:
+            if kept and not fault([step.one], "order"):
                 yield (
                     "at_once",
                     f"{kept} full buckets leave only after backward. When a bucket leaves, the "
@@ -134,9 +131,13 @@ def _trials(seed: int) -> list[Trial]:
     branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
     branch = 4 * sum(a * b + b for a, b in pairwise(chain.sizes))  # bytes
     groups = draw_groups(draw, world_size=5, size=3)
+    counted = [
+        Overlapping(seed, frozen, bucket_bytes=n, counted=("all_reduces",))
+        for n in (cap, exact[0])
+    ]
     orders = (3, _ONE_EACH, _OTHER_BUCKETS), (2, branch + 4, _WITHIN_A_BUCKET)
     return [
-        Trial(COUNTED_ON, [Overlapping(seed, frozen, bucket_bytes=n) for n in (cap, exact[0])]),
+        Trial(4, counted),
         Trial(2, [Overlapping(seed, marked, "watched", 3, bucket_bytes=2 * layer)]),
         *(Trial(n, [Overlapping(seed, chain, bucket_bytes=small)]) for n in (1, 2)),
         Trial(3, [Overlapping(seed, net, steps=3, bucket_bytes=100) for net in (chain, tied)]),
@@ -171,9 +172,7 @@ def _where_to_look(trials: Seen, words: str) -> str:
     )
 
 
-def _watched(name: str, points: float, right: str, *before: str) -> Rule:
-    return rule(name, points, right, "whole", *before, shown_by=["watched"])
-
+_WHOLE = "whole", FOREIGN
 
 PART = Part(
     name="02/overlap",
@@ -188,16 +187,37 @@ PART = Part(
                 "gradients",
                 2,
                 "after finish() every gradient is the mean, in every step",
+                lost_by=LOST_BY,
                 advice=_where_to_look,
             ),
-            counted("all_reduces", 1, "one all-reduce for each bucket"),
-            _watched("overlap", 2, "the first bucket leaves while backward goes on"),
-            _watched(
-                "at_once", 1, "each bucket leaves with the gradient that fills it", "overlap"
+            rule("all_reduces", 1, "one all-reduce for each bucket", FOREIGN),
+            rule(
+                "overlap",
+                2,
+                "the first bucket leaves while backward goes on",
+                *_WHOLE,
+                finish=True,
             ),
-            _watched("waits", 2, "no rank waits for a bucket during backward", "overlap"),
-            rule("order", 1, "all ranks send their buckets in the same order", "gradients"),
-            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients"),
+            rule(
+                "at_once",
+                1,
+                "each bucket leaves with the gradient that fills it",
+                *_WHOLE,
+                "overlap",
+                finish=True,
+            ),
+            rule(
+                "waits",
+                2,
+                "no rank waits for a bucket during backward",
+                *_WHOLE,
+                "overlap",
+                finish=True,
+            ),
+            rule(
+                "order", 1, "all ranks send their buckets in the same order", "gradients", FOREIGN
+            ),
+            rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", FOREIGN),
         ),
     ),
     reference="dtlab.parallel.data.data_parallel.DataParallel",

@@ -6,7 +6,7 @@ A `Training` is a case: it draws a model and batches, and each rank trains on it
             └───────────────────── the learner's function, wherever it belongs ───┘
 
 `faults` compares every gradient with the mean over the ranks, which one process computes here.
-`objections` look at what one rank sent in one step, by the trace. `rule` judges by both.
+`wrong_step` looks at what one rank sent in one step, by the trace.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic
+from dtlab.grading.checking.criteria import Fault, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
+from dtlab.grading.checking.unseen import FOREIGN, Reducing, inside_marks
 from dtlab.grading.checking.values import close, same_bits, sgd_step
 from dtlab.grading.words import amount
 
@@ -34,15 +33,14 @@ if TYPE_CHECKING:
     from dtlab.trace import Event
 
 __all__ = [
+    "LOST_BY",
     "Arguments",
     "Step",
     "Training",
     "amounts",
     "begin",
-    "rule",
     "steps_of",
     "train",
-    "wrong",
     "wrong_gradient",
 ]
 
@@ -56,6 +54,8 @@ FINISHED = (
     "torch.distributed.algorithms.model_averaging.utils",
 )
 _SAMPLES = 3  # in a rank's batch
+_LUCK = "waited for"  # a fault that loses "gradients" alone, also where all numbers are right
+LOST_BY = _LUCK, "gradients", FOREIGN  # faults that lose "gradients"
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Training(Faulty):
+class Training(Reducing):
     """`topic` is the criterion that its gradients belong to; `hint` is told where it is lost."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     net: Net
@@ -106,9 +107,6 @@ class Training(Faulty):
         inputs = torch.randn(_SAMPLES, sizes[0], generator=generator)
         return inputs, 2 * torch.randn(_SAMPLES, sizes[-1], generator=generator)
 
-    def shows(self, criterion: str) -> bool:
-        return criterion == self.topic
-
     def advice(self, trouble: str) -> str:
         return self.hint or (_advice_on_groups(trouble) if self.groups else "")
 
@@ -123,7 +121,13 @@ class Training(Faulty):
                     yield self.topic, f"{words}\n{self.advice(words)}".rstrip()
                     return
 
-    def objections(self, step: Step) -> Iterator[Fault]:
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        yield from super().by_trace(one)
+        for step in steps_of(one):
+            for name, words in (*_not_waited_for(step), *step.case.wrong_step(step)):
+                yield name, f"{step.words}: {words}"
+
+    def wrong_step(self, step: Step) -> Iterator[Fault]:
         """What is wrong with the communication of one rank in one step."""
         yield from ()
 
@@ -155,6 +159,10 @@ class Training(Faulty):
     def sizes(self) -> list[int]:
         """Bytes of each gradient that there is, of the last parameter first."""
         return [size for size, _ in self.gradients]
+
+    @property
+    def reduced(self) -> list[int]:
+        return [sum(self.sizes)] * self.steps
 
 
 # What ranks do -----------------------------------------------------------------------------------
@@ -359,66 +367,6 @@ def amounts(one: int, other: int) -> tuple[str, str]:
     return f"{one} bytes", f"{other} bytes"
 
 
-# Rules -------------------------------------------------------------------------------------------
-
-_LUCK = "waited for"  # a fault that `gradients` is lost by, also where all numbers are right
-
-
-def rule(
-    name: str,
-    points: float,
-    right: str,
-    *before: str,
-    shown_by: Sequence[str] = (),
-    also: Callable[[Seen], str] = lambda _: "",
-    advice: Callable[[Seen, str], str] = lambda _, __: "",
-) -> Rule:
-    """As `criteria.rule`, by objections too.
-
-    `shown_by` are the topics of the trials that it is judged on, if not those of its own name.
-    `advice` says what to look at, of these trials and of what is wrong. Where gradients moved
-    unseen, `gradients` is lost and all others are blocked.
-    """
-
-    def judged(seen: Seen) -> Verdict:
-        unseen = next(filter(None, map(_unseen, seen)), "")
-        if unseen and name != "gradients":
-            return blocked("judged once your own calls average the gradients")
-        if any(wrong(seen, other) for other in before):
-            return blocked("judged once what is lost here is right")
-        for topic in shown_by or (name,):
-            trials = of_topic(seen, topic)
-            if not trials or (topic != name and any(one.error for one in trials)):
-                return blocked("judged once the ranks finish these trials")
-        luck = _first_objection(seen, _LUCK) if name == "gradients" else ""
-        words = luck or wrong(seen, name) or unseen or also(seen)
-        return lost(f"{words}\n{advice(trials, words)}".rstrip()) if words else ok(right)
-
-    return Rule(name, points, judged)
-
-
-def wrong(seen: Seen, name: str) -> str:
-    """The first thing that is wrong with a criterion, by the numbers or the trace; else empty."""
-    return judge(name, "")(seen).message or _first_objection(seen, name)
-
-
-def _first_objection(seen: Seen, name: str) -> str:
-    found = (words for one in seen for topic, words in _objections(one) if topic == name)
-    return next(found, "")
-
-
-def _objections(one: Observation) -> list[Fault]:
-    """What is wrong with any step, with words that say which."""
-    if "objections" not in vars(one):  # kept as `mistakes` are: every criterion looks at them
-        vars(one)["objections"] = [
-            (name, f"{step.words}: {words}")
-            for step in steps_of(one)
-            for name, words in (*_not_waited_for(step), *step.case.objections(step))
-        ]
-    found: list[Fault] = vars(one)["objections"]
-    return found
-
-
 def _not_waited_for(step: Step) -> Iterator[Fault]:
     """An all-reduce whose result may be there or not, whatever has come of it."""
     if step.case.topic == "gradients" and len(step.marks("wait")) < len(step.all_reduces):
@@ -428,13 +376,3 @@ def _not_waited_for(step: Step) -> Iterator[Fault]:
             "or not. Keep what it returns, and call wait() on it, also where is_completed() has "
             "said True.",
         )
-
-
-def _unseen(one: Observation) -> str:
-    """How gradients moved where the check cannot see it; empty where it can."""
-    hidden = unseen_collectives(one)
-    if hidden or one.mistakes:
-        return hidden
-    cases = [case for case in one.trial.cases if isinstance(case, Training)]
-    size = sum(case.steps * sum(case.sizes) for case in cases)
-    return unseen_source(one, "the gradients are", size, cases[0].groups)

@@ -8,8 +8,9 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import rule
 from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
-from dtlab.units.unit03.training import Accumulating, foreign
+from dtlab.units.unit03.training import Accumulating
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -47,7 +48,7 @@ PART = Part(
                 "equal",
                 2,
                 "right where all microbatches have as many samples, in every step",
-                also=foreign,
+                lost_by=("equal", FOREIGN),
             ),
             rule(
                 "uneven",

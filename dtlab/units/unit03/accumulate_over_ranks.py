@@ -14,6 +14,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, spelled
@@ -23,7 +24,6 @@ from dtlab.units.unit03.training import (
     Accumulating,
     Arguments,
     begin,
-    foreign,
     gradients_of,
     in_each_step,
 )
@@ -191,7 +191,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule(
-                "equal", 2, "right on 1 and 4 ranks where all microbatches are equal", also=foreign
+                "equal",
+                2,
+                "right on 1 and 4 ranks where all microbatches are equal",
+                lost_by=("equal", FOREIGN),
             ),
             Rule("uneven", 3, _judge_uneven, after="equal"),
             _ONCE,

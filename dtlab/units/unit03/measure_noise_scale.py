@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import FOREIGN, Reducing
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.shares import plain_value
-from dtlab.units.unit03.training import foreign, in_each_step, own_rule
+from dtlab.units.unit03.training import in_each_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,13 +53,14 @@ class Norms(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measuring(Faulty):
+class Measuring(Reducing):
     """`fn(gradient, batch)` with another gradient on every rank.
 
     `signal` says what all have in common: "clear", "none", or "zero", where it comes out as 0.
     """
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
+    also_shows: ClassVar = {"scale": ("traffic", "untouched")}
 
     seed: int
     elements: int
@@ -71,13 +73,8 @@ class Measuring(Faulty):
         words = f"{self.elements} elements, {self.batch} samples each"
         return words + (f", {groups_in_words(self.groups)}" if self.groups else "")
 
-    def shows(self, criterion: str) -> bool:
-        shown = ("scale", "traffic", "untouched") if self.topic == "scale" else (self.topic,)
-        return criterion in shown
-
     @property
     def reduced(self) -> list[int]:
-        """Bytes that ranks have to add up in each step."""
         return [4 * self.elements]
 
     def gradients(self, world_size: int) -> list[Tensor]:
@@ -279,15 +276,21 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("scale", 2, "the noise scale, the same on all of 2 to 4 ranks", also=foreign),
+            rule(
+                "scale",
+                2,
+                "the noise scale, the same on all of 2 to 4 ranks",
+                lost_by=("scale", FOREIGN),
+            ),
             rule("signal", 1, "infinite where no signal is measured", after="scale"),
-            own_rule(
+            rule(
                 "traffic",
                 1,
                 "one all-reduce of the gradient, and a few numbers",
+                FOREIGN,
                 also=_travels_often,
             ),
-            own_rule("untouched", 1, "the gradient is left as it was", "untouched waits"),
+            rule("untouched", 1, "the gradient is left as it was", FOREIGN, "untouched waits"),
             rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),
         ),
     ),

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic, rule
-from dtlab.grading.checking.finished import called_by, finished_calls
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic
+from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.unseen import inside_marks, unseen_collectives, unseen_source
+from dtlab.grading.checking.unseen import Reducing, inside_marks
 from dtlab.grading.checking.values import sgd_step
 from dtlab.units.unit03.shares import (
     Shares,
@@ -41,18 +40,15 @@ __all__ = [
     "Accumulating",
     "Arguments",
     "begin",
-    "foreign",
     "gradients_of",
     "in_each_step",
-    "own_rule",
 ]
 
 FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
 Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # of each rank, in each step: its microbatches
 
-# Criteria that a case of a topic shows besides it; advice on one that fails.
-_ALSO = {"equal": ("once", "graphs", "loss"), "uneven": ("loss",)}
+# Advice on a case that fails, by its topic.
 _ADVICE = {
     "uneven": "Here ranks have other numbers of microbatches, and one has none but one of no "
     "samples. Every rank has to take part in every all-reduce, whatever it has.",
@@ -80,10 +76,11 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Accumulating(Faulty):
+class Accumulating(Reducing):
     """`fn(model, loss_sum, micro_batches)` in every step; `topic` says what it is to show."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {"equal": ("once", "graphs", "loss"), "uneven": ("loss",)}
 
     seed: int
     net: Net
@@ -99,9 +96,6 @@ class Accumulating(Faulty):
             each = ("+".join(map(str, sizes)) for sizes in self.sizes[0])
             words.append(f"steps of {' and '.join(each)} samples")
         return ", ".join(words + ([groups_in_words(self.groups)] if self.groups else []))
-
-    def shows(self, criterion: str) -> bool:
-        return criterion in (self.topic, *_ALSO.get(self.topic, ()))
 
     def advice(self, trouble: str) -> str:
         return _ADVICE.get(self.topic, "") if self.wrapper else ""
@@ -171,7 +165,6 @@ class Accumulating(Faulty):
 
     @property
     def reduced(self) -> list[int]:
-        """Bytes of all gradients together, for each step."""
         return [4 * step.wanted.numel() for step in next(iter(self.shares.values()))]
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
@@ -238,46 +231,6 @@ def _put_before(module: nn.Module, before: Sequence[Tensor] | None) -> None:
     for parameter, content in zip(module.parameters(), before or (), strict=False):
         if parameter.requires_grad:
             parameter.grad = content.clone()
-
-
-# The rules of Level II: when a criterion can be judged, and whose work is judged -----------------
-
-
-def own_rule(
-    name: str, points: float, right: str, *before: str, also: Callable[[Seen], str] = lambda _: ""
-) -> Rule:
-    """As `rule`, for what is judged whether or not the first criterion is right.
-
-    It is blocked where that one is lost because the work is not the learner's own (`foreign`).
-    """
-    criterion = rule(name, points, right, *before, also=also)
-
-    def judged(seen: Seen) -> Verdict:
-        if foreign(seen):
-            return blocked("judged once your own calls do the work")
-        return criterion.judge(seen)
-
-    return replace(criterion, judge=judged)
-
-
-def foreign(seen: Seen) -> str:
-    """How a result came about where the check cannot see it; empty where it can.
-
-    A case says as `reduced` how many bytes its `groups` have to add up in each step.
-    """
-    for one in seen:
-        cases: list[Any] = list(one.trial.cases)
-        code = called_by(result for results in one.results for result in results)
-        if code:
-            return f"{code} does the work for you, and finished code does not count."
-        found = unseen_collectives(one)
-        right = judge(cases[0].topic, "")([one]).status == "ok"
-        if not found and right and all(hasattr(case, "reduced") for case in cases):
-            size = sum(sum(case.reduced) for case in cases)
-            found = unseen_source(one, "what they return is", size, cases[0].groups)
-        if found:
-            return found
-    return ""
 
 
 def in_each_step(seen: Seen, topic: str) -> Iterator[tuple[str, int, list[Event]]]:

@@ -145,6 +145,7 @@ class Scheduled(Faulty):
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
     allowed: ClassVar[tuple[str, ...]] = _BASES
+    also_shows: ClassVar = {"warmup": ("decay", "end")}
 
     curve: Curve
     bases: tuple[float, ...]
@@ -154,10 +155,6 @@ class Scheduled(Faulty):
     def __str__(self) -> str:
         groups = f", {len(self.bases)} parameter groups" if len(self.bases) > 1 else ""
         return f"{self.curve}{groups}"
-
-    def shows(self, criterion: str) -> bool:
-        stretches = ("warmup", "decay", "end")
-        return criterion in (stretches if self.topic == "warmup" else (self.topic,))
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return {

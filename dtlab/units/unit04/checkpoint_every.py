@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,10 +29,11 @@ STEPS = 2
 
 
 @dataclass(frozen=True)
-class Spanning(Separate):
+class Spanning(Faulty):
     """`fn(layers, k, x, checkpoint)` for layers from size to size."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
     allowed: ClassVar[tuple[str, ...]] = ALLOWED
 
     seed: int
@@ -237,7 +237,7 @@ PART = Part(
             rule("groups", 2, "one over each group of k layers, nothing else kept", "equal"),
             rule("last", 1, "none over the last group, even if k divides", "equal", "groups"),
             rule("runs", 1, "layers under a checkpoint run twice, all others once", *_BEFORE),
-            separate_rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
+            rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
         ),
         compiles=True,  # so that PyTorch's own checkpoint is refused at once: it imports that
     ),

@@ -12,21 +12,21 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.units.unit04.recompute import FINISHED
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 Numbers = list[list[float]]  # of PyTorch's own generator, and of each that is handed over
 
 
 @dataclass(frozen=True)
-class Drawing(Separate):
+class Drawing(Faulty):
     """`fn(*generators)`, then first run, and `runs` second ones; the last may end in an error."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     topic: str
@@ -167,9 +167,9 @@ PART = Part(
         rules=(
             rule("same", 1, "the second run draws the numbers of the first"),
             rule("after", 1, "the program's own numbers go on as without a second run", "same"),
-            separate_rule("generators", 1, "the same for generators that it is given", *_FIRST),
-            separate_rule("often", 1, "there may be several second runs", *_FIRST),
-            separate_rule("error", 1, "an error comes out, and numbers go on", *_FIRST),
+            rule("generators", 1, "the same for generators that it is given", *_FIRST),
+            rule("often", 1, "there may be several second runs", *_FIRST),
+            rule("error", 1, "an error comes out, and numbers go on", *_FIRST),
         ),
     ),
     reference="dtlab.training.activation.Surroundings",

@@ -15,12 +15,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit04.scaled_backward import FINISHED
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ _NEAR = 1e-3  # of the way that parameters go: rounding in fp16 is the same in b
 
 
 @dataclass(frozen=True)
-class Scaling(Separate):
+class Scaling(Faulty):
     """`fn(init_scale, growth_interval)`, and steps with it.
 
     `kinds` has the steps of each rank, in each step a letter for each optimizer: its gradients
@@ -45,6 +44,7 @@ class Scaling(Separate):
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     kinds: tuple[Sequence[str], ...]
@@ -309,11 +309,11 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("training", 2, "trains as without a scaler where nothing overflows"),
-            separate_rule("skips", 2, "skips the steps that overflow, no others", "training"),
-            separate_rule("scale", 2, "the scale of PyTorch's GradScaler", "training"),
-            separate_rule("clipping", 2, "gradients can be clipped", "training", "skips"),
-            separate_rule("gradients", 1, "ranks skip together, by the gradients", *_BEFORE[:3]),
-            separate_rule("optimizers", 1, "only the one that overflows skips", *_BEFORE),
+            rule("skips", 2, "skips the steps that overflow, no others", "training"),
+            rule("scale", 2, "the scale of PyTorch's GradScaler", "training"),
+            rule("clipping", 2, "gradients can be clipped", "training", "skips"),
+            rule("gradients", 1, "ranks skip together, by the gradients", *_BEFORE[:3]),
+            rule("optimizers", 1, "only the one that overflows skips", *_BEFORE),
         ),
     ),
     reference="dtlab.training.loss_scaling.DynamicLossScaler",

@@ -13,12 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit04.scaled_backward import FINISHED as SCALERS
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +32,7 @@ _NEAR, _ROUNDING = 1e-4, 5e-7  # of the way that masters go, and of where they a
 
 
 @dataclass(frozen=True)
-class Mastered(Separate):
+class Mastered(Faulty):
     """`fn(optimizer, parameters, masters, scale)` in every step.
 
     `kinds` says of each step what its gradients are: "o" ordinary, "x" with inf or NaN, "-" with
@@ -41,6 +40,7 @@ class Mastered(Separate):
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     kinds: str
@@ -207,9 +207,9 @@ PART = Part(
         rules=(
             rule("masters", 2, "the masters train in fp32"),
             rule("copies", 1, "the model's parameters are the masters, rounded", "masters"),
-            separate_rule("small", 1, "gradients too small for fp16 arrive", "masters"),
-            separate_rule("skips", 1, "skips overflows, and says which steps it made", "masters"),
-            separate_rule("gradients", 1, "leaves no gradient, and needs none", "masters"),
+            rule("small", 1, "gradients too small for fp16 arrive", "masters"),
+            rule("skips", 1, "skips overflows, and says which steps it made", "masters"),
+            rule("gradients", 1, "leaves no gradient, and needs none", "masters"),
         ),
     ),
     reference="dtlab.training.master_weights.naive_master_step",

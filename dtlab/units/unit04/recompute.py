@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +30,7 @@ FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.traini
 
 
 @dataclass(frozen=True)
-class Recomputing(Separate):
+class Recomputing(Faulty):
     """`fn.apply(layer, *inputs)`, with inputs of these `kinds`; `topic` says what it is to show.
 
     "result": forward alone. "gradients": also backward. "chain": two layers behind one that is run
@@ -39,6 +38,7 @@ class Recomputing(Separate):
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     kinds: tuple[str, ...]
@@ -193,7 +193,7 @@ PART = Part(
             rule("chain", 1, "right for inputs with a graph of their own", "result", "gradients"),
             rule("kept", 2, "after forward the inputs are kept, and nothing else", "result"),
             rule("runs", 1, "once in forward and once in backward", "result", "gradients"),
-            separate_rule("changed", 1, "notices a changed input", "result", "gradients"),
+            rule("changed", 1, "notices a changed input", "result", "gradients"),
         ),
         compiles=True,  # a backward pass that is given a gradient imports a part of the compiler
     ),

@@ -16,11 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
-from dtlab.units.unit04.separate import Separate, separate_rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +33,7 @@ _EXACT, _CLOSE = 0.02, 0.1  # of a factor: one that should be 1, and one that is
 
 
 @dataclass(frozen=True)
-class Backwards(Separate):
+class Backwards(Faulty):
     """`fn(loss, optimizer, scale)` for the loss of a small net in fp16.
 
     The net has four parameters, in groups of `groups`; with `spare`, the optimizer also has a
@@ -43,6 +42,7 @@ class Backwards(Separate):
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {}
 
     seed: int
     scale: float
@@ -236,9 +236,9 @@ PART = Part(
             rule(
                 "unscaled", 2, "gradients are those of the loss, nothing else changed", "survives"
             ),
-            separate_rule("groups", 1, "right for groups and missing gradients", *_FIRST),
-            separate_rule("overflow", 2, "tells inf and NaN in any gradient", *_FIRST),
-            separate_rule("finite", 1, "no alarm where all are finite", *_FIRST, "form"),
+            rule("groups", 1, "right for groups and missing gradients", *_FIRST),
+            rule("overflow", 2, "tells inf and NaN in any gradient", *_FIRST),
+            rule("finite", 1, "no alarm where all are finite", *_FIRST, "form"),
         ),
     ),
     reference="dtlab.training.loss_scaling.StaticLossScaler",

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Fault, Noted, judge, rule
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -138,10 +138,7 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases("storage")), Trial(1, cases("own")), Trial(1, [LargeFree()])]
 
 
-def _after_storage(name: str, right: str, *before: str) -> Rule:
-    """A criterion that an answer would earn by freeing nothing, so "storage" comes first."""
-    return Rule(name, 1, judge(name, right, *before), "storage")
-
+_AFTER = "storage"  # without it, an answer that frees nothing would earn the other criteria
 
 PART = Part(
     name="05/free",
@@ -153,10 +150,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("storage", 2, "storage is given back after forward", also=grown_by("storage")),
-            _after_storage("own", "and so is the block's own memory at first"),
-            _after_storage("shapes", "parameters keep objects and shapes"),
-            _after_storage("nan", "what is freed reads as NaN", "shapes"),
-            _after_storage("backward", "the next gather serves backward"),
+            rule("own", 1, "and so is the block's own memory at first", after=_AFTER),
+            rule("shapes", 1, "parameters keep objects and shapes", after=_AFTER),
+            rule("nan", 1, "what is freed reads as NaN", "shapes", after=_AFTER),
+            rule("backward", 1, "the next gather serves backward", after=_AFTER),
         ),
     ),
     reference="dtlab.parallel.zero.sharded_block.FlatShard",

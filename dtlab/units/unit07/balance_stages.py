@@ -16,7 +16,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.predict import balance_stages
-from dtlab.units.unit07.judging import LIMIT, rule_of
+from dtlab.units.unit07.judging import LIMIT
 
 _NEAR = 1e-6  # of the best: a search by halving comes that close
 _ALMOST = 0.05  # of the best: the most by which a search that ends too early may be off
@@ -31,6 +31,7 @@ class Balancing(Faulty):
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.balance",)
     alone = True
+    also_shows: ClassVar = {"cut": ("best",)}
 
     costs: tuple[float, ...]
     stages: int
@@ -40,9 +41,6 @@ class Balancing(Faulty):
         few = len(self.costs) < _FEW
         shown = f"costs {list(self.costs)}" if few else f"{len(self.costs)} layers"
         return f"{shown} on {self.stages} stage{'s' * (self.stages != 1)}"
-
-    def shows(self, criterion: str) -> bool:
-        return self.topic in (criterion, "cut")
 
     def advice(self, trouble: str) -> str:
         if self.topic != "large" or "do not come back" not in trouble:
@@ -187,8 +185,8 @@ PART = Part(
         rules=(
             rule("cut", 1, "every layer once, in order, and some on each stage"),
             rule("best", 3, "no cut has a faster slowest stage", "cut"),
-            rule_of("edges", "edges", 1, "also one layer for each stage", "cut"),
-            rule_of("large", "large", 1, "many layers in a moment", "cut"),
+            rule("edges", 1, "also one layer for each stage", "cut"),
+            rule("large", 1, "many layers in a moment", "cut"),
         ),
     ),
     reference="dtlab.predict.balance_stages",

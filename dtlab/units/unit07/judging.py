@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, of_topic, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
@@ -21,24 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LIMIT = 2.0  # seconds for what runs without ranks: a right answer takes a hundredth
-
-
-def rule_of(
-    topic: str,
-    name: str,
-    points: float,
-    right: str,
-    *before: str,
-    also: Callable[[Seen], str] = lambda _: "",
-) -> Rule:
-    """As `rule`, and blocked where the trials of this topic were not run: one before them hung."""
-
-    def judged(seen: Seen) -> Verdict:
-        if not of_topic(seen, topic):
-            return blocked("judged once what is tried before it comes back")
-        return judge(name, right, *before, also=also)(seen)
-
-    return Rule(name, points, judged)
 
 
 # Schedules that an answer returns, read as the library reads them, and searched for faults -------

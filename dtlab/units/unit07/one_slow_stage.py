@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from dtlab.grading.checking.checks import Check, Rule, Verdict, ok
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, judge, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import plain
@@ -325,7 +325,7 @@ def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 
 def _goal(seen: Seen) -> Verdict:
     """Judges the goal, and tells what was measured."""
-    verdict = judge("goal", "as simulated, in all three", "form")(seen)
+    verdict = rule("goal", 0, "as simulated, in all three", "form").judge(seen)
     run = seen[-1].trial.cases[0]
     if verdict.status != "ok" or seen[-1].error is not None or not isinstance(run, StandIns):
         return verdict

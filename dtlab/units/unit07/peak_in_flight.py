@@ -43,6 +43,7 @@ class Holding(Faulty):
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.simulate",)
     alone = True
+    also_shows: ClassVar = {}
 
     schedule: Schedule
     name: str
@@ -50,9 +51,6 @@ class Holding(Faulty):
 
     def __str__(self) -> str:
         return self.name
-
-    def shows(self, criterion: str) -> bool:
-        return criterion == self.topic
 
     def given(self, rank: int, world_size: int) -> list[list[list[Any]]]:
         return [[list(action) for action in row] for row in self.schedule]

@@ -15,7 +15,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.schedules import Action, Schedule, as_schedule, gpipe, one_f_one_b
-from dtlab.units.unit07.judging import batch_of, loss_of, one_process, rule_of, stage_net
+from dtlab.units.unit07.judging import batch_of, loss_of, one_process, stage_net
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +30,7 @@ FINISHED = (
 )
 _LIMIT = 3.0  # seconds
 _NONE = 1e-6  # times a gradient: as good as nothing
+_OF_TURNS = "order", "waits", "memory"  # criteria that wait for the result too
 _OWN = 1  # graphs: that of the last microbatch, which a local name may still have
 
 
@@ -44,6 +45,7 @@ class Running(Faulty):
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
+    also_shows: ClassVar = {"result": _OF_TURNS, "turns": _OF_TURNS}
 
     seed: int
     schedule: Schedule
@@ -54,10 +56,6 @@ class Running(Faulty):
 
     def __str__(self) -> str:
         return f"{self.name} with microbatches of {', '.join(map(str, self.sizes))} samples"
-
-    def shows(self, criterion: str) -> bool:
-        of_turns = self.topic == "turns" and criterion in ("order", "waits", "memory")
-        return self.topic in ("result", criterion) or of_turns
 
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -233,12 +231,12 @@ PART = Part(
         compiles=True,  # the first backward from a given gradient imports as much
         rules=(
             rule("result", 3, "GPipe: the gradients of one process"),
-            rule_of("uneven", "uneven", 1, "each sample counts alike", "result"),
-            rule_of("turns", "turns", 2, "1F1B comes to its end", "result"),
-            rule_of("turns", "order", 1, "in the order of the list", "turns"),
-            rule_of("turns", "waits", 1, "returns when all is sent", "turns", also=_unwaited),
-            rule_of("turns", "memory", 2, "gone after its backward", "turns"),
-            rule_of("any", "any", 1, "any order of microbatches", "result"),
+            rule("uneven", 1, "each sample counts alike", "result"),
+            rule("turns", 2, "1F1B comes to its end", "result"),
+            rule("order", 1, "in the order of the list", "turns", on="turns"),
+            rule("waits", 1, "returns when all is sent", "turns", also=_unwaited, on="turns"),
+            rule("memory", 2, "gone after its backward", "turns", on="turns"),
+            rule("any", 1, "any order of microbatches", "result"),
         ),
     ),
     reference="dtlab.parallel.pipeline.executor.run_schedule",
