@@ -50,7 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
     units = [*sorted({part.unit for part in parts}), NO_UNIT]
     named = arguments.what
     chosen = [unit for unit in units if not named or named.partition("/")[0] == unit]
-    parts = [part for part in parts if part.name.startswith("" if named == NO_UNIT else named)]
+    if named != NO_UNIT:
+        parts = [part for part in parts if named in ("", part.unit, part.name)]
     if not chosen or ("/" in named and not parts):
         print(f"{named!r} is no unit and no part. Units: {', '.join(units)}.", file=sys.stderr)
         return 2
@@ -65,6 +66,9 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             for stage in arguments.only or stages:
                 proof.run(stage, arguments.workers)
+        except LookupError as error:
+            print(f"\n{error}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print(*proof.table(), sep="\n")
             print("\nInterrupted. The same command continues from here.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,23 @@ def test_it_judges_answers(part: Part, answer: Callable[..., Any], earned: list[
 
 def test_its_name_symbol_and_cell(part: Part) -> None:
     assert (part.name, part.symbol, part.grade_id) == ("01/scatter", "scatter", "scatter-check")
+
+
+def test_it_passes_the_checks_of_code(tmp_path: Path) -> None:
+    found = re.search(r'```python\n("""01/scatter.*?)```', TEXT, re.DOTALL)
+    assert found is not None
+    (tmp_path / "scatter.py").write_text(found[1])
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-m", "ruff", "check", "--config", str(root / "pyproject.toml")]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.proof
+def test_it_passes_the_checks_of_types(tmp_path: Path) -> None:
+    found = re.search(r'```python\n("""01/scatter.*?)```', TEXT, re.DOTALL)
+    assert found is not None
+    (tmp_path / "scatter.py").write_text(found[1])
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "scatter.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -57,9 +57,8 @@ def test_folders_hold_few_files() -> None:
     folders = [folder for folder in (ROOT / "dtlab").rglob("*") if folder.is_dir()]
     count = {folder: len(list(folder.glob("*.py"))) for folder in folders}
     limit = {folder: 20 if folder.parent.name == "units" else 15 for folder in folders}
-    assert not {
-        str(one.relative_to(ROOT)): count[one] for one in folders if count[one] > limit[one]
-    }
+    full = {str(one.relative_to(ROOT)): count[one] for one in folders if count[one] > limit[one]}
+    assert not full, f"more modules than 15, or 20 in a unit: join two, or make a package: {full}"
 
 
 @pytest.mark.slow

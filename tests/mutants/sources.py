@@ -44,7 +44,10 @@ def solution_of(part: Part) -> Solution:
                 source = "".join(cell["source"])
                 before = ["".join(one["source"]) for one in cells[:index]]
                 return Solution(source, _prelude(before, unbound(ast.parse(source))))
-    raise LookupError(f"no solution cell {part.answer_id!r} under solutions/{part.unit}_*")
+    raise LookupError(
+        f"write the cell {part.answer_id!r} in solutions/{part.unit}_*/level-{part.level}.ipynb "
+        "first: its solution is one of the right answers, and the mutants are made from it."
+    )
 
 
 def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
