@@ -299,3 +299,31 @@ def test_in_a_notebook_nothing_waits_for_the_learner() -> None:
     assert "background" not in answer.data["text/html"]
     assert "color:inherit" in answer.data["text/html"]
     assert later.data["text/plain"] == "You guessed 12 MB; it is 24 MB: yours is half of it."
+
+
+@pytest.mark.slow
+def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "lesson.ipynb")
+    cells = [
+        "import dtlab\nsent = dtlab.guess('How many?', unit='MB')\n"
+        "kind = dtlab.guess('Which?', options=['ring', 'tree'])",
+        "sent.reveal(24, 'A ring.')",
+        "kind.reveal('ring', {'tree': 'A tree sends more.', 'ring': 'Each rank sends alike.'})",
+        "sent.commit('12')",
+        "kind.commit('tree')",
+        "dtlab.calibration()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    kept, form = notebook.cells[1].outputs
+    assert form.data["text/plain"] == "Predict first: How many?"  # this is all before the guess
+    assert kept.data["text/plain"] == (
+        "You guessed 12 MB; it is 24 MB: yours is half of it. A ring."
+    )
+    chosen = notebook.cells[2].outputs[0].data["text/plain"]
+    assert chosen == "You chose tree; it is ring. A tree sends more."
+    summary = notebook.cells[5].outputs[0].data["text/plain"]
+    assert "You made 2 of 2 predictions." in summary
+    assert "within a factor of 2  # 1" in summary
+    assert "Of 1 choices 0 were right." in summary
+

@@ -4,9 +4,10 @@
     ...
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
 
-A cell never waits for the learner. If no guess was made, for example because the notebook runs
-without a front end, `reveal` says so and gives the answer. A cell that runs again keeps its guess,
-because `guess` finds the earlier `Guess` object among the kernel's variables.
+A cell never waits for the learner. If no guess was made, `reveal` shows "Predict first", and puts
+the answer in its place when the guess arrives. Without a front end it gives the answer at once. A
+cell that runs again keeps its guess, because `guess` finds the earlier `Guess` object among the
+kernel's variables. `calibration` sums up the guesses of a notebook.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ import functools
 import html
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from dtlab.show.notebook import Kept, in_a_kernel, kernel_variables, show_bundle
+from dtlab.show.notebook import (
+    Kept,
+    has_front_end,
+    in_a_kernel,
+    kernel_variables,
+    show_bundle,
+)
 from dtlab.show.words import number_from_words
 
-__all__ = ["Guess", "distance_words", "form", "guess"]
+__all__ = ["Guess", "calibration", "distance_words", "form", "guess"]
 
 Value = int | float | str
 
@@ -76,7 +83,9 @@ class Guess:
         self.options = None if options is None else tuple(options)
         self.value = None
         self.revealed = False
+        self.answer: Value | None = None
         self._kept: Kept | None = None
+        self.on_commit: list[Callable[[], None]] = []
         self.on_reveal: list[Callable[[], None]] = []
 
     @property
@@ -101,6 +110,8 @@ class Guess:
         finally:
             if self._kept is not None:
                 self._kept.update(*self._as_text())
+        for callback in list(self.on_commit):
+            callback()
 
     def keep(self) -> None:
         """Show the question and the guess as text that stays readable after the kernel ends."""
@@ -112,23 +123,76 @@ class Guess:
         page = f"<b>Guess.</b> {html.escape(self.question)}<br>{html.escape(line)}"
         return page, f"{self.asking} {line}"
 
-    def reveal(self, answer: Value, note: str = "") -> None:
+    def reveal(self, answer: Value, note: str | Mapping[str, str] = "") -> None:
         """Show the answer, how far off the guess was, and then `note`.
 
-        `answer` is a number in the guess's unit, or one of its options. After this call the guess
-        can no longer be changed in its cell. Raises `ValueError` for an answer that is neither a
-        number nor one of the options.
+        Without a guess, JupyterLab shows "Predict first" instead, until the guess arrives or the
+        learner clicks "I don't know"; the cell does not wait. Where there is no front end, as in a
+        script, the answer is shown at once.
+
+        `answer` is a number in the guess's unit, or one of its options. `note` may map options to
+        notes: the one of the chosen option is shown, without a choice that of the answer. After
+        this call the guess can no longer be changed in its cell. Raises `ValueError` for an answer
+        that is neither a number nor one of the options.
         """
-        words = self._verdict(answer)
-        text = f"{words} {note}".strip()
-        colour = _GREEN if words.endswith("that is right.") else _GREY
-        box = f"border-left:4px solid {colour};padding:.3em .8em;color:inherit"
-        page = f'<div style="{box}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
+        self.answer = self._answer(answer)
+        if self.value is None and has_front_end():
+            self._hide(note)
+            return
+        page, text = self._verdict(note)
         show_bundle({"text/plain": text, "text/html": page})
         if self.value is not None:
-            self.revealed = True
-            for callback in self.on_reveal:
-                callback()
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self.revealed = True
+        for callback in self.on_reveal:
+            callback()
+
+    def _hide(self, note: str | Mapping[str, str]) -> None:
+        """Show "Predict first", and the answer in its place as soon as there is a guess."""
+        import ipywidgets as widgets
+
+        asking = f"Predict first: {self.question}"
+        style = f"border-left:4px solid {_GREY};padding:.3em .8em;color:inherit"
+        waiting = (
+            f'<div style="{style}"><b>Predict first.</b> {html.escape(self.question)} Enter your '
+            "prediction in the cell above; the answer appears here.</div>"
+        )
+        kept, place = Kept(waiting, asking), widgets.HTML(waiting)
+        button = widgets.Button(description="I don't know", tooltip="Show the answer")
+        box = widgets.VBox([place, button])
+
+        def show() -> None:
+            page, text = self._verdict(note)
+            place.value = page
+            box.children = [place]
+            kept.update(page, text)
+            self._freeze()
+
+        def committed() -> None:
+            if self.value is not None:
+                self.on_commit.remove(committed)
+                show()
+
+        def clicked(_: Any) -> None:
+            if committed in self.on_commit:
+                self.on_commit.remove(committed)
+                show()
+
+        self.on_commit.append(committed)
+        button.on_click(clicked)
+        show_bundle({**box._repr_mimebundle_(), "text/plain": asking})
+
+    def _verdict(self, note: str | Mapping[str, str]) -> tuple[str, str]:
+        """The answer as HTML and as text."""
+        words = self._comparison()
+        if not isinstance(note, str):
+            note = note.get(str(self.answer if self.value is None else self.value), "")
+        colour = _GREEN if words.endswith("that is right.") else _GREY
+        style = f"border-left:4px solid {colour};padding:.3em .8em;color:inherit"
+        page = f'<div style="{style}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
+        return page, f"{words} {note}".strip()
 
     def words(self, value: Value | None) -> str:
         """Format a guess or an answer with its unit."""
@@ -141,19 +205,21 @@ class Guess:
         guess = "no guess yet" if self.value is None else self.words(self.value)
         return f"<{self.question} {guess}>"
 
-    def _verdict(self, answer: Value) -> str:
+    def _comparison(self) -> str:
         """Return one sentence that says how far off the guess was."""
-        actual = self._answer(answer)
+        assert self.answer is not None
+        right = self.words(self.answer)
         if self.value is None:
-            return f"No guess was made. It is {self.words(actual)}."
-        if isinstance(self.value, str) or isinstance(actual, str):
-            if self.value == actual:
-                return f"You chose {self.words(actual)}, and that is right."
-            return f"You chose {self.words(self.value)}; it is {self.words(actual)}."
-        distance = distance_words(self.value, actual, self.unit)
+            return f"No guess was made. It is {right}."
+        mine = self.words(self.value)
+        if isinstance(self.value, str) or isinstance(self.answer, str):
+            if self.value == self.answer:
+                return f"You chose {right}, and that is right."
+            return f"You chose {mine}; it is {right}."
+        distance = distance_words(self.value, self.answer, self.unit)
         if not distance:
-            return f"You guessed {self.words(self.value)}, and that is right."
-        return f"You guessed {self.words(self.value)}; it is {self.words(actual)}: {distance}."
+            return f"You guessed {mine}, and that is right."
+        return f"You guessed {mine}; it is {right}: {distance}."
 
     def _answer(self, answer: Value) -> Value:
         if self.options:
@@ -172,6 +238,35 @@ class Guess:
         if typed not in options:
             raise ValueError(f"{typed!r} is none of the options: {', '.join(options)}.")
         return str(typed)
+
+
+def calibration() -> None:
+    """Show how good the guesses of this notebook were: within a factor of 2, too low, too high."""
+    guesses = [each for each in kernel_variables() if isinstance(each, Guess)]
+    made = [each for each in guesses if each.value is not None and each.answer is not None]
+    ratios = [
+        float(each.value) / float(each.answer)
+        for each in made
+        if not (isinstance(each.value, str) or isinstance(each.answer, str)) and each.answer
+    ]
+    chosen = [each for each in made if isinstance(each.value, str)]
+    counts = {
+        "less than half": sum(ratio < 0.5 for ratio in ratios),
+        "within a factor of 2": sum(0.5 <= ratio <= 2 for ratio in ratios),
+        "more than twice": sum(ratio > 2 for ratio in ratios),
+    }
+    right = sum(each.value == each.answer for each in chosen)
+    lines = [f"You made {len(made)} of {len(guesses)} predictions."]
+    if ratios:
+        lines += [f"{words:21} {'#' * number} {number}" for words, number in counts.items()]
+        low, high = counts["less than half"], counts["more than twice"]
+        if low != high:
+            lines.append(f"You tend to guess too {'low' if low > high else 'high'}.")
+    if chosen:
+        lines.append(f"Of {len(chosen)} choices {right} {'was' if right == 1 else 'were'} right.")
+    text = "\n".join(lines)
+    page = f'<pre style="color:inherit">{html.escape(text)}</pre>'
+    show_bundle({"text/plain": text, "text/html": page})
 
 
 def _units_beside(unit: str) -> dict[str, float]:

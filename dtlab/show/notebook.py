@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Kept", "in_a_kernel", "kernel_variables", "show_bundle"]
+__all__ = ["Kept", "has_front_end", "in_a_kernel", "kernel_variables", "show_bundle"]
 
 # After a restart of the kernel, JupyterLab has no model for a widget and shows an error in its
 # place. It does not fall back to the output's other MIME types.
@@ -22,6 +23,19 @@ def in_a_kernel() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
+
+
+def has_front_end() -> bool:
+    """Return whether a person may be looking at this notebook and can use widgets.
+
+    JupyterLab names the notebook in the kernel's environment, and VS Code in a variable. A kernel
+    that nbclient or nbconvert runs has neither.
+    """
+    if not in_a_kernel():
+        return False
+    from IPython import get_ipython
+
+    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in get_ipython().user_ns
 
 
 def kernel_variables() -> list[Any]:
