@@ -97,6 +97,45 @@ def test_guesses_and_figures_stay_without_a_kernel(lab: tuple[str, Path]) -> Non
         opened.shut_down()
 
 
+PREDICTED = [
+    "import dtlab\nsent = dtlab.guess('How many MB does rank 0 send?', unit='MB')\n"
+    "kind = dtlab.guess('Which one sends less?', options=['ring', 'tree'])",
+    "sent.reveal(24, 'A ring.')",
+    "kind.reveal('ring', {'tree': 'A tree sends more.'})",
+]
+
+
+def test_the_answer_comes_with_the_prediction(lab: tuple[str, Path]) -> None:
+    address, course = lab
+    cells = [nbformat.v4.new_code_cell(cell) for cell in PREDICTED]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    nbformat.write(notebook, course / "my" / "predict.ipynb")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        opened = Notebook(page, address, "my/predict.ipynb")
+        opened.begin_all()
+        opened.end_all()
+        waiting = opened.panel.locator(".widget-html", has_text="Predict first.")
+        expect(waiting).to_have_count(2)
+        look_at(page, "predict_first")
+        field = opened.panel.locator(".widget-text input").first
+        field.fill("12")
+        field.press("Enter")
+        told = opened.panel.locator(".widget-html", has_text="You guessed 12 MB; it is 24 MB")
+        expect(told).to_be_visible()
+        expect(field).to_be_disabled()
+        opened.panel.locator("button", has_text="I don't know").last.click()
+        told = opened.panel.locator(".widget-html", has_text="No guess was made. It is ring.")
+        expect(told).to_be_visible()
+        expect(waiting).to_have_count(0)
+        look_at(page, "predicted")
+        opened.menu("Settings", "Theme", "JupyterLab Dark")
+        page.wait_for_timeout(1500)
+        look_at(page, "predicted_dark")
+        opened.shut_down()
+
+
 def look_at(page: Page, name: str) -> None:
     """Take a screenshot if DTLAB_SCREENSHOTS names a folder."""
     if folder := os.environ.get("DTLAB_SCREENSHOTS"):
