@@ -11,6 +11,7 @@ The last axis runs fastest, as in PyTorch's `init_device_mesh`.
 
 from __future__ import annotations
 
+from math import prod
 from random import Random
 from typing import Any, Final
 
@@ -27,43 +28,34 @@ def _draw(draw: Random) -> Values:
     inside = draw.choice((1, 1, 2))  # axes whose groups lie inside a node
     while True:
         sizes = [draw.choice((2, 3, 4, 6, 8)) for _ in _AXES]
-        world = int(np.prod(sizes))
-        given: dict[str, Any] = {
-            **dict(zip(_AXES, sizes, strict=True)),
-            "world": world,
-            "node": draw.choice((4, 8)),
-            "rank": draw.randrange(world // 2, world),
-            "place": [draw.randrange(1, size) for size in sizes],
-        }
-        if not 24 <= world <= 192 or world % given["node"] or len(set(sizes)) < 3:
+        given: dict[str, Any] = {**dict(zip(_AXES, sizes, strict=True)), "world": prod(sizes)}
+        given["node"] = draw.choice((4, 8))
+        whole_nodes = given["world"] % given["node"] == 0
+        if not (24 <= given["world"] <= 192 and whole_nodes and len(set(sizes)) == 3):
             continue
-        own, nodes = _coordinates(given), [*_nodes(given, 0), *_nodes(given, 1)]
-        even = all(len(set(counts)) == 1 for counts in nodes)  # all groups of an axis are alike
-        if even and _touched(given, 0).count(1) == inside and 0 not in own:
+        given["rank"] = draw.randrange(given["world"] // 2, given["world"])
+        given["place"] = [draw.randrange(1, size) for size in sizes]
+        counts = [set(each) for turned in (0, 1) for each in _nodes(given, turned)]
+        even = all(len(each) == 1 for each in counts)
+        if even and counts[:3].count({1}) == inside and 0 not in _coordinates(given):
             return given
 
 
-def _grid(given: Values) -> Any:
-    """All ranks, each at its place: an array of shape [data, pipeline, tensor]."""
-    return np.arange(given["world"]).reshape([given[axis] for axis in _AXES])
+def _coordinates(given: Values, rank: int | None = None) -> list[int]:
+    """The coordinates of a rank; None means the learner's rank."""
+    pipelines, tensor = divmod(given["rank"] if rank is None else rank, given["tensor"])
+    return [*divmod(pipelines, given["pipeline"]), tensor]
 
 
-def _coordinates(given: Values) -> list[int]:
-    return [int(index[0]) for index in np.nonzero(_grid(given) == given["rank"])]
-
-
-def _group(given: Values, axis: str) -> list[int]:
-    """The ranks that differ from the given rank on one axis only."""
-    place: list[Any] = _coordinates(given)
-    place[_AXES.index(axis)] = slice(None)
-    ranks: list[int] = _grid(given)[tuple(place)].tolist()
-    return ranks
-
-
-def _stage(given: Values) -> list[int]:
-    """All ranks with the pipeline coordinate of the given rank."""
-    ranks: list[int] = _grid(given)[:, _coordinates(given)[1]].flatten().tolist()
-    return ranks
+def _group(given: Values, *axes: str) -> list[int]:
+    """The ranks that differ from the learner's rank on these axes only."""
+    fixed = [index for index, axis in enumerate(_AXES) if axis not in axes]
+    own = _coordinates(given)
+    return [
+        rank
+        for rank in range(given["world"])
+        if all(_coordinates(given, rank)[index] == own[index] for index in fixed)
+    ]
 
 
 def _nodes(given: Values, turned: int) -> list[list[int]]:
@@ -142,8 +134,8 @@ PART = Part(
                 "group(given, 'tensor')": "these ranks differ in their tensor coordinate.",
                 "[rank + at * tensor for at in range(pipeline)]": "the distance is right. Which "
                 "pipeline coordinate does the first rank of a group have?",
-                _stage: "these ranks are one pipeline stage: they have the same pipeline "
-                "coordinate. In a group on that axis it differs.",
+                "group(given, 'data', 'tensor')": "these ranks are one pipeline stage: they have "
+                "the same pipeline coordinate. In a group on that axis it differs.",
             },
             exact=True,
         ),

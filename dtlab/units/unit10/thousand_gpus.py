@@ -13,7 +13,11 @@ from typing import Any, Final
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
-from dtlab.predict.memory import activation_bytes, first_stage_activation_bytes
+from dtlab.predict.activations import (
+    Recompute,
+    activation_bytes,
+    first_stage_activation_bytes,
+)
 
 _SHAPES: Final = {  # billions of parameters: layers, hidden size, heads
     39.1: (48, 8192, 64),
@@ -57,11 +61,9 @@ def _draw(draw: Random) -> Values:
 
 def _layer(given: Values, with_norms: bool) -> list[float]:
     """MB that one layer keeps of one microbatch, without and with selective recomputation."""
-    sizes = [given[name] for name in ("tokens", "micro", "hidden", "heads", "tensor")]
-    return [
-        activation_bytes(*sizes, sequence_parallel=with_norms, recompute=recompute) / 1e6
-        for recompute in ("none", "selective")
-    ]
+    s, b, h, a, t = (given[name] for name in ("tokens", "micro", "hidden", "heads", "tensor"))
+    kinds: tuple[Recompute, ...] = "none", "selective"
+    return [activation_bytes(s, b, h, a, t, with_norms, kind) / 1e6 for kind in kinds]
 
 
 def _first_stage(given: Values) -> list[float]:
