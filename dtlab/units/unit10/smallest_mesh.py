@@ -32,7 +32,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _stages(given: Values) -> int:
-    """The fewest stages of as many layers each that hold the states on 8 GPUs each."""
+    """The fewest stages with equally many layers that hold the states, on 8 GPUs each."""
     least = ceil(given["weights"] / given["room"])  # 8 bytes for each byte of weights, on 8 GPUs
     return next(p for p in range(least, given["layers"] + 1) if given["layers"] % p == 0)
 
@@ -83,7 +83,7 @@ PART = Part(
         number(
             "mesh",
             "the mesh of one replica, [tensor, pipeline]: one axis fills a node, the other goes "
-            "across the fewest nodes that hold the states, with as many layers on each stage",
+            "across the fewest nodes that hold the states; all stages have equally many layers",
             "[8, stages]",
             "Which axis sends more? For the other one, look for a divisor of the layers.",
             {
