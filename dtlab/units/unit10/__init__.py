@@ -1,0 +1,6 @@
+"""Unit 10, three dimensions: data, tensor and pipeline parallelism over one mesh."""
+
+# The modules of its parts in course order, Level I first: each defines `PART`.
+PARTS = (
+    "coordinates", "thousand_gpus", "smallest_mesh",
+)  # fmt: skip
