@@ -13,7 +13,7 @@ from typing import Any, Final
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
-from dtlab.predict.activations import (
+from dtlab.predict.transformer import (
     Recompute,
     activation_bytes,
     first_stage_activation_bytes,
