@@ -204,3 +204,11 @@ def test_what_does_not_fit_is_explained(
 ) -> None:
     with pytest.raises(Exception, match=words):
         launch(saved, sizes, options, world_size=2)
+
+
+@pytest.mark.proof
+def test_it_trains_as_fsdp2_with_dtensor() -> None:
+    from tests.benchmarks.gpt import in_turns
+
+    # The benchmark compares the two losses after each of its steps.
+    assert launch(in_turns, 1, world_size=4, trace=False, timeout=120, threads=1, backend="gloo")
