@@ -329,7 +329,7 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     stage_backward = layers * backward + heads * 2 * head
     stage = stage_forward + stage_backward
     fill = stage - 2 * layers * compute if plan.schedule == "zb_h1" else stage / plan.chunks
-    sent = hidden / t if t > 1 else hidden
+    sent = hidden / t  # each tensor rank sends its share: Narayanan et al. 2021, section 4.1
     sends = 0.0 if p == 1 else 2 * (microbatches * plan.chunks + p - 1)
 
     # Once a step, or at ZeRO stages 2 and 3 once a microbatch: the ranks that share states.
