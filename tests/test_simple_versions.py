@@ -53,6 +53,18 @@ def test_the_ring(ranks: int, elements: int) -> None:
     assert all(on_ranks(both, world_size=ranks).values)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (4, 0)])
+def test_the_ring_with_tensors_of_any_shape(ranks: int, shape: tuple[int, ...]) -> None:
+    def sums() -> bool:
+        tensor = _drawn(*shape, seed=dist.get_rank())
+        simple_ring_all_reduce(tensor)
+        wanted = sum(_drawn(*shape, seed=rank) for rank in range(dist.get_world_size()))
+        return torch.allclose(tensor, torch.as_tensor(wanted))
+
+    assert all(on_ranks(sums, world_size=ranks).values)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_data_parallelism(ranks: int) -> None:
     def gradients() -> list[float]:
