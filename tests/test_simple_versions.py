@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from dtlab.parallel.data import DataParallel
 from dtlab.parallel.data.data_parallel import average_by_hooks
 from dtlab.parallel.pipeline import PipelineStage, run_schedule
 from dtlab.parallel.pipeline.executor import simple_run_schedule
-from dtlab.parallel.zero import Zero1
+from dtlab.parallel.zero import Zero1, fully_sharded
 from dtlab.parallel.zero.fully_sharded import SimpleShardedLinear
 from dtlab.parallel.zero.optimizers import SimpleZero1
 from dtlab.predict.simulate import Costs, simple_simulate, simulate
@@ -82,7 +84,7 @@ def test_data_parallelism(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_zero_1(ranks: int) -> None:
     def both() -> list[float]:
-        simple, fast = _net(), _net()
+        simple, fast = _net(dist.get_rank()), _net(dist.get_rank())
         one = SimpleZero1(simple.parameters(), torch.optim.Adam, lr=0.01)
         other = Zero1(fast.parameters(), torch.optim.Adam, lr=0.01)
         for step in range(3):
@@ -112,6 +114,32 @@ def test_stage_3(ranks: int) -> None:
         return [float((a - b).abs().max()) for a, b in pairs]  # type: ignore[operator]
 
     assert max(max(far) for far in on_ranks(far_off, world_size=ranks).values) < 1e-12
+
+
+def test_stage_3_frees_each_weight_before_the_next_collective() -> None:
+    def ranks() -> tuple[int, list[int], list[str]]:
+        gathered: list[weakref.ref[Tensor]] = []
+        alive: list[int] = []
+        gather, reduce = fully_sharded._gather_rows, dist.reduce_scatter_single
+
+        def gather_and_note(shard: Tensor) -> Tensor:
+            weight = gather(shard)
+            gathered.append(weakref.ref(weight))
+            return weight
+
+        def reduce_and_note(*args: Any) -> None:
+            alive.append(sum(weight() is not None for weight in gathered))
+            reduce(*args)
+
+        x, shard = (torch.ones(4, 4, requires_grad=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            patch.setattr(fully_sharded, "_gather_rows", gather_and_note)
+            patch.setattr(dist, "reduce_scatter_single", reduce_and_note)
+            SimpleShardedLinear.apply(x, shard).sum().backward()  # type: ignore[no-untyped-call]
+        return len(gathered), alive, [str(warning.message) for warning in caught]
+
+    assert on_ranks(ranks, world_size=2).values == [(2, [0], [])] * 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
