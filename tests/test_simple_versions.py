@@ -160,6 +160,36 @@ def test_a_pipeline(ranks: int, make: Any) -> None:
     assert max(max(far) for far in on_ranks(both, world_size=ranks).values) < 1e-12
 
 
+class _Transposes(nn.Module):
+    """A stage whose output is not contiguous, and whose input gets such a gradient."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).T
+
+
+def test_a_pipeline_of_stages_whose_outputs_are_not_contiguous() -> None:
+    def both() -> list[float]:
+        rank, size, count = dist.get_rank(), dist.get_world_size(), 2
+        batch, targets = _drawn(4 * count, 4, seed=1), _drawn(4 * count, 4, seed=2)
+        weights = [_drawn(4, 4, seed=10 + stage) for stage in range(size)]
+        stages = [_Transposes(weight.clone()) for weight in weights]
+        whole = nn.Sequential(*(_Transposes(weight.clone()) for weight in weights))
+        inputs, wanted = batch.chunk(count), targets.chunk(count)
+        transposed = [x.T.contiguous().T for x in inputs]
+        schedule = schedules.one_f_one_b(size, count)
+        simple_run_schedule(schedule, stages[rank], transposed, wanted, F.mse_loss)
+        losses = [F.mse_loss(whole(x), y) / count for x, y in zip(inputs, wanted, strict=True)]
+        torch.stack(losses).sum().backward()
+        pairs = zip(stages[rank].parameters(), whole[rank].parameters(), strict=True)
+        return [float((a.grad - b.grad).abs().max()) for a, b in pairs]  # type: ignore[operator]
+
+    assert max(max(far) for far in on_ranks(both, world_size=2).values) < 1e-12
+
+
 @pytest.mark.parametrize("communication", [0.0, 0.25])
 @pytest.mark.parametrize(
     "schedule",
