@@ -205,6 +205,12 @@ def test_the_simulator(schedule: Any, communication: float) -> None:
         assert np.allclose([(e.start, e.end) for e in spans], times)
 
 
+@pytest.mark.parametrize("schedule", [[[], []], [[]], []])
+def test_a_simulation_of_nothing(schedule: Any) -> None:
+    with pytest.raises(ValueError, match="the schedule has no actions"):
+        simple_simulate(schedule, dict.fromkeys("FBIW", 1.0))
+
+
 def test_a_simulation_that_cannot_end() -> None:
     with pytest.raises(ValueError, match="no rank can proceed"):
         simple_simulate([["0B0", "0F0"], ["1F0", "1B0"]], dict.fromkeys("FBIW", 1.0))

@@ -106,8 +106,8 @@ def flat_ring_all_reduce_seconds(nbytes: Numbers, cluster: Cluster) -> Numbers:
     """Return the seconds of one ring over a full cluster: the slowest link limits every round.
 
     2(N-1) a + 2(N-1)/N S/B with the link between nodes, or on one node with the link inside.
-    `Cluster.slowdown` is not included. Without a barrier between rounds, earlier messages hide part of the
-    slow link's latency; the lower limit is 2(N-1)/N S/B + a.
+    `Cluster.slowdown` is not included. The formula assumes a barrier after each round. Without
+    it, earlier messages hide part of the slow link's latency; the limit is 2(N-1)/N S/B + a.
     """
     slowest = cluster.inter if cluster.nodes > 1 else cluster.intra
     return ring_all_reduce_seconds(nbytes, cluster.size, slowest)

@@ -56,8 +56,8 @@ def simple_run_schedule(
 
     Rank r runs stage r. `inputs` and `targets` are lists of microbatches of equal shape, the same
     on all ranks. Every stage must take and return float tensors of that shape. Gradients of the
-    mean loss are added to `.grad`. The forward message of microbatch m has tag 2m, and its gradient
-    has tag 2m + 1, so a receive finds its message whatever else is in flight.
+    mean loss are added to `.grad`. The forward message of microbatch m has tag 2m, its gradient
+    tag 2m + 1, so a receive finds its message whatever else is in flight.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Any, Any]] = {}  # input and output of each microbatch, from F to B
