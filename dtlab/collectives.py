@@ -1,22 +1,24 @@
 """The collectives of torch.distributed, built from send and receive alone.
 
-`simple_ring_all_reduce` shows the ring in 15 lines. The all-reduces below it all compute the same
-sum, and each is the cheapest in some situation. A message of S bytes takes a + S/B seconds (a:
-latency in seconds, B: one-way bandwidth in bytes/s). N ranks, each of which sends and receives at
-the same time, need
+`simple_ring_all_reduce` shows the ring in 15 lines. `ring_all_reduce` sends the same chunks in the
+same rounds. It also posts each receive before the message is due, so that no sender waits for its
+receiver, and it takes any reduction, dtype and group. The other all-reduces compute the same sum
+at other costs. A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way
+bandwidth in bytes/s). N ranks, each of which sends and receives at the same time, need
 
     naive                2(N-1) (a + S/B)                everything passes through one rank
-    ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes, only two neighbours
+    ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes per rank, only two neighbours
     tree                 2 log2 N (a + S/B)              log2 N partners
-    recursive doubling   log2 N (a + S/B)                fewest messages: for small tensors
-    halving-doubling     2 log2 N a + 2(N-1)/N S/B       the ring's bytes in fewer messages
+    recursive doubling   log2 N (a + S/B)                fewest rounds: for small tensors
+    halving-doubling     2 log2 N a + 2(N-1)/N S/B       the ring's bytes in fewer rounds
     hierarchical         rings in and across nodes       fewest bytes between nodes
 
-Each function works in place and returns None once this rank's part is done. It accepts what its
-counterpart in torch.distributed accepts: any number of ranks, every dtype and reduction that gloo
-supports, empty tensors and subgroups. On a rank outside `group` it only warns. A tensor that is
-not contiguous goes through a contiguous copy. Before anything is sent, a reduction that the dtype
-does not support raises TypeError, and sizes that do not match raise ValueError.
+Each function works in place and returns None once this rank's part is done. All but the simple
+one accept what the counterpart in torch.distributed accepts: any number of ranks, every dtype and
+reduction that gloo supports, empty tensors and subgroups. On a rank outside `group` they only
+warn. A tensor that is not contiguous goes through a contiguous copy. Before anything is sent, a
+reduction that the dtype does not support raises TypeError, and sizes that do not match raise
+ValueError.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ from dtlab.messages import (
     Group,
     Inbox,
     Op,
-    average,
     check_sizes,
     combine,
+    divide_if_average,
     flattened,
     is_member,
     scratch_rows,
@@ -69,17 +71,17 @@ def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     `ring_all_reduce` in programs.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = tensor.tensor_split(n)
+    chunks = tensor.view(-1).tensor_split(n)
     for k in range(2 * (n - 1)):
         outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
         received = torch.empty_like(incoming)
-        sending: Any = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
+        send_work: Any = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
         dist.recv(received, group=group, group_src=(rank - 1) % n)
         if k < n - 1:
             incoming += received
         else:
             incoming.copy_(received)
-        sending.wait()  # before this rank changes the chunk that it has just sent
+        send_work.wait()  # a later round overwrites the chunk that was just sent
 
 
 # All collectives, for every size, dtype, reduction and group ------------------------------------
@@ -119,7 +121,7 @@ def naive_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     for source in range(1, n):
         dist.recv(received, group=group, group_src=source)
         add(tensor, received, out=tensor)
-    average(tensor, op, n)
+    divide_if_average(tensor, op, n)
     for target in range(1, n):
         dist.send(tensor, group=group, group_dst=target)
 
@@ -131,31 +133,32 @@ def ring_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     The table shows which chunk each rank sends, here with four ranks:
 
                     rank 0  rank 1  rank 2  rank 3
-        round 0        3       0       1       2      reduce-scatter: add the received
-        round 1        2       3       0       1      chunk to this rank's
-        round 2        1       2       3       0
-        round 3        0       1       2       3      all-gather: chunk r is complete
-        round 4        3       0       1       2      on rank r; keep received chunks
+        round 0        3       0       1       2      reduce-scatter: add the received chunk
+        round 1        2       3       0       1      to this rank's copy of it; after round 2
+        round 2        1       2       3       0      chunk r is complete on rank r
+        round 3        0       1       2       3      all-gather: overwrite this rank's copy
+        round 4        3       0       1       2      with the received chunk
         round 5        2       3       0       1
 
-    Cost: 2(N-1) a + 2(N-1)/N S/B; no all-reduce can send fewer bytes. All ranks get the same bits.
+    Cost: 2(N-1) a + 2(N-1)/N S/B. In any all-reduce, some rank sends at least as many bytes. All
+    ranks get the same bits.
     Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms".
     """
     ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     chunks = tensor.tensor_split(len(ranks))
-    with _all_gather_half(chunks, group, ranks):
-        adding = _reduce_scatter_half(chunks, chunks, op, group, ranks)
-        average(chunks[rank], op, len(ranks))
-    adding.flush()
+    with _all_gather_after(chunks, group, ranks):  # gathers when the block ends
+        pending_sends = _reduce_scatter(chunks, chunks, op, group, ranks)
+        divide_if_average(chunks[rank], op, len(ranks))
+    pending_sends.flush()
 
 
-def _reduce_scatter_half(
+def _reduce_scatter(
     chunks: Sequence[Tensor], sums: Sequence[Tensor], op: Op, group: Group, ranks: Sequence[int]
 ) -> Inbox:
-    """Leave the sum of every rank's chunk r in `sums[r]` of the r-th of `ranks`, a ring of N.
+    """Reduce-scatter over the ring `ranks`: its r-th rank gets the sum of chunk r in `sums[r]`.
 
-    `sums` may be `chunks` themselves. The last send may still be in flight on return: call
-    `flush` on the returned inbox.
+    `sums` may be `chunks`. Call `flush` on the returned inbox before you change `chunks` again:
+    the last send may still be in flight.
     """
     n, place = len(ranks), ranks.index(dist.get_rank(group))
     arriving = [(place - 2 - k) % n for k in range(n - 1)]
@@ -168,13 +171,14 @@ def _reduce_scatter_half(
 
 
 @contextmanager
-def _all_gather_half(
+def _all_gather_after(
     chunks: Sequence[Tensor], group: Group, ranks: Sequence[int]
 ) -> Iterator[None]:
-    """Send chunk r, which the block completes on the r-th of `ranks`, to all of them.
+    """All-gather over the ring `ranks` when the block ends; its r-th rank must then have chunk r.
 
     The receives are posted before the block runs, into chunks that the block still adds to and
-    sends. That is safe: a complete chunk can arrive only after this rank has sent its part of it.
+    sends. This is safe: a complete chunk contains this rank's summand, so it arrives only after
+    this rank has sent that summand.
     """
     n, place = len(ranks), ranks.index(dist.get_rank(group))
     arriving = [chunks[(place - 1 - k) % n] for k in range(n - 1)]
@@ -196,13 +200,15 @@ def ring_reduce_scatter(output: Tensor, input: Tensor, op: Op = SUM, group: Grou
         return
     ranks, rank = range(dist.get_world_size(group)), dist.get_rank(group)
     check_sizes("ring_reduce_scatter", input, output, len(ranks))
-    combine(op, input)
+    combine(op, input)  # raises TypeError if the dtype does not support op
     with flattened(output) as chunk:
         chunks = input.detach().contiguous().view(-1).tensor_split(len(ranks))
         sums = list(scratch_rows(chunk, len(ranks)))
-        sums[rank] = chunk if len(ranks) > 1 else chunk.copy_(chunks[0])
-        _reduce_scatter_half(chunks, sums, op, group, ranks).flush()
-        average(chunk, op, len(ranks))
+        sums[rank] = chunk
+        if len(ranks) == 1:
+            chunk.copy_(chunks[0])  # no message will fill it
+        _reduce_scatter(chunks, sums, op, group, ranks).flush()
+        divide_if_average(chunk, op, len(ranks))
 
 
 def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
@@ -217,7 +223,7 @@ def ring_all_gather(output: Tensor, input: Tensor, group: Group = None) -> None:
     check_sizes("ring_all_gather", output, input, len(ranks))
     with flattened(output) as gathered:
         chunks = gathered.tensor_split(len(ranks))
-        with _all_gather_half(chunks, group, ranks):
+        with _all_gather_after(chunks, group, ranks):
             chunks[rank].copy_(input.detach().reshape(-1))
 
 
@@ -233,14 +239,14 @@ def tree_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     communication operations in MPICH".
     """
     rank, n, add = dist.get_rank(group), dist.get_world_size(group), combine(op, tensor)
-    children = _children(rank, n)
+    children = _tree_children(rank, n)
     inbox = Inbox(group, children, [tensor] * len(children), scratch=True)
     for _ in children:
         add(tensor, inbox.take(), out=tensor)
     if rank > 0:
-        dist.send(tensor, group=group, group_dst=rank & (rank - 1))
+        dist.send(tensor, group=group, group_dst=_tree_parent(rank))
     else:
-        average(tensor, op, n)
+        divide_if_average(tensor, op, n)
     _broadcast(tensor, 0, group)
 
 
@@ -251,7 +257,10 @@ def tree_broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
     Raises: ValueError if `src` is not in `group`.
     """
     if is_member(group, "tree_broadcast"):
+        n = dist.get_world_size(group)
         root = src if group is None else dist.get_group_rank(group, src)
+        if not 0 <= root < n:  # get_group_rank checks only groups other than the default group
+            raise ValueError(f"tree_broadcast: src={src!r} is not one of the {n} ranks.")
         with flattened(tensor) as flat:
             _broadcast(flat, root, group)
 
@@ -261,16 +270,25 @@ def _broadcast(tensor: Tensor, root: int, group: Group) -> None:
     n = dist.get_world_size(group)
     place = (dist.get_rank(group) - root) % n
     if place > 0:
-        parent = place & (place - 1)  # `place` with its lowest bit cleared
-        dist.recv(tensor, group=group, group_src=(parent + root) % n)
-    for child in reversed(_children(place, n)):  # the largest subtree first
+        dist.recv(tensor, group=group, group_src=(_tree_parent(place) + root) % n)
+    for child in reversed(_tree_children(place, n)):  # the largest subtree first
         dist.send(tensor, group=group, group_dst=(child + root) % n)
 
 
-def _children(place: int, n: int) -> list[int]:
-    """Return the children of `place` in a binomial tree of n: it with one more, lower bit set."""
+def _tree_parent(place: int) -> int:
+    """Return the parent in a binomial tree: `place` without its lowest set bit."""
+    return place & (place - 1)
+
+
+def _tree_children(place: int, n: int) -> list[int]:
+    """Return the places that have `place` as parent in a binomial tree of n places.
+
+    They are place + d for each power of two d below the lowest set bit of `place`. Place 0 has no
+    set bit, so d may be any power of two below n.
+    """
+    lowest_bit = place & -place or n
     distances = (1 << k for k in range(n.bit_length()))
-    return [place + d for d in distances if d < (place & -place or n) and place + d < n]
+    return [place + d for d in distances if d < lowest_bit and place + d < n]
 
 
 @_all_reduce
@@ -281,23 +299,24 @@ def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = N
         distance 2    0 <───────> 2         4 <───────> 6           sums of 4; so do 1-3, 5-7
         distance 4    0 <─────────────────> 4                       sums of 8; so do 1-5, ...
 
-    Cost: log2 N (a + S/B). If N is not a power of two, each rank beyond the last power of two
-    first sends its tensor to a partner below and receives the sum at the end, which adds
+    Cost: log2 N (a + S/B). If N is not a power of two, let P be the largest power of two below N:
+    each rank P + r first sends its tensor to rank r and receives the sum at the end, which adds
     2 (a + S/B). Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as partners:
         inbox = Inbox(group, partners, [tensor] * len(partners), scratch=True)
         for partner in partners:
             received = inbox.take(while_sending=tensor, to=partner)
-            inbox.flush()  # the send must finish before the tensor changes
+            inbox.flush()  # wait for the send: the next line changes the tensor
             combine(op, tensor)(tensor, received, out=tensor)
 
 
 @contextmanager
 def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
-    """Fold ranks beyond the last power of two into partners below, and send them the result.
+    """Let a power of two of ranks reduce: fold each rank P + r into rank r, its twin.
 
-    Yields this rank's partners at distance 1, 2, 4, ...; the list is empty on a folded rank.
+    P is the largest power of two up to N. Yields this rank's partners at distance 1, 2, 4, ...;
+    the list is empty on a folded rank, which receives the result after the block.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     rounds = n.bit_length() - 1
@@ -311,7 +330,7 @@ def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
         received = Inbox(group, [twin], [tensor], scratch=True).take()
         combine(op, tensor)(tensor, received, out=tensor)
     yield [rank ^ (1 << k) for k in range(rounds)]
-    average(tensor, op, n)
+    divide_if_average(tensor, op, n)
     if twin < n:
         dist.send(tensor, group=group, group_dst=twin)
 
@@ -328,22 +347,23 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = Non
     recursive doubling. Rabenseifner's algorithm, Thakur et al. 2005.
     """
     with _power_of_two(tensor, op, group) as near_to_far:
-        part, retained, outgoing, far_to_near = tensor, [], [], near_to_far[::-1]
+        far_to_near = near_to_far[::-1]
+        part, kept, outgoing = tensor, list[Tensor](), list[Tensor]()
         for partner in far_to_near:
             lower, upper = part.tensor_split(2)
             part, sent = (upper, lower) if dist.get_rank(group) > partner else (lower, upper)
-            retained.append(part)
+            kept.append(part)
             outgoing.append(sent)
-        inbox = Inbox(group, far_to_near, retained, scratch=True)
-        # Posting these receives now is safe, as in `_all_gather_half`.
-        complete = Inbox(group, near_to_far, outgoing[::-1], tag=1)
-        for partner, half, sent in zip(far_to_near, retained, outgoing, strict=True):
-            received = inbox.take(while_sending=sent, to=partner)
+        reduce_inbox = Inbox(group, far_to_near, kept, scratch=True)
+        # Posting these receives now is safe, as in `_all_gather_after`.
+        gather_inbox = Inbox(group, near_to_far, outgoing[::-1], tag=1)
+        for partner, half, sent in zip(far_to_near, kept, outgoing, strict=True):
+            received = reduce_inbox.take(while_sending=sent, to=partner)
             combine(op, tensor)(half, received, out=half)
-        for partner, half in zip(near_to_far, retained[::-1], strict=True):
-            complete.take(while_sending=half, to=partner)
-        inbox.flush()
-        complete.flush()
+        for partner, half in zip(near_to_far, kept[::-1], strict=True):
+            gather_inbox.take(while_sending=half, to=partner)
+        reduce_inbox.flush()
+        gather_inbox.flush()
 
 
 @_all_reduce
@@ -353,7 +373,7 @@ def hierarchical_all_reduce(
     """Reduce `tensor` over all ranks and send few bytes between nodes of `ranks_per_node` ranks.
 
         node 0: 0 ── 1      1. reduce-scatter inside each node: S/G bytes of sums on each rank
-                │    │      2. ring all-reduce of these among ranks with the same local rank
+                │    │      2. ring all-reduce of these among ranks of the same local rank
         node 1: 2 ── 3      3. all-gather inside each node
 
     G is `ranks_per_node`; None means torchrun's LOCAL_WORLD_SIZE. Cost for n nodes with links
@@ -374,11 +394,11 @@ def hierarchical_all_reduce(
     across = range(local_rank, n, ranks_per_node)
     parts = tensor.tensor_split(len(inside))
     pieces = parts[local_rank].tensor_split(len(across))
-    with _all_gather_half(parts, group, inside):
-        _reduce_scatter_half(parts, parts, op, group, inside).flush()
-        with _all_gather_half(pieces, group, across):
-            _reduce_scatter_half(pieces, pieces, op, group, across).flush()
-            average(pieces[node], op, n)
+    with _all_gather_after(parts, group, inside):
+        _reduce_scatter(parts, parts, op, group, inside).flush()  # the next step changes `parts`
+        with _all_gather_after(pieces, group, across):
+            _reduce_scatter(pieces, pieces, op, group, across).flush()
+            divide_if_average(pieces[node], op, n)
 
 
 def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> None:

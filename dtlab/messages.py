@@ -18,9 +18,9 @@ __all__ = [
     "Group",
     "Inbox",
     "Op",
-    "average",
     "check_sizes",
     "combine",
+    "divide_if_average",
     "flattened",
     "is_member",
     "scratch_rows",
@@ -116,7 +116,7 @@ def scratch_rows(like: Tensor, count: int = 1) -> Tensor:
 
 _REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
-    ReduceOp.AVG: torch.add,  # `average` divides at the end
+    ReduceOp.AVG: torch.add,  # `divide_if_average` divides at the end
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
@@ -142,7 +142,7 @@ def combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
     return _REDUCTIONS[known]
 
 
-def average(total: Tensor, op: Op, n: int) -> None:
+def divide_if_average(total: Tensor, op: Op, n: int) -> None:
     """Divide a sum over n ranks by n in place if `op` is AVG."""
     if op == AVG:  # complex numbers part by part, as torch does, so that the bits agree
         (torch.view_as_real(total) if total.is_complex() else total).div_(n)

@@ -324,6 +324,17 @@ def test_subgroups_and_global_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "naive_all_reduce on global rank 1 which does not belong" in values[1][0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("src", [-1, 2, 7])
+def test_a_broadcast_from_a_rank_that_does_not_exist(src: int) -> None:
+    def ranks() -> None:
+        for group in (None, dist.group.WORLD):
+            with pytest.raises(ValueError, match=f"src={src} is not one of the 2 ranks"):
+                collectives.tree_broadcast(torch.ones(3), src, group)
+
+    on_ranks(ranks, world_size=2)
+
+
 @pytest.mark.proof
 @pytest.mark.slow
 def test_many_calls_in_a_row_beside_torchs() -> None:

@@ -168,6 +168,8 @@ def test_a_latency_below_zero_is_none() -> None:
         ([1e6, 2e6], [1.0, 0.0], "times above 0"),
         ([1e6, 2e6], [1.0, float("nan")], "times above 0"),
         ([1e6, 2e6], [1.0, 0.5], "Measure larger messages"),
+        ([1e4, 3e5], [1e-3, 1e-3], "Measure larger messages"),
+        ([1.0, 10.0, 300.0, 7e6], [1e-3] * 4, "Measure larger messages"),
     ],
 )
 def test_what_cannot_be_fitted(sizes: list[float], times: list[float], message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -486,3 +486,26 @@ def test_a_rank_without_gradients_and_one_with_fp16_ones() -> None:
     _, one, two = on_ranks(ranks, world_size=3).values
     assert one == two
     assert one[0] == 4
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_a_named_tuple_of_losses() -> None:
+    scaled = DynamicLossScaler(8.0).scale(Pair(torch.tensor(1.0), torch.tensor(2.0)))
+    assert isinstance(scaled, Pair)
+    assert (float(scaled.first), float(scaled.second)) == (8.0, 16.0)
+
+
+@pytest.mark.parametrize("make", [StaticLossScaler, DynamicLossScaler])
+@pytest.mark.parametrize("default", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_scaled_loss_is_finite(make: Any, default: torch.dtype, dtype: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        assert float(make().scale(torch.tensor(2.0, dtype=dtype))) == 2.0**17
+    finally:
+        torch.set_default_dtype(before)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dtlab import schedules
+from dtlab.parallel.pipeline import executor
 from dtlab.predict import Costs, simulate
 from dtlab.schedules import (
     Action,
@@ -70,6 +71,7 @@ def drawn_in(of: object) -> str:
         (naive, naive(2, 2)),
         (gpipe, gpipe(2, 3)),
         (one_f_one_b, one_f_one_b(2, 3)),
+        (executor, one_f_one_b(2, 3)),
         (interleaved, interleaved(2, 2, 2)),
         (zb_h1, zb_h1(2, 4)),
         (zb_h2, zb_h2(2, 4)),

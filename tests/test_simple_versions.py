@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from dtlab.parallel.data import DataParallel
 from dtlab.parallel.data.data_parallel import average_by_hooks
 from dtlab.parallel.pipeline import PipelineStage, run_schedule
 from dtlab.parallel.pipeline.executor import simple_run_schedule
-from dtlab.parallel.zero import Zero1
+from dtlab.parallel.zero import Zero1, fully_sharded
 from dtlab.parallel.zero.fully_sharded import SimpleShardedLinear
 from dtlab.parallel.zero.optimizers import SimpleZero1
 from dtlab.predict.simulate import Costs, simple_simulate, simulate
@@ -53,6 +55,18 @@ def test_the_ring(ranks: int, elements: int) -> None:
     assert all(on_ranks(both, world_size=ranks).values)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (4, 0)])
+def test_the_ring_with_tensors_of_any_shape(ranks: int, shape: tuple[int, ...]) -> None:
+    def sums() -> bool:
+        tensor = _drawn(*shape, seed=dist.get_rank())
+        simple_ring_all_reduce(tensor)
+        wanted = sum(_drawn(*shape, seed=rank) for rank in range(dist.get_world_size()))
+        return torch.allclose(tensor, torch.as_tensor(wanted))
+
+    assert all(on_ranks(sums, world_size=ranks).values)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_data_parallelism(ranks: int) -> None:
     def gradients() -> list[float]:
@@ -70,7 +84,7 @@ def test_data_parallelism(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 6])
 def test_zero_1(ranks: int) -> None:
     def both() -> list[float]:
-        simple, fast = _net(), _net()
+        simple, fast = _net(dist.get_rank()), _net(dist.get_rank())
         one = SimpleZero1(simple.parameters(), torch.optim.Adam, lr=0.01)
         other = Zero1(fast.parameters(), torch.optim.Adam, lr=0.01)
         for step in range(3):
@@ -102,6 +116,32 @@ def test_stage_3(ranks: int) -> None:
     assert max(max(far) for far in on_ranks(far_off, world_size=ranks).values) < 1e-12
 
 
+def test_stage_3_frees_each_weight_before_the_next_collective() -> None:
+    def ranks() -> tuple[int, list[int], list[str]]:
+        gathered: list[weakref.ref[Tensor]] = []
+        alive: list[int] = []
+        gather, reduce = fully_sharded._gather_rows, dist.reduce_scatter_single
+
+        def gather_and_note(shard: Tensor) -> Tensor:
+            weight = gather(shard)
+            gathered.append(weakref.ref(weight))
+            return weight
+
+        def reduce_and_note(*args: Any) -> None:
+            alive.append(sum(weight() is not None for weight in gathered))
+            reduce(*args)
+
+        x, shard = (torch.ones(4, 4, requires_grad=True) for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            patch.setattr(fully_sharded, "_gather_rows", gather_and_note)
+            patch.setattr(dist, "reduce_scatter_single", reduce_and_note)
+            SimpleShardedLinear.apply(x, shard).sum().backward()  # type: ignore[no-untyped-call]
+        return len(gathered), alive, [str(warning.message) for warning in caught]
+
+    assert on_ranks(ranks, world_size=2).values == [(2, [0], [])] * 2
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("make", [schedules.gpipe, schedules.one_f_one_b])
 def test_a_pipeline(ranks: int, make: Any) -> None:
@@ -120,6 +160,36 @@ def test_a_pipeline(ranks: int, make: Any) -> None:
     assert max(max(far) for far in on_ranks(both, world_size=ranks).values) < 1e-12
 
 
+class _Transposes(nn.Module):
+    """A stage whose output is not contiguous, and whose input gets such a gradient."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).T
+
+
+def test_a_pipeline_of_stages_whose_outputs_are_not_contiguous() -> None:
+    def both() -> list[float]:
+        rank, size, count = dist.get_rank(), dist.get_world_size(), 2
+        batch, targets = _drawn(4 * count, 4, seed=1), _drawn(4 * count, 4, seed=2)
+        weights = [_drawn(4, 4, seed=10 + stage) for stage in range(size)]
+        stages = [_Transposes(weight.clone()) for weight in weights]
+        whole = nn.Sequential(*(_Transposes(weight.clone()) for weight in weights))
+        inputs, wanted = batch.chunk(count), targets.chunk(count)
+        transposed = [x.T.contiguous().T for x in inputs]
+        schedule = schedules.one_f_one_b(size, count)
+        simple_run_schedule(schedule, stages[rank], transposed, wanted, F.mse_loss)
+        losses = [F.mse_loss(whole(x), y) / count for x, y in zip(inputs, wanted, strict=True)]
+        torch.stack(losses).sum().backward()
+        pairs = zip(stages[rank].parameters(), whole[rank].parameters(), strict=True)
+        return [float((a.grad - b.grad).abs().max()) for a, b in pairs]  # type: ignore[operator]
+
+    assert max(max(far) for far in on_ranks(both, world_size=2).values) < 1e-12
+
+
 @pytest.mark.parametrize("communication", [0.0, 0.25])
 @pytest.mark.parametrize(
     "schedule",
@@ -133,6 +203,12 @@ def test_the_simulator(schedule: Any, communication: float) -> None:
     for rank, times in enumerate(simple):
         spans = [e for e in trace.events if e.rank == rank and e.kind == "compute"]
         assert np.allclose([(e.start, e.end) for e in spans], times)
+
+
+@pytest.mark.parametrize("schedule", [[[], []], [[]], []])
+def test_a_simulation_of_nothing(schedule: Any) -> None:
+    with pytest.raises(ValueError, match="the schedule has no actions"):
+        simple_simulate(schedule, dict.fromkeys("FBIW", 1.0))
 
 
 def test_a_simulation_that_cannot_end() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 import time
 
 import pytest
 
 import dtlab
 from dtlab.predict import Costs, bubble, peak_in_flight, simulate
+from dtlab.predict.simulate import simple_simulate
 from dtlab.schedules import (
     ScheduleError,
     gpipe,
@@ -115,6 +117,23 @@ def test_costs_have_to_fit() -> None:
         bubble(simulate(gpipe(2, 2), Costs(1, 1, 1)), of="all")
     with pytest.raises(ValueError, match="no span named"):
         bubble(dtlab.Trace())
+    for of in ("total", "ideal"):
+        with pytest.raises(ValueError, match="take 0 seconds"):
+            bubble(simulate(gpipe(2, 2), Costs(0, 0, 0, 1)), of)
+        with pytest.raises(ValueError, match="take 0 seconds"):
+            bubble(simulate(gpipe(2, 2), Costs(0, 0, 0)), of)
+
+
+def test_the_drawing_of_the_module() -> None:
+    lines = (sys.modules["dtlab.predict.simulate"].__doc__ or "").splitlines()
+    drawn = [line.split("|")[1].split() for line in lines if line.strip().startswith("rank ")]
+    schedule = one_f_one_b(3, 4)
+    slots = [["."] * 12 for _ in schedule]
+    times = simple_simulate(schedule, {"F": 1, "B": 1})
+    for rank, row in enumerate(schedule):
+        for action, (start, _) in zip(row, times[rank], strict=True):
+            slots[rank][int(start)] = action.kind
+    assert slots == drawn[:3]
 
 
 def test_peak_in_flight() -> None:

@@ -418,7 +418,7 @@ class _Head(ShardedLayer):
         super().__init__(group)
         self.sequence_parallel = sequence_parallel
         self.splits = {"weight": Split(0, (dense.num_embeddings,))}
-        self.take(dense)
+        self.load_part_of(dense)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.sequence_parallel:

@@ -1,7 +1,8 @@
 """Communication times: the alpha-beta model, and closed forms of the collectives.
 
 A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way bandwidth in
-bytes/s). All other times follow from the messages that an algorithm sends:
+bytes/s): see `Link.seconds`. The time of a collective is that of its rounds of such messages, one
+after the other. A ring all-reduce takes 2(N-1) rounds with messages of S/N bytes:
 
     operation (N ranks, S bytes)     seconds
     ring all-reduce                  2(N-1) a + 2(N-1)/N S/B
@@ -9,7 +10,7 @@ bytes/s). All other times follow from the messages that an algorithm sends:
     all-to-all                       (N-1) a + (N-1)/N S/B      S: what one rank sends
     broadcast, reduce                (N-1) a + S/B              along a chain, in small pieces
     gather, scatter                  a + (N-1)/N S/B            all through the root's port
-    barrier                          log2 N a
+    barrier                          (log2 N) a
 
 Sizes may be NumPy arrays; times are arrays too then. The formulas assume that every rank can send
 and receive at the same time and that no two messages share a port: Thakur, Rabenseifner & Gropp
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dtlab.predict.hardware import Bytes, Cluster, Link
+from dtlab.predict.hardware import Cluster, Link, Numbers
 from dtlab.predict.units import check_bytes, check_count, check_whole, is_number
 
 __all__ = [
@@ -58,29 +59,29 @@ __all__ = [
 # ------------------------------------------------------------------------------------ all-reduce
 
 
-def naive_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def naive_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of an all-reduce through one rank: 2(N-1)(a + S/B)."""
     return 2 * (check_count("ranks", ranks) - 1) * link.seconds(nbytes)
 
 
-def ring_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def ring_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of a ring: 2(N-1) a + 2(N-1)/N S/B (Patarasuk & Yuan 2009)."""
     return 2 * _rounds_of_chunks(nbytes, ranks, link)
 
 
-def tree_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Return the seconds up and down a binomial tree: 2 log2 N (a + S/B), log2 N rounded up."""
+def tree_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return the seconds up and down a binomial tree: 2 (log2 N) (a + S/B), log2 N rounded up."""
     return 2 * tree_broadcast_seconds(nbytes, ranks, link)
 
 
-def recursive_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Return log2 N (a + S/B), log2 N rounded down; plus 2 (a + S/B) if N is no power of two."""
+def recursive_doubling_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return (log2 N) (a + S/B), log2 N rounded down; plus 2 (a + S/B) if N is no power of two."""
     rounds = check_count("ranks", ranks).bit_length() - 1
     return (rounds + _beyond_power_of_two(ranks)) * link.seconds(nbytes)
 
 
-def halving_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Return 2 log2 N a + 2(N-1)/N S/B, for the largest power of two that is at most N.
+def halving_doubling_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return 2 (log2 N) a + 2(N-1)/N S/B, for the largest power of two that is at most N.
 
     If N is not a power of two, folding the other ranks adds 2 (a + S/B) (Thakur et al. 2005).
     """
@@ -89,24 +90,24 @@ def halving_doubling_all_reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -
     return halves + _beyond_power_of_two(ranks) * link.seconds(nbytes)
 
 
-def hierarchical_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
+def hierarchical_all_reduce_seconds(nbytes: Numbers, cluster: Cluster) -> Numbers:
     """Return the seconds of rings inside nodes and across nodes, over a full cluster.
 
-    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2 for n nodes of G ranks, with link 1
-    inside and link 2 between nodes. The ring across nodes joins ranks with the same local rank.
-    `slowdown` is not included.
+    2(G-1) a1 + 2(G-1)/G S/B1 + 2(n-1) a2 + 2(n-1)/n (S/G)/B2 for n nodes of G ranks, where a1, B1
+    are those of the link inside nodes and a2, B2 of the link between nodes. The ring across nodes
+    joins ranks with the same local rank. `Cluster.slowdown` is not included.
     """
     inside, share = cluster.gpus_per_node, nbytes / cluster.gpus_per_node
     between = ring_all_reduce_seconds(share, cluster.nodes, cluster.inter)
     return ring_all_reduce_seconds(nbytes, inside, cluster.intra) + between
 
 
-def flat_ring_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
+def flat_ring_all_reduce_seconds(nbytes: Numbers, cluster: Cluster) -> Numbers:
     """Return the seconds of one ring over a full cluster: the slowest link limits every round.
 
     2(N-1) a + 2(N-1)/N S/B with the link between nodes, or on one node with the link inside.
-    `slowdown` is not included. Without a barrier between rounds, earlier messages hide part of the
-    slow link's latency; the lower limit is 2(N-1)/N S/B + a.
+    `Cluster.slowdown` is not included. The formula assumes a barrier after each round. Without
+    it, earlier messages hide part of the slow link's latency; the limit is 2(N-1)/N S/B + a.
     """
     slowest = cluster.inter if cluster.nodes > 1 else cluster.intra
     return ring_all_reduce_seconds(nbytes, cluster.size, slowest)
@@ -115,38 +116,41 @@ def flat_ring_all_reduce_seconds(nbytes: Bytes, cluster: Cluster) -> Bytes:
 # ------------------------------------------------------------------------- the other collectives
 
 
-def reduce_scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def reduce_scatter_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
-def all_gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def all_gather_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
-def all_to_all_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def all_to_all_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of pairwise rounds: (N-1) a + (N-1)/N S/B; S is what one rank sends."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
-def broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Return the seconds along a chain in small pieces: (N-1) a + S/B; 0 for one rank."""
+def broadcast_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return the seconds along a chain: (N-1) a + S/B; 0 for one rank.
+
+    It is the limit of many small pieces, whose latencies overlap.
+    """
     hops = check_count("ranks", ranks) - 1
     return hops * link.latency + min(hops, 1) * nbytes / link.bandwidth
 
 
-def reduce_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of a broadcast in reverse: (N-1) a + S/B."""
     return broadcast_seconds(nbytes, ranks, link)
 
 
-def tree_broadcast_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
-    """Return the seconds down a binomial tree: log2 N (a + S/B), log2 N rounded up."""
+def tree_broadcast_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return the seconds down a binomial tree: (log2 N) (a + S/B), log2 N rounded up."""
     return (check_count("ranks", ranks) - 1).bit_length() * link.seconds(nbytes)
 
 
-def gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def gather_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of messages through the root's port: a + (N-1)/N S/B; 0 for one rank.
 
     S is the size of the root's result, including its own part.
@@ -155,20 +159,21 @@ def gather_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
     return min(senders, 1) * link.latency + senders / ranks * nbytes / link.bandwidth
 
 
-def scatter_seconds(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def scatter_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds of a gather in reverse: a + (N-1)/N S/B."""
     return gather_seconds(nbytes, ranks, link)
 
 
 def barrier_seconds(ranks: int, link: Link) -> float:
-    """Return log2 N a, log2 N rounded up: empty messages to ranks at distance 1, 2, 4, ...
+    """Return (log2 N) a, log2 N rounded up: empty messages to ranks at distance 1, 2, 4, ...
 
     Hensgen, Finkel & Manber 1988, "Two algorithms for barrier synchronization".
     """
     return (check_count("ranks", ranks) - 1).bit_length() * link.latency
 
 
-def _rounds_of_chunks(nbytes: Bytes, ranks: int, link: Link) -> Bytes:
+def _rounds_of_chunks(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
+    """Return the seconds of N-1 rounds with messages of S/N: (N-1) a + (N-1)/N S/B."""
     return (check_count("ranks", ranks) - 1) * link.seconds(nbytes / ranks)
 
 
@@ -191,7 +196,7 @@ _FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.m
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return the factor from algorithm bandwidth S/t to the hardware's bandwidth: 2(N-1)/N etc.
+    """Return the factor from S/t, for a time t, to the bandwidth of one link: 2(N-1)/N and so on.
 
     `operation` is a name in torch.distributed. Raises: ValueError for one without a factor.
     Source: nccl-tests, doc/PERFORMANCE.md.
@@ -202,12 +207,12 @@ def bus_factor(operation: str, ranks: int) -> float:
     return _FACTORS[operation](check_count("ranks", ranks))
 
 
-def algorithm_bandwidth(nbytes: Bytes, seconds: Bytes) -> Bytes:
+def algorithm_bandwidth(nbytes: Numbers, seconds: Numbers) -> Numbers:
     """Return S/t in bytes/s, the caller's bandwidth; S is the size of the tensor on one rank."""
     return nbytes / seconds
 
 
-def bus_bandwidth(operation: str, nbytes: Bytes, seconds: Bytes, ranks: int) -> Bytes:
+def bus_bandwidth(operation: str, nbytes: Numbers, seconds: Numbers, ranks: int) -> Numbers:
     """Return the bytes/s on one rank's link: S/t times `bus_factor`."""
     return bus_factor(operation, ranks) * nbytes / seconds
 
@@ -230,10 +235,10 @@ def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     if not (np.isfinite(time).all() and (time > 0).all() and (size >= 0).all()):
         raise ValueError("fit_link needs sizes of 0 or more (bytes) and times above 0 (seconds).")
     terms = np.column_stack((1 / time, size / time))  # (a + S/B) / t, which should be 1
-    latency, per_byte = _least_absolute(terms)
+    latency, per_byte = _least_absolute_errors(terms)
     if latency < 0:
-        latency, per_byte = 0.0, _least_absolute(terms[:, 1:])[0]
-    if per_byte <= 0:
+        latency, per_byte = 0.0, _least_absolute_errors(terms[:, 1:])[0]
+    if per_byte * np.ptp(size) <= 1e-9 * time.max():  # no growth except by rounding
         raise ValueError(
             "The times do not grow with the sizes, so they determine no bandwidth. "
             "Measure larger messages."
@@ -241,7 +246,7 @@ def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
     return Link(float(latency), float(1 / per_byte))
 
 
-def _least_absolute(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _least_absolute_errors(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the x that minimizes sum |terms x - 1|."""
     scale = terms.max(axis=0)  # the columns differ by ten orders of magnitude
     weight = np.ones(len(terms))

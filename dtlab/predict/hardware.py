@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from dtlab.predict.units import check_count, in_gb, in_units, is_number
 
-__all__ = ["CARDS", "LINKS", "Bytes", "Card", "Cluster", "Link", "card_from"]
+__all__ = ["CARDS", "LINKS", "Card", "Cluster", "Link", "Numbers", "card_from"]
 
-Bytes = TypeVar("Bytes", float, npt.NDArray[np.float64])
+Numbers = TypeVar("Numbers", float, npt.NDArray[np.float64])  # one number, or an array of them
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Link:
                 f"A link's bandwidth must be bytes/s above 0, not {self.bandwidth!r}."
             )
 
-    def seconds(self, nbytes: Bytes) -> Bytes:
+    def seconds(self, nbytes: Numbers) -> Numbers:
         """Return the seconds of a message of `nbytes`: a + S/B."""
         return self.latency + nbytes / self.bandwidth
 

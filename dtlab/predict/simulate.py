@@ -1,15 +1,22 @@
 """The pipeline simulator: start and end of each action of a schedule, and the bubble.
 
-              total = the longest rank, from its first start to its last end
-    rank 0    |F F F . . . B F B . B . B|        busy: F, B, I and W; . idle
-    rank 1      |F F . B F B F B . B|            ideal = mean busy time of all ranks
+    1F1B on 3 ranks, 4 microbatches; an action takes 1 s, a message 0 s; "." is 1 s of idle time
+
+    rank 0    |F F F . . B F B . B . B|    total: the time of the longest rank, from its first
+    rank 1    |. F F . B F B F B . B .|           start to its last end (12 s)
+    rank 2    |. . F B F B F B F B . .|    ideal: the compute time of a rank, mean of all (8 s)
 
     bubble of="total"   (total - ideal) / total        idle share; Zero Bubble's rate
     bubble of="ideal"   (total - ideal) / ideal        Megatron-LM's (p - 1) / m
 
-An action starts when its rank is free and its dependency is complete: at once on the same rank,
-`communication` seconds later from another rank. Messages occupy no rank, and all can be in flight
-at once (Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3).
+An action starts when its rank is free and the action that it needs has ended; if that one runs on
+another rank, a message takes `communication` seconds more. A forward needs the forward of the
+previous stage. A backward (B or I) needs the backward of the next stage, or on the last stage its
+own forward. W needs its own I. Messages occupy no rank and do not slow each other down (Qi et al.
+2024, "Zero Bubble Pipeline Parallelism", section 3).
+
+`simple_simulate` returns the start and end of each action. `simulate` also validates the schedule,
+takes costs for each stage, computes with NumPy arrays, and returns a trace.
 """
 
 from __future__ import annotations
@@ -43,11 +50,13 @@ def simple_simulate(
     """Return start and end of every action of each rank: the simulator in its simplest form.
 
     `seconds` gives the time of an action of each kind ("F", "B", "I", "W"). Each rank runs its
-    actions in order. An action starts when the rank is free and its dependency has arrived. If no
-    rank can proceed, ValueError is raised.
+    actions in order. An action starts when the rank is free and the result that it needs has
+    arrived. Raises: ValueError if there is no action, or if no rank can proceed.
     """
     rows = as_schedule(schedule)
     home = {action: rank for rank, row in enumerate(rows) for action in row}
+    if not home:
+        raise ValueError("simple_simulate: the schedule has no actions, so there is no time.")
     last = max(action.stage for action in home)
     end: dict[Action, float] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in rows]
@@ -57,7 +66,7 @@ def simple_simulate(
             while len(times[rank]) < len(row):
                 action = row[len(times[rank])]
                 need = needs(action, last)
-                if need is not None and need not in home:  # I and W replace the B
+                if need is not None and need not in home:  # a B that is split into I and W
                     need = Action(need.stage, "I", need.microbatch)
                 if need is not None and need not in end:
                     break
@@ -71,15 +80,15 @@ def simple_simulate(
     return times
 
 
-# The same for schedules of any size, as a trace --------------------------------------------------
+# The same with costs for each stage, validated, on NumPy arrays, as a trace ----------------------
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a microbatch on a stage; each is one number, or one per stage.
+    """Seconds that one microbatch takes on a stage: one number, or a list with one per stage.
 
     `communication` is for a message that leaves the stage, forwards or backwards. A whole
-    backward, B, takes `backward_input` plus `backward_weight`.
+    backward (B) costs `backward_input` plus `backward_weight`.
     """
 
     forward: PerStage
@@ -93,8 +102,8 @@ class Costs:
         Raises: ValueError for another number of stages, or seconds below 0.
         """
         rows = [self._row(name, num_stages) for name in vars(self)]
-        forward, first, second, communication = rows
-        return np.stack((forward, first + second, first, second, communication))
+        forward, inputs, weights, communication = rows
+        return np.stack((forward, inputs + weights, inputs, weights, communication))
 
     def _row(self, name: str, num_stages: int) -> Floats:
         given = np.asarray(getattr(self, name), dtype=np.float64)
@@ -111,8 +120,8 @@ class Costs:
 def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
     """Return a schedule's trace: spans as `run_schedule` records them, and messages.
 
-    Only messages that take time are included: a rank waits in "recv" from the moment its message
-    is sent, whenever it does not compute.
+    Messages that take time are events "send" and "recv", from the end of the sending action to the
+    arrival. A rank is blocked in "recv" during those parts of it in which it does not compute.
     Raises: ScheduleError, with every fault, for an invalid schedule; ValueError for costs that do
     not match it.
     """
@@ -135,19 +144,33 @@ def _columns(actions: Actions, times: Times) -> Columns:
     end = np.concatenate((times.end, *[sent + times.delay[delayed]] * 2))
     order = np.argsort(start, kind="stable")
     senders, receivers = actions.rank[sources], actions.rank[delayed]
-    peers = np.concatenate((np.zeros(count, np.int64), 1 + receivers, 1 + senders))
+    peers = np.concatenate((np.zeros(count, np.int64), 1 + receivers, 1 + senders))  # 0: no peer
     role = np.repeat([COMPUTE, SEND, RECV], [count, messages, messages])
-    name = np.concatenate((actions.kind, *(np.full(messages, number) for number in (4, 5))))
+    numbers = [_NAMES.index("send"), _NAMES.index("recv")]
+    name = np.concatenate((actions.kind, np.repeat(numbers, messages)))
     none = np.zeros(len(start), np.int64)
     waits = np.flatnonzero(role[order] == RECV)
     subject = np.concatenate((np.arange(count), sources, sources))[order]
     return Columns(
-        np.concatenate((actions.rank, senders, receivers))[order], role[order], name[order],
-        peers[order], none, none, none, none, start[order], end[order],
-        _Extras(actions.stage[subject], actions.microbatch[subject], role[order]),
-        waits, start[order][waits], end[order][waits], np.full(len(waits), NO_THREAD),
-        _NAMES, [(), *((rank,) for rank in range(int(actions.rank.max()) + 1))], [("", ())],
-    )  # fmt: skip
+        rank=np.concatenate((actions.rank, senders, receivers))[order],
+        role=role[order],
+        name=name[order],
+        peers=peers[order],
+        group=none,
+        tag=none,
+        bytes=none,
+        thread=none,
+        start=start[order],
+        end=end[order],
+        extras=_Extras(actions.stage[subject], actions.microbatch[subject], role[order]),
+        blocked_row=waits,
+        blocked_start=start[order][waits],
+        blocked_end=end[order][waits],
+        blocked_thread=np.full(len(waits), NO_THREAD),
+        names=_NAMES,
+        peer_sets=[(), *((rank,) for rank in range(int(actions.rank.max()) + 1))],
+        groups=[("", ())],
+    )
 
 
 class _Extras(Sequence[Mapping[str, Any]]):
@@ -167,6 +190,7 @@ class _Extras(Sequence[Mapping[str, Any]]):
         if isinstance(index, slice):
             return _Extras(self._stage[index], self._microbatch[index], self._role[index])
         about = {"stage": int(self._stage[index]), "microbatch": int(self._microbatch[index])}
+        # an empty list: no rank waits for its sends
         return about | ({"blocked": []} if self._role[index] == SEND else {})
 
 
@@ -176,20 +200,23 @@ def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
     The trace may come from `simulate` or from `run_schedule`. The total is the time of the longest
     rank, from its first start to its last end. The ideal is a rank's compute time, averaged over
     all ranks. The bubble is (total - ideal) / total, or (total - ideal) / ideal.
-    Raises: ValueError for a trace without forward and backward, or another `of`.
+    Raises: ValueError for a trace without forward and backward, one in which they take no time, or
+    another `of`.
     """
     if of not in ("total", "ideal"):
         raise ValueError(f'bubble: of must be "total" or "ideal", not {of!r}.')
     columns = trace.columns
     numbers = [number for number, name in enumerate(columns.names) if name in SPANS]
-    rows = np.flatnonzero((columns.role == COMPUTE) & np.isin(columns.name, numbers))
-    if not len(rows):
+    events = np.flatnonzero((columns.role == COMPUTE) & np.isin(columns.name, numbers))
+    if not len(events):
         raise ValueError(f"This trace has no span named {', '.join(SPANS)}.")
-    rows = rows[np.argsort(columns.rank[rows], kind="stable")]
-    _, firsts = np.unique(columns.rank[rows], return_index=True)
-    start, end = columns.start[rows], columns.end[rows]
+    events = events[np.argsort(columns.rank[events], kind="stable")]
+    _, firsts = np.unique(columns.rank[events], return_index=True)
+    start, end = columns.start[events], columns.end[events]
     spans = np.maximum.reduceat(end, firsts) - np.minimum.reduceat(start, firsts)
     total, ideal = float(spans.max()), float((end - start).sum() / len(firsts))
+    if ideal == 0:
+        raise ValueError("All spans of this trace take 0 seconds, so its bubble is not defined.")
     return (total - ideal) / (total if of == "total" else ideal)
 
 
@@ -240,30 +267,32 @@ class Actions:
 
     def run(self, costs: Floats) -> Times | None:
         """Return the times with these costs [F, B, I, W, communication] x stage; None if stuck."""
-        row_ends = np.arange(len(self.rank)) + self.rank  # each row has one extra entry at its end
+        # In the padded arrays each row has one entry more, after its last action: it never ends.
+        padded_index = np.arange(len(self.rank)) + self.rank
         padded = len(self.rank) + len(self.lengths)
         never, nothing = padded, padded + 1
         end = np.full(padded + 2, np.inf)
         end[nothing] = 0.0
         need = np.full(padded, never)
-        need[row_ends] = np.where(self.need < 0, nothing, self.need + self.rank[self.need])
+        need[padded_index] = np.where(self.need < 0, nothing, self.need + self.rank[self.need])
         away = (self.need >= 0) & (self.rank[self.need] != self.rank)
         delay = np.where(away, costs[4, self.stage[self.need]], 0.0)
         later, seconds = np.zeros((2, padded))
-        later[row_ends], seconds[row_ends] = delay, costs[self.kind, self.stage]
+        later[padded_index], seconds[padded_index] = delay, costs[self.kind, self.stage]
         stop = np.cumsum(self.lengths + 1) - 1
-        at, free = stop - self.lengths, np.zeros(len(stop))
-        can = free == 0
-        while can.any():
-            until = np.maximum(end[need[at]] + later[at], free) + seconds[at]
-            end[at] = until
-            can = until < np.inf
-            np.copyto(free, until, where=can)
-            at += can
-        if (at < stop).any():
+        next_action, free = stop - self.lengths, np.zeros(len(stop))
+        started = free == 0
+        while started.any():
+            ready = end[need[next_action]] + later[next_action]
+            until = np.maximum(ready, free) + seconds[next_action]
+            end[next_action] = until
+            started = until < np.inf
+            np.copyto(free, until, where=started)
+            next_action += started
+        if (next_action < stop).any():
             return None
-        begun = np.maximum(end[need[row_ends]] + delay, self._before(end[row_ends]))
-        return Times(begun, end[row_ends], delay)
+        begun = np.maximum(end[need[padded_index]] + delay, self._before(end[padded_index]))
+        return Times(begun, end[padded_index], delay)
 
     def _before(self, end: Floats) -> Floats:
         """Return when the previous action on the same rank ended; 0 for the first action."""
@@ -293,12 +322,10 @@ def tabulate(rows: Sequence[Sequence[Action]]) -> Actions | None:
     gradient = np.where(place[_B] >= 0, place[_B], place[_I])
     need = np.where(kind == _W, place[_I][cell], -1)
     back = (kind == _B) | (kind == _I)
-    behind = gradient[(cell + num_microbatches) % place.shape[1]]
-    need = np.where(back, np.where(stage == num_stages - 1, place[_F][cell], behind), need)
-    ahead = (kind == _F) & (stage > 0)
-    need = np.where(ahead, place[_F][cell - num_microbatches], need)
-    if (place[_F][cell[back]] > np.flatnonzero(back)).any():
-        return None  # a backward precedes its forward
+    next_gradient = gradient[(cell + num_microbatches) % place.shape[1]]
+    need = np.where(back, np.where(stage == num_stages - 1, place[_F][cell], next_gradient), need)
+    is_later_forward = (kind == _F) & (stage > 0)
+    need = np.where(is_later_forward, place[_F][cell - num_microbatches], need)
     return Actions(rank, stage, kind, microbatch, need, lengths, num_stages)
 
 

@@ -174,7 +174,7 @@ class _Run:
 
     def finish(self) -> Clock:
         todo = deque(range(len(self.rows)))
-        while todo or self._let_go(todo):
+        while todo or self._break_cycles(todo):
             self._advance(todo.popleft(), todo)
         return Clock(self.slots, self.stuck)
 
@@ -198,7 +198,7 @@ class _Run:
         need = needs(self.rows[rank][index], self.last)
         return need if need in self.home else None
 
-    def _let_go(self, todo: deque[int]) -> bool:
+    def _break_cycles(self, todo: deque[int]) -> bool:
         """Resolve a deadlock: record each cycle of ranks, and let its ranks proceed."""
         heads = {rank: need for need, ranks in self.waiting.items() for rank in ranks}
         visited: set[int] = set()

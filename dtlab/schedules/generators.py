@@ -1,12 +1,16 @@
-"""Generators of schedules. Rank r of p has stage r or, with chunks, stages r, r + p, ...
+"""Generators of schedules: the order of the actions of each rank.
 
-                 idle slots of each rank     microbatches held at once
-    naive        all except its own          1
-    GPipe        p - 1 forward and backward  all
-    1F1B         as GPipe                    at most p
-    interleaved  1F1B's, divided by chunks   a little more than 1F1B
-    ZB-H1        about a third of 1F1B       p
-    ZB-H2        none in the middle          2p - 1
+`0F1` is stage 0, forward, microbatch 1. B is a backward; its two halves are I (gradients of
+inputs) and W (gradients of weights). p is the number of ranks. Rank r has stage r; with chunks it
+has stages r, r + p, r + 2p, ... A microbatch is counted once for all chunks of a rank.
+
+                 idle time of each rank               microbatches held at once
+    naive        while another rank computes          1
+    GPipe        p - 1 forwards and p - 1 backwards   all
+    1F1B         as GPipe                             at most p
+    interleaved  1F1B's, divided by chunks            a little more than 1F1B
+    ZB-H1        a third of 1F1B's, if F = I = W      p
+    ZB-H2        only at begin and end, if F = I = W  2p - 1
 
 naive, GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019 and 2021), interleaved (Narayanan et
 al. 2021, section 2.2), zero bubble (Qi et al. 2024, section 3).
@@ -27,7 +31,7 @@ __all__ = ["gpipe", "interleaved", "naive", "one_f_one_b", "zb_h1", "zb_h2"]
 P = ParamSpec("P")
 
 
-def _uncollected(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
+def _without_gc(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
     """Switch the garbage collector off while a schedule is built.
 
     A schedule of a million actions has no reference cycles, and the collector would take half of
@@ -35,7 +39,7 @@ def _uncollected(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
     """
 
     @functools.wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Schedule:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -44,7 +48,7 @@ def _uncollected(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
             if was_enabled:
                 gc.enable()
 
-    return made
+    return wrapper
 
 
 def naive(num_stages: int, num_microbatches: int) -> Schedule:
@@ -85,29 +89,32 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     return interleaved(num_stages, num_microbatches, 1)
 
 
-@_uncollected
-def interleaved(num_stages: int, num_microbatches: int, num_chunks: int) -> Schedule:
-    """Return 1F1B with `num_chunks` stages on each rank; `num_stages` is the number of ranks.
+@_without_gc
+def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
+    """Return 1F1B with `num_chunks` stages on each rank, so with num_ranks * num_chunks stages.
 
             0   1   2   3   4   5   6   7   8   9
     rank 0 0F0 0F1 2F0 2F1     2B0     2B1 0B0 0B1
     rank 1     1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
 
-    The model has num_stages * num_chunks stages. Microbatches run in rounds of about `num_stages`,
-    and each round runs through all chunks of a rank before the next round begins. Megatron-LM
-    requires rounds of exactly that size; here the last rounds may be smaller.
+    Microbatches run in rounds, and each round runs through all chunks of a rank before the next
+    round begins. Megatron-LM requires rounds of exactly `num_ranks` microbatches. Here a round has
+    at least that many, if there are that many. Sizes differ by at most 1, larger rounds first.
     """
-    _check(num_stages, num_microbatches, num_chunks)
-    num_rounds = max(1, num_microbatches // num_stages)
+    _check(num_ranks, num_microbatches, num_chunks)
+    num_rounds = max(1, num_microbatches // num_ranks)
     sizes = [(num_microbatches + k) // num_rounds for k in reversed(range(num_rounds))]
     ends = list(accumulate(sizes))
     rounds = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     schedule = Schedule()
-    for rank in range(num_stages):
-        stages = range(rank, num_stages * num_chunks, num_stages)
+    for rank in range(num_ranks):
+        stages = range(rank, num_ranks * num_chunks, num_ranks)
         forward = [a for group in rounds for s in stages for a in _actions(s, "F", group)]
         backward = [a for group in rounds for s in stages[::-1] for a in _actions(s, "B", group)]
-        later_ranks = num_stages - 1 - rank
+        # A rank warms up with a round through all chunks but its last. Then it runs as many more
+        # forwards as there are steps to the last rank and back, so that it need not wait for the
+        # first gradient. With one chunk, as 1F1B, it does wait, and holds fewer activations.
+        later_ranks = num_ranks - 1 - rank
         warm_up = later_ranks if num_chunks == 1 else 2 * later_ranks + (num_chunks - 1) * sizes[0]
         schedule.append(_in_turns(forward, backward, warm_up))
     return schedule
@@ -135,11 +142,15 @@ def zb_h2(num_stages: int, num_microbatches: int) -> Schedule:
     )
 
 
-@_uncollected
+@_without_gc
 def _zero_bubble(
     num_stages: int, num_microbatches: int, of_rank: Callable[[int], tuple[int, int]]
 ) -> Schedule:
-    """Build a schedule; `of_rank` returns the forwards before the first I, and the lag of W."""
+    """Build a schedule of F, I and W.
+
+    `of_rank` returns the number of forwards before the first I, and the lag of W: the number of
+    I's by which a W follows its own I.
+    """
     _check(num_stages, num_microbatches)
     schedule = Schedule()
     for rank in range(num_stages):

@@ -4,7 +4,7 @@
     scaler.scale(loss).backward()     # every gradient is `scale` times as large
     scaler.unscale_(optimizer)        # divide gradients by it, in fp32, before you clip or inspect
     clip_grad_norm_(parameters, 1.0)
-    scaler.step(optimizer)            # unless a gradient is inf or NaN
+    scaler.step(optimizer)            # skipped if a gradient is inf or NaN
     scaler.update()
 
 A large scale saves small gradients but turns large ones into inf, and no single scale suits a
@@ -15,10 +15,13 @@ overflow at a scale of 16:
     step              0    1    2    3    4    5    6    7
     scale             8    8   16    8    8   16    8    8
     gradients        ok   ok  inf   ok   ok  inf   ok   ok
-    good in a row     1    0    0    1    0    0    1    0    (after the step)
+    good in a row     1    0    0    1    0    0    1    0    (after the step; 2 is set to 0)
 
-Several ranks must skip the same steps, or their parameters differ from then on.
-In data parallelism they do: gradients are averaged before the scaler sees them, and a sum with inf
+`StaticLossScaler` is the idea alone: a fixed scale, and no clipping. `DynamicLossScaler` adds the
+adaptation, `unscale_` for clipping, several optimizers, several ranks, and PyTorch's states.
+
+Several ranks must skip the same steps, or their parameters differ from then on. In data
+parallelism they do: gradients are averaged before the scaler sees them, and a sum with inf
 or NaN is inf or NaN, so one rank's overflow is in all ranks' gradients. No message is needed. If
 each rank holds a different part of the gradients (sharding), other ranks do not see one rank's
 overflow: pass `group`, and the ranks exchange the result.
@@ -45,11 +48,11 @@ __all__ = ["DynamicLossScaler", "StaticLossScaler", "gradients_of", "has_overflo
 Losses = TypeVar("Losses", Tensor, list[Tensor], tuple[Tensor, ...])
 
 
-# Naive: one scale for the whole run ---------------------------------------------------
+# Simple: one scale for the whole run ---------------------------------------------------
 
 
 class StaticLossScaler:
-    """Multiplies the loss by a fixed `scale`, divides the gradients, and skips overflows.
+    """Multiplies the loss by a fixed `scale`, divides the gradients, and skips overflowed steps.
 
     Raises: ValueError for a scale that is not above 0.
     """
@@ -59,7 +62,7 @@ class StaticLossScaler:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss, on which to call `backward`."""
-        return loss * self._scale
+        return _scaled(loss, self._scale)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Divide the gradients, and step if all are finite. Returns whether it stepped."""
@@ -72,7 +75,7 @@ class StaticLossScaler:
         return finite
 
 
-# A scale that adapts ------------------------------------------------------------------
+# The same with a scale that adapts, and with PyTorch's interface ---------------------------------
 
 
 class DynamicLossScaler:
@@ -84,7 +87,7 @@ class DynamicLossScaler:
 
     Args:
         init_scale: the initial scale.
-        growth_factor, backoff_factor: factors by which it grows and shrinks.
+        growth_factor, backoff_factor: the scale is multiplied by these to grow and to shrink.
         growth_interval: number of good steps in a row after which it grows.
         group: ranks that hold different gradients of one model, and must skip together. They
             all-reduce three numbers in `unscale_`. None: each rank decides from its own gradients,
@@ -103,8 +106,8 @@ class DynamicLossScaler:
         group: ProcessGroup | None = None,
     ) -> None:
         self.group = group
-        self._scales = False  # whether a loss has been scaled
-        self._found: dict[Optimizer, bool | None] = {}  # since `update`; None: no gradients
+        self._has_scaled = False  # whether a loss has been scaled
+        self._overflowed: dict[Optimizer, bool | None] = {}  # since `update`; None: no gradients
         self._stepped: set[Optimizer] = set()
         self._set(init_scale, growth_factor, backoff_factor, growth_interval, 0)
 
@@ -124,16 +127,18 @@ class DynamicLossScaler:
         return self._scale
 
     def scale(self, losses: Losses) -> Losses:
-        """Multiply the loss, or each loss of a list or tuple, by the scale.
+        """Multiply the loss, or each loss of a list, tuple or named tuple, by the scale.
 
         Raises: TypeError for anything else.
         """
-        self._scales = True
+        self._has_scaled = True
         if isinstance(losses, Tensor):
-            # An fp32 tensor, not a number: fp16 times 65536 would be inf for any loss above 1.
-            return losses * torch.full((), self._scale, device=losses.device)
+            return _scaled(losses, self._scale)
         if isinstance(losses, (list, tuple)):
-            return type(losses)(self.scale(loss) for loss in losses)
+            scaled: Any = [self.scale(loss) for loss in losses]
+            make: Any = type(losses)
+            result: Losses = make(*scaled) if hasattr(losses, "_fields") else make(scaled)
+            return result
         raise TypeError(
             f"A loss must be a tensor, or a list or tuple of tensors, not {type(losses).__name__}."
         )
@@ -150,7 +155,7 @@ class DynamicLossScaler:
         self._must_have_scaled("unscale_")
         if optimizer in self._stepped:
             raise RuntimeError("unscale_ comes before step, not after it. Call update in between.")
-        if optimizer in self._found:
+        if optimizer in self._overflowed:
             raise RuntimeError(
                 "The gradients of this optimizer are unscaled already: a second call would divide "
                 "them by the scale again. Call update first, once per iteration."
@@ -167,7 +172,7 @@ class DynamicLossScaler:
         inverse = _to_fp32(1 / self._scale) if self._scale else math.inf
         for gradient in gradients:
             gradient.mul_(inverse)
-        self._found[optimizer] = bool(overflows) if num_gradients else None
+        self._overflowed[optimizer] = bool(overflows) if num_gradients else None
 
     def _over_ranks(self, numbers: list[int]) -> list[int]:
         """Sum the numbers over the group, so that all ranks see one rank's overflow or error."""
@@ -188,9 +193,9 @@ class DynamicLossScaler:
         self._must_have_scaled("step")
         if optimizer in self._stepped:
             raise RuntimeError("This optimizer has stepped already. Call update once in between.")
-        if optimizer not in self._found:
+        if optimizer not in self._overflowed:
             self.unscale_(optimizer)
-        overflowed = self._found[optimizer]
+        overflowed = self._overflowed[optimizer]
         if overflowed is None:
             raise RuntimeError(
                 "No parameter of this optimizer has a gradient. Call backward first (and with "
@@ -206,7 +211,7 @@ class DynamicLossScaler:
         last call; ValueError for a `new_scale` that is not above 0.
         """
         self._must_have_scaled("update")
-        overflows = [flag for flag in self._found.values() if flag is not None]
+        overflows = [flag for flag in self._overflowed.values() if flag is not None]
         if new_scale is not None:
             self._scale = _to_fp32(_checked_scale(float(new_scale)))
         elif not overflows:
@@ -216,7 +221,7 @@ class DynamicLossScaler:
             self._growth_tracker = 0
         else:
             self._count_a_good_step()
-        self._found, self._stepped = {}, set()
+        self._overflowed, self._stepped = {}, set()
 
     def _count_a_good_step(self) -> None:
         self._growth_tracker += 1
@@ -226,7 +231,7 @@ class DynamicLossScaler:
             self._growth_tracker = 0
 
     def _must_have_scaled(self, name: str) -> None:
-        if not self._scales:
+        if not self._has_scaled:
             raise RuntimeError(
                 f"{name} without a scaled loss: call scaler.scale(loss).backward() first."
             )
@@ -249,7 +254,17 @@ class DynamicLossScaler:
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise ValueError(f"This is not a loss scaler's state: it lacks {sorted(missing)}.")
+        # state_dict() lists its keys in the order of the parameters of _set
         self._set(*(state_dict[name] for name in self.state_dict()))
+
+
+def _scaled(loss: Tensor, scale: float) -> Tensor:
+    """Return the scaled loss, in fp32 for a loss of dim 0 in fp16.
+
+    In fp16, any loss above 1 times 65536 would be inf. A tensor of fp32 makes type promotion
+    choose fp32, but only if both tensors have dim 0; a number does not.
+    """
+    return loss * torch.full((), scale, dtype=torch.float32, device=loss.device)
 
 
 def _checked_scale(scale: float) -> float:

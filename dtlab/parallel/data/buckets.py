@@ -51,17 +51,17 @@ class Bucket:
         """Whether all parameters have their gradients."""
         return len(self._arrived) == len(self.parameters)
 
-    def empty(self) -> None:
+    def reset(self) -> None:
         """Reset the bucket before a backward pass."""
         self._arrived.clear()
         self._unused.clear()
         self.flat[len(self._gradients) :] = self._share  # all parameters used, this rank present
 
-    def nothing(self) -> None:
+    def fill_with_zeros(self) -> None:
         """Fill the bucket with zeros: the contribution of a rank without batches."""
         self.flat.zero_()
 
-    def arrive(self, place: int) -> None:
+    def mark_arrived(self, place: int) -> None:
         """Note that the gradient of the parameter at `place` is ready."""
         self._arrived.add(place)
 
@@ -87,7 +87,7 @@ class Bucket:
             torch._foreach_copy_(places, gradients)
         self._gradients *= self._share
 
-    def hand_out(self, over_all: bool) -> None:
+    def set_gradients(self, over_all: bool) -> None:
         """Set `.grad` after the all-reduce: the mean over all ranks, or over those present."""
         if not over_all:
             self._gradients /= self.flat[-1]

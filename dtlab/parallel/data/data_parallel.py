@@ -1,6 +1,6 @@
 """Data parallelism: each rank has the whole model and its own part of the batch.
 
-    same parameters ──► each rank's gradients ──► averaged over the ranks ──► same step
+    same parameters ──► each rank's gradients ──► their average over the ranks ──► same step
 
 `average_by_hooks` is the whole idea in ten lines. `NaiveDataParallel` wraps a module as PyTorch's
 DDP does, and all-reduces each gradient separately, waiting for it. `DataParallel` packs gradients
@@ -38,6 +38,9 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
 
     All ranks begin with the parameters of the group's first rank. Backward calls the hook of a
     parameter as soon as its `.grad` is complete, and the hook replaces it with the ranks' mean.
+
+    Every rank must use every parameter, or the other ranks wait for its all-reduce. Buffers, such
+    as the statistics of BatchNorm, stay different on each rank. `DataParallel` handles both.
     """
     size = dist.get_world_size(group)
 
@@ -52,7 +55,7 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
             parameter.register_post_accumulate_grad_hook(average)
 
 
-# The same as a wrapper of the module, and faster -------------------------------------------------
+# The same as a wrapper of the module, then in buckets that overlap with backward -----------------
 
 AllReduce = Callable[..., Any]
 MIB = 2**20
@@ -66,12 +69,12 @@ class _Replica(nn.Module):
         super().__init__()
         self.module, self.group = module, group
         self.world_size = dist.get_world_size(group)
-        self._averages = True  # not inside `no_sync`
-        self._expects = False  # whether the next backward pass averages
+        self._sync_enabled = True  # False inside `no_sync`
+        self._sync_next_backward = False  # set by each forward pass
         self._with_buffers = [submodule for submodule in module.modules() if submodule._buffers]
-        self._parameters_to_average()
+        self._parameters_to_average()  # raises ValueError if there are none
         broadcast(module.parameters(), group)
-        self._broadcast_buffers()
+        self._broadcast_buffers_from(0)
 
     def _parameters_to_average(self) -> list[nn.Parameter]:
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
@@ -82,15 +85,15 @@ class _Replica(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module. If gradients will be averaged, first broadcast rank 0's buffers."""
         if torch.is_grad_enabled():
-            self._expects = self._averages
-            if self._averages:
-                self._share_buffers()
+            self._sync_next_backward = self._sync_enabled
+            if self._sync_enabled:
+                self._sync_buffers()
         return self.module(*args, **kwargs)
 
-    def _share_buffers(self) -> None:
-        self._broadcast_buffers()
+    def _sync_buffers(self) -> None:
+        self._broadcast_buffers_from(0)
 
-    def _broadcast_buffers(self, source: int = 0) -> None:
+    def _broadcast_buffers_from(self, source: int) -> None:
         # not `module.buffers()`, which visits all modules: 1 % of the step of a small model
         buffers = [buffer for module in self._with_buffers for buffer in module._buffers.values()]
         broadcast((buffer for buffer in buffers if buffer is not None), self.group, source)
@@ -102,18 +105,19 @@ class _Replica(nn.Module):
         The first backward pass after the block averages the sum. Both the forward and the
         backward pass must be inside, as with PyTorch's DDP.
         """
-        before, self._averages = self._averages, False
+        before, self._sync_enabled = self._sync_enabled, False
         try:
             yield
         finally:
-            self._averages = before
+            self._sync_enabled = before
 
     def average_next(self, averages: bool) -> None:
-        """Set whether the next backward averages, for pipelines: they interleave forward passes.
+        """Set whether the next backward averages. Inside `no_sync` no backward averages.
 
-        Inside `no_sync` no backward averages.
+        Pipelines call it, because they run other forward passes between the forward and the
+        backward pass of a microbatch.
         """
-        self._expects = averages and self._averages
+        self._sync_next_backward = averages and self._sync_enabled
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the wrapped module's state, which can be loaded without this wrapper."""
@@ -128,7 +132,8 @@ class NaiveDataParallel(_Replica):
     """Averages every gradient with its own all-reduce, and waits for it.
 
     After `loss.backward()` each rank of `group` has the mean of all ranks' gradients. All ranks
-    must use the same parameters. Raises ValueError if no parameter needs a gradient.
+    must use every trained parameter; otherwise the other ranks wait for its all-reduce. Raises
+    ValueError if no parameter needs a gradient.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -137,8 +142,8 @@ class NaiveDataParallel(_Replica):
             _on_gradient(parameter, self._average)
 
     def _average(self, parameter: Tensor) -> None:
-        if self._expects and parameter.grad is not None:
-            parameter.grad /= self.world_size
+        if self._sync_next_backward and parameter.grad is not None:
+            parameter.grad /= self.world_size  # before the sum, which could overflow in fp16
             dist.all_reduce(parameter.grad, group=self.group)
 
 
@@ -179,10 +184,10 @@ class DataParallel(_Replica, Joinable):
             if not bucket_cap_mb > 0:
                 raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
             first = rest = int(bucket_cap_mb * MIB)
-        backwards = self._parameters_to_average()[::-1]  # roughly the order of their gradients
-        self._buckets = in_buckets(backwards, first, rest, self.world_size)
+        last_first = self._parameters_to_average()[::-1]  # roughly the order of their gradients
+        self._buckets = in_buckets(last_first, first, rest, self.world_size)
         self._start = _asynchronous(all_reduce, group)
-        self._task = -1  # autograd's number of the current backward pass
+        self._backward_id = -1  # autograd's number of the running backward pass; -1: none
         self._next = 0  # the bucket to reduce next: the order is the same on all ranks
         self._divides_by_all = True  # False, in `join`: only by the ranks that still have batches
         for bucket in self._buckets:
@@ -191,7 +196,7 @@ class DataParallel(_Replica, Joinable):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """See `_Replica.forward`; also notifies joined ranks that a step begins."""
-        if torch.is_grad_enabled() and self._averages:
+        if torch.is_grad_enabled() and self._sync_enabled:
             Join.notify_join_context(self)
         return super().forward(*args, **kwargs)
 
@@ -199,27 +204,27 @@ class DataParallel(_Replica, Joinable):
 
     def _hook(self, bucket: Bucket, place: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
-            if not self._expects:
+            if not self._sync_next_backward:
                 return
-            task = torch._C._current_graph_task_id()
-            if task != self._task:
-                self._begin(task)
-            bucket.arrive(place)
+            backward_id = torch._C._current_graph_task_id()
+            if backward_id != self._backward_id:
+                self._begin(backward_id)
+            bucket.mark_arrived(place)
             if bucket.full:
-                self._send_full_ones()
+                self._send_full_buckets()
 
         return arrived
 
-    def _begin(self, task: int) -> None:
+    def _begin(self, backward_id: int) -> None:
         """Begin a backward pass; first wait for, and discard, one that was interrupted."""
         for bucket in self._buckets[: self._next]:
             bucket.wait()
-        self._task, self._next = task, 0
+        self._backward_id, self._next = backward_id, 0
         for bucket in self._buckets:
-            bucket.empty()
-        Variable._execution_engine.queue_callback(lambda: self._finish(task))
+            bucket.reset()
+        Variable._execution_engine.queue_callback(lambda: self._finish(backward_id))
 
-    def _send_full_ones(self) -> None:
+    def _send_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].full:
             self._send_next()
 
@@ -229,26 +234,26 @@ class DataParallel(_Replica, Joinable):
         bucket.wait = self._start(bucket.flat)
         self._next += 1
 
-    def _finish(self, task: int) -> None:
+    def _finish(self, backward_id: int) -> None:
         """At the end of backward, send the remaining buckets and wait for all."""
-        if task != self._task:
+        if backward_id != self._backward_id:
             return
         while self._next < len(self._buckets):
             self._send_next()
         for bucket in self._buckets:
             bucket.wait()
-            bucket.hand_out(self._divides_by_all)
-        self._task, self._next = -1, 0
+            bucket.set_gradients(self._divides_by_all)
+        self._backward_id, self._next = -1, 0
 
     # ------------------------------------------------------------------ uneven numbers of batches
 
-    def _share_buffers(self, joined: bool = False) -> None:
+    def _sync_buffers(self, out_of_batches: bool = False) -> None:
         """Broadcast the first rank's buffers; in `join`, those of the last rank with batches."""
-        source = self._last_with(not joined) if self._join_config.enable else 0
-        self._broadcast_buffers(source)
+        source = self._last_rank_where(not out_of_batches) if self._join_config.enable else 0
+        self._broadcast_buffers_from(source)
 
-    def _last_with(self, condition: bool) -> int:
-        """Return the last rank of the group on which `condition` is true."""
+    def _last_rank_where(self, condition: bool) -> int:
+        """Return the last rank of the group on which `condition` is true. Call it on all ranks."""
         candidate = dist.get_rank(self.group) if condition else -1
         last = torch.tensor([candidate], device=self.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, self.group)
@@ -266,7 +271,7 @@ class DataParallel(_Replica, Joinable):
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Return the hooks of a rank that has finished; `Join` calls this."""
         self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
-        return _Shadow(self)
+        return _JoinedRank(self)
 
     @property
     def join_device(self) -> torch.device:
@@ -275,29 +280,30 @@ class DataParallel(_Replica, Joinable):
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks that join."""
+        """The group in which `Join` counts the ranks that have finished."""
         return self.group or dist.group.WORLD
 
 
-class _Shadow(JoinHook):
-    """Mirrors the collectives of ranks that still have batches, in the order of their steps."""
+class _JoinedRank(JoinHook):
+    """Calls the collectives of a training step on a rank that has no batches left."""
 
     def __init__(self, model: DataParallel) -> None:
         self._model = model
 
     def main_hook(self) -> None:
-        """Take part in one step of these ranks, with zeros."""
+        """Take part, with zeros, in one step of the ranks that still have batches."""
         model = self._model
-        model._share_buffers(joined=True)
+        model._sync_buffers(out_of_batches=True)
         for bucket in model._buckets:
-            bucket.nothing()
-            model._start(bucket.flat)()
+            bucket.fill_with_zeros()
+            wait = model._start(bucket.flat)
+            wait()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Broadcast the parameters of a rank that finished last: it has made every step."""
-        model, last = self._model, self._model._last_with(is_last_joiner)
+        model, last = self._model, self._model._last_rank_where(is_last_joiner)
         broadcast(model.module.parameters(), model.group, last)
-        model._broadcast_buffers(last)
+        model._broadcast_buffers_from(last)
 
 
 def _asynchronous(

@@ -1,14 +1,20 @@
 """The pipeline executor: runs any schedule of forward and backward actions on stages.
 
-    schedule[rank]   0F0 ──► 0F1 ──► 0B0 ──► ...      a list of actions, run one after the other
-                      │       │       ▲
-    messages          ▼       ▼       │               outputs to the next stage, gradients back
-    schedule[rank+1] 1F0 ──► 1B0 ──► 1F1 ──► ...
+            0   1   2   3   4   5   6   7
+    rank 0 0F0 0F1     0B0 0F2 0B1     0B2
+    rank 1     1F0 1B0 1F1 1B1 1F2 1B2
 
-`simple_run_schedule` is the loop alone. `run_schedule` does not depend on any particular schedule
-either: it runs the actions in the list. Each microbatch has a separate autograd graph on each
-stage, which begins at the tensors received from the previous stage; its activations stay in memory
-from F to B, or to W. A step computes the same gradients as one process on the whole batch.
+`0F1` is stage 0, forward, microbatch 1. A schedule is one list of such actions for each rank. The
+kinds are F (forward), B (backward), and the two halves of B: I (gradients of inputs) and W
+(gradients of weights). The output of 0F1 is sent to 1F1; the input's gradient of 1B1 is sent to
+0B1.
+
+`simple_run_schedule` is the loop alone: one stage on each rank, receives that block, F and B only.
+`run_schedule` runs the same loop. It adds several stages on a rank, tensors of any shape, I and W,
+receives that are posted before they are needed, tied parameters, and stages in `DataParallel`.
+Neither contains code for a particular schedule. On each stage, each microbatch has a separate
+autograd graph. Its leaves are the received tensors; B, or W, frees it. A step computes the same
+gradients as one process on the whole batch.
 """
 
 from __future__ import annotations
@@ -48,39 +54,39 @@ def simple_run_schedule(
 ) -> None:
     """Run a schedule of F and B actions in its simplest form: one loop over this rank's list.
 
-    Rank r runs stage r; there is one stage per rank. `inputs` and `targets` are lists of
-    microbatches of one shape, and the output of every stage has the shape of its input. Gradients
-    of the mean loss are added to `.grad`. The forward and the backward message of a microbatch
-    have different tags, so messages are matched correctly in any order.
+    Rank r runs stage r. `inputs` and `targets` are lists of microbatches of equal shape, the same
+    on all ranks. Every stage must take and return float tensors of that shape. Gradients of the
+    mean loss are added to `.grad`. The forward message of microbatch m has tag 2m, its gradient
+    tag 2m + 1, so a receive finds its message whatever else is in flight.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Any, Any]] = {}  # input and output of each microbatch, from F to B
     sending: list[Any] = []
     for _, kind, m in as_schedule(schedule)[rank]:
         if kind == "F":
-            x = inputs[m].clone()
+            x = inputs[m].clone(memory_format=torch.contiguous_format)  # or room to receive it
             if rank > 0:
                 dist.recv(x, src=rank - 1, tag=2 * m)
             y = module(x.requires_grad_())
             if rank < last:
-                sending.append(dist.isend(y.detach(), dst=rank + 1, tag=2 * m))
+                sending.append(dist.isend(y.detach().contiguous(), dst=rank + 1, tag=2 * m))
             pending[m] = x, y
         else:
             x, y = pending.pop(m)
             if rank < last:
-                gradient = torch.empty_like(y)
+                gradient = torch.empty_like(y, memory_format=torch.contiguous_format)
                 dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
                 y.backward(gradient)
             else:
                 mean: Any = loss(y, targets[m]) / len(targets)
                 mean.backward()
             if rank > 0:
-                sending.append(dist.isend(x.grad, dst=rank - 1, tag=2 * m + 1))
+                sending.append(dist.isend(x.grad.contiguous(), dst=rank - 1, tag=2 * m + 1))
     for message in sending:
         message.wait()
 
 
-# Any stages, any schedule, any shapes ------------------------------------------------------------
+# The same loop for any stages, any schedule and any shapes ---------------------------------------
 
 REPLICAS = (DataParallel, NaiveDataParallel)
 SPANS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
@@ -92,12 +98,13 @@ class PipelineStage:
     Args:
         module: takes one or several tensors and returns a tensor or a tuple. It may be wrapped in
             `DataParallel`: then gradients are averaged once per step, in the last backward.
-        index: the number of the stage; None: this rank's number in the group.
+        index: the number of the stage in the model; None: this rank's number in the group.
         tied: parameters that other stages share, each under a name that all of these stages use.
-            They begin with the first stage's values; each gets the sum of all their gradients.
+            Before the first step they get the values of the first stage that has them. After each
+            step every copy has the sum of all their gradients.
         group: the ranks of the pipeline; None: all.
 
-    All ranks must create their stages, and run the same schedules with them.
+    All ranks of the group must run the same schedules with their stages.
     """
 
     def __init__(
@@ -117,7 +124,7 @@ class PipelineStage:
 
 @dataclass
 class _Memory:
-    """State that a rank keeps from step to step, stored in its first stage."""
+    """State that a rank keeps from step to step, stored in its stage with the lowest number."""
 
     plans: list[Plan] = field(default_factory=list)
     shapes: dict[tuple[tuple[Layout, ...], ...], int] = field(default_factory=dict)
@@ -161,7 +168,7 @@ def run_schedule(
 
 
 def _plan(schedule: Schedule, local_stages: list[PipelineStage]) -> Plan:
-    """Return this rank's part of the schedule; it is computed once for each schedule."""
+    """Return this rank's plan for the schedule; each plan is computed once and kept."""
     memory, group = local_stages[0]._memory, local_stages[0].group
     plan = next((plan for plan in memory.plans if plan.schedule == schedule), None)
     if plan is None:
@@ -182,11 +189,11 @@ def _plan(schedule: Schedule, local_stages: list[PipelineStage]) -> Plan:
 
 @dataclass(frozen=True)
 class _Held:
-    """A microbatch on a stage, between its F and its B (or W)."""
+    """The autograd graph of a microbatch on a stage, between its F and its B (or W)."""
 
     halves: NaiveHalves
     leaves: Tensors
-    is_trained: list[bool]  # for each floating-point output, whether it requires a gradient
+    needs_gradient: list[bool]  # for each floating-point output, whether it requires a gradient
 
 
 class _Step:
@@ -206,38 +213,38 @@ class _Step:
         self._post = Post(plan, batch, group, device)
         self._held: dict[tuple[int, int], _Held] = {}
         self._begun: set[int] = set()  # stages that have run a forward
-        self._peak = 0
+        self._peak_in_flight = 0
 
     def run(self) -> StepResult:
         """Run all actions and return the result of the step."""
         self._tied.begin()
         for index, (action, slot) in enumerate(zip(self._plan.row, self._plan.slots, strict=True)):
-            self._post.release(slot)
+            self._post.wait_for_old_sends(slot)
             if action.kind == "F":
                 self._forward(action)
             elif action.kind == "W":
                 self._weights(action, index)
             else:
                 self._backward(action, index)
-        self._post.release(float("inf"))
+        self._post.wait_for_old_sends(float("inf"))
         self._tied.finish()
-        return self._data.result(self._peak)
+        return self._data.result(self._peak_in_flight)
 
     def _forward(self, action: Action) -> None:
         stage, is_last = self._stages[action.stage], action.stage == self._plan.last_stage
         inputs = self._inputs(action)
-        with _span(action), self._in_turn(stage):
+        with _span(action), self._buffer_sync(stage):
             outputs = tensors_of(stage.module(*inputs))
             if is_last:
                 outputs = (self._data.loss_of(outputs, action.microbatch),)
         if not is_last:
             self._post.send(action, tuple(tensor.detach() for tensor in outputs))
-        trained = [tensor.requires_grad for tensor in outputs if tensor.is_floating_point()]
+        needed = [tensor.requires_grad for tensor in outputs if tensor.is_floating_point()]
         ends = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         leaves = tuple(tensor for tensor in inputs if tensor.requires_grad)
-        held = _Held(self._halves(ends, leaves), leaves, trained)
+        held = _Held(self._halves(ends, leaves), leaves, needed)
         self._held[action.stage, action.microbatch] = held
-        self._peak = max(self._peak, len(self._held))
+        self._peak_in_flight = max(self._peak_in_flight, len(self._held))
 
     def _inputs(self, action: Action) -> Tensors:
         """Return the leaves of the microbatch's graph; floating-point ones need gradients."""
@@ -247,11 +254,11 @@ class _Step:
         return tuple(leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in received)
 
     def _backward(self, action: Action, index: int) -> None:
-        """Run an action B or I."""
+        """Run an action B or I, and send the gradients of the inputs."""
         held = self._held[action.stage, action.microbatch]
         gradients = self._gradients(action, held)
         with _span(action):
-            self._say_whether_to_average(action, index)
+            self._set_averaging(action, index)
             if action.kind == "B":
                 computed = held.halves.both(gradients)
             else:
@@ -264,29 +271,32 @@ class _Step:
             del self._held[action.stage, action.microbatch]
 
     def _gradients(self, action: Action, held: _Held) -> list[Tensor]:
-        """Return the gradients of the trained outputs; for the loss, its weight in the mean."""
+        """Return the gradients of the outputs that need one.
+
+        On the last stage, the output is the loss: its gradient is its weight in the mean.
+        """
         if action.stage == self._plan.last_stage:
-            return [self._data.share_of(action.microbatch)] if any(held.is_trained) else []
+            return [self._data.weight_of(action.microbatch)] if any(held.needs_gradient) else []
         received = self._post.take(Action(action.stage + 1, "B", action.microbatch))
-        return [grad for grad, trained in zip(received, held.is_trained, strict=True) if trained]
+        return [grad for grad, need in zip(received, held.needs_gradient, strict=True) if need]
 
     def _weights(self, action: Action, index: int) -> None:
         with _span(action):
-            self._say_whether_to_average(action, index)
+            self._set_averaging(action, index)
             self._held.pop((action.stage, action.microbatch)).halves.weights()
 
     # ------------------------------------------------------------------ with DataParallel
 
-    def _in_turn(self, stage: PipelineStage) -> contextlib.AbstractContextManager[None]:
-        """Return `no_sync` except in a replica's first forward of a step, which shares buffers."""
+    def _buffer_sync(self, stage: PipelineStage) -> contextlib.AbstractContextManager[None]:
+        """Return `no_sync` except in a replica's first forward of a step, which syncs buffers."""
         is_first = stage.index not in self._begun
         self._begun.add(stage.index)
         if is_first or not isinstance(stage.module, REPLICAS):
             return contextlib.nullcontext()
         return stage.module.no_sync()
 
-    def _say_whether_to_average(self, action: Action, index: int) -> None:
-        """Let a replica average in its stage's last backward, when gradients are complete."""
+    def _set_averaging(self, action: Action, index: int) -> None:
+        """Average a replica's gradients in its stage's last backward, when they are complete."""
         module = self._stages[action.stage].module
         if isinstance(module, REPLICAS):
             module.average_next(index == self._plan.last_gradient[action.stage])

@@ -86,7 +86,9 @@ class Post:
             dist.isend(tensor, group=self._group, group_dst=peer)
             for tensor in (*headers, *tensors)
         ]
-        self._sent.append((message.used, (*headers, *tensors), [work for work in works if work]))
+        self._sent.append(
+            (message.used_slot, (*headers, *tensors), [work for work in works if work])
+        )
         if not self._is_new:
             self._look_ahead(peer)
 
@@ -107,8 +109,8 @@ class Post:
             self._look_ahead(peer)
         return tensors
 
-    def release(self, slot: float) -> None:
-        """Wait for sends that were used at least `SLACK` slots before this slot; free them."""
+    def wait_for_old_sends(self, slot: float) -> None:
+        """Wait for sends used more than `SLACK` slots before this slot, and free their tensors."""
         while self._sent and self._sent[0][0] < slot - SLACK:
             for work in self._sent.popleft()[2]:
                 work.wait()
@@ -219,8 +221,8 @@ class Message(NamedTuple):
     action: Action
     source: int
     target: int
-    made: int
-    used: int
+    sent_slot: int
+    used_slot: int
 
 
 class Layout(NamedTuple):
@@ -274,7 +276,7 @@ def plan_of(schedule: Schedule, rank: int) -> Plan:
             peer = message.target if message.source == rank else message.source
             between.setdefault(peer, []).append(message)
     for messages in between.values():
-        messages.sort(key=lambda message: (message.made, message.source))
+        messages.sort(key=lambda message: (message.sent_slot, message.source))
     last = {action.stage: i for i, action in enumerate(schedule[rank]) if action.kind in "BW"}
     copied = Schedule(list(row) for row in schedule)  # the caller may change the original
     return Plan(copied, rank, homes, slots[rank], between, last)

@@ -60,7 +60,7 @@ class Data:
                 raise ValueError(f"Pass one weight for each of {count} microbatches: {given!r}.")
             self._shares = [weight / total for weight in given]
 
-    def share_of(self, microbatch: int) -> Tensor:
+    def weight_of(self, microbatch: int) -> Tensor:
         """Return a microbatch's weight in the mean over all samples: the gradient of its loss."""
         return torch.full_like(self.losses[microbatch], self._shares[microbatch])
 

@@ -6,18 +6,19 @@
     rank 1  [ w w w w ]  outputs 2,3           [ w w | . . ]
             [ w w w w ]                rank 1  [ . . | w w ]  inputs 2,3
 
-The paper speaks of columns because it computes xA; its A is this weight transposed.
+The words "column" and "row" are the paper's. It computes xA, where A is this weight transposed, so
+a column of A is a row of the weight.
 
-                    forward                      backward
-    column   f      no communication             all-reduce of the input's gradient
-    row      g      all-reduce of the output     no communication
+                          forward                          backward
+    column parallel   f   return the input                 all-reduce the input's gradient
+    row parallel      g   all-reduce the partial outputs   return the gradient
 
-The naive functions do just that. The layers do it with one autograd node each: column starts the
-all-reduce of the input's gradient and computes the weight's gradient during it; row reduces the
-product in place, without a copy.
-
-With sequence parallelism the input of column and the output of row are this rank's tokens.
-Column saves only these for backward, not all gathered tokens, and gathers once more there.
+`naive_column_linear` and `naive_row_linear` are `F.linear` with f before it or g after it. The
+layers compute the same in one autograd function each. Column starts the all-reduce of the input's
+gradient and computes the weight's gradient meanwhile. Row reduces its product in place, without a
+copy. The layers also divide a dense layer's parameters, and take sequence parallelism: then the
+input of column and the output of row are this rank's tokens. Column saves only these for backward,
+and gathers all tokens again there.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -55,28 +56,38 @@ __all__ = [
     "naive_row_linear",
 ]
 
-TOKENS = -2  # dim of the tokens in [b, s, h]
+TOKENS = -2  # the dim of tokens in [batch, tokens, features]
 
 
-# ---------------------------------------------------------------------------------- the idea
+# The idea: two functions of `regions.py` with a collective in forward or in backward -------------
+#
+#                              forward                 backward
+# f: copy_to_region(x)         return x                return all_reduce(gradient)
+# g: reduce_from_region(y)     return all_reduce(y)    return gradient
 
 
 def naive_column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """Return this rank's outputs, given its rows of the dense weight [out, in] and of its bias."""
+    """Return this rank's outputs [..., out / N] for the whole input x [..., in].
+
+    `weight` [out / N, in] and `bias` [out / N] are this rank's rows of the dense layer.
+    """
     return F.linear(copy_to_region(x, group), weight, bias)
 
 
 def naive_row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """Return all outputs, given this rank's inputs and columns of the dense weight."""
+    """Return all outputs [..., out] for this rank's input features x [..., in / N].
+
+    `weight` [out, in / N] is this rank's columns of the dense weight; `bias` [out] is whole.
+    """
     y = reduce_from_region(F.linear(x, weight), group)
-    return y if bias is None else y + bias  # before the sum, each rank would add the bias
+    return y if bias is None else y + bias  # before the sum, the bias would count N times
 
 
-# A layer with a part of a dense layer's parameters -----------------------------------------------
+# Each rank's part of a dense layer's parameters -----------------------------------------------
 #
 # Split(0, (4, 2, 2)) on 2 ranks: queries, keys and values in one weight of 8 rows
 #
@@ -87,7 +98,10 @@ def naive_row_linear(
 
 @dataclass(frozen=True)
 class Split:
-    """How ranks divide dim `dim` of a parameter: each of the pieces with these `sizes`."""
+    """How dim `dim` of a parameter is divided: `sizes` are the sizes of the pieces it consists of.
+
+    Each piece is divided among all ranks.
+    """
 
     dim: int
     sizes: tuple[int, ...]
@@ -143,7 +157,7 @@ class ShardedLayer(nn.Module):
                 "layer only on the group's ranks."
             )
 
-    def take(self, dense: nn.Module) -> None:
+    def load_part_of(self, dense: nn.Module) -> None:
         """Copy this rank's part of a dense layer's parameters, with their `requires_grad`.
 
         Raises: ValueError if there are more ranks than elements to divide.
@@ -189,9 +203,10 @@ class _ParallelLinear(ShardedLayer):
     @classmethod
     def from_dense(cls, dense: nn.Linear, **options: Any) -> Self:
         """Make this rank's shard of a dense layer; `options` are arguments of the class."""
-        bias, make = dense.bias is not None, cast(Any, cls)
+        make = cast(Any, cls)  # for mypy: the subclasses take `bias` and `device`
+        bias = dense.bias is not None
         layer: Self = make(dense.in_features, dense.out_features, bias, device="meta", **options)
-        layer.take(dense)
+        layer.load_part_of(dense)
         return layer
 
     def extra_repr(self) -> str:
@@ -234,20 +249,25 @@ class ColumnParallelLinear(_ParallelLinear):
     ) -> None:
         super().__init__(in_features, out_features, group)
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
-        split = Split(0, pieces or (out_features,))
-        if split.size != out_features or (gather_output and pieces):
+        split = Split(0, (out_features,) if pieces is None else pieces)
+        if split.size != out_features:
             raise ValueError(
-                f"ColumnParallelLinear: pieces {pieces} must add up to {out_features} outputs, "
-                "and cannot be gathered: use gather_output=False."
+                f"ColumnParallelLinear: pieces={pieces} sum to {split.size} outputs, but "
+                f"out_features={out_features}. Pass pieces that sum to out_features."
+            )
+        if gather_output and pieces is not None:
+            raise ValueError(
+                "ColumnParallelLinear: the outputs of a layer with pieces cannot be gathered. Use "
+                "gather_output=False."
             )
         self.splits = {"weight": split, "bias": split} if bias else {"weight": split}
-        self.take(nn.Linear(in_features, out_features, bias, device, dtype))
+        self.load_part_of(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return this rank's outputs, or all outputs with `gather_output`."""
         self.check_input(x, self.in_features, "Column-parallel layers take all features.")
         y: Tensor = _Column.apply(  # type: ignore[no-untyped-call]
-            *_as_autocast_has_it(x, self.weight, self.bias), self.group, self.sequence_parallel
+            *_cast_for_autocast(x, self.weight, self.bias), self.group, self.sequence_parallel
         )
         return gather_from_region(y, self.group, self.out_features) if self.gather_output else y
 
@@ -282,7 +302,7 @@ class RowParallelLinear(_ParallelLinear):
         super().__init__(in_features, out_features, group)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
         self.splits = {"weight": Split(1, (in_features,))}
-        self.take(nn.Linear(in_features, out_features, bias, device, dtype))
+        self.load_part_of(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return all outputs, of all tokens or of this rank's tokens."""
@@ -297,12 +317,12 @@ class RowParallelLinear(_ParallelLinear):
         if self.sequence_parallel:
             check_tokens("RowParallelLinear", x, self.group, TOKENS)
         y: Tensor = _Row.apply(  # type: ignore[no-untyped-call]
-            *_as_autocast_has_it(x, self.weight, self.bias), self.group, self.sequence_parallel
+            *_cast_for_autocast(x, self.weight, self.bias), self.group, self.sequence_parallel
         )
         return y
 
 
-# ------------------------------------------------------------- one autograd node for each layer
+# ---------------------------------------------------------- one autograd function for each layer
 
 
 class _Column(torch.autograd.Function):
@@ -310,20 +330,22 @@ class _Column(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)  # with sequence parallelism, only this rank's tokens
+        ctx.save_for_backward(x, weight)  # not the gathered tokens: backward gathers them again
         ctx.group, ctx.sequence = group, sequence
-        return F.linear(_start_whole(x, group, sequence)(), weight, bias)
+        wait_x = _start_token_gather(x, group, sequence)
+        return F.linear(wait_x(), weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias, *_ = ctx.needs_input_grad
-        whole = _start_whole(x, ctx.group, ctx.sequence and for_weight)
-        of_x = _start_sum(gradient @ weight, ctx.group, ctx.sequence) if for_x else None
-        of_weight = _weight_gradient(gradient, whole()) if for_weight else None
-        of_bias = _rows(gradient).sum(0) if for_bias else None
-        return of_x and of_x(), of_weight, of_bias, None, None
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        wait_x = _start_token_gather(x, ctx.group, ctx.sequence and needs_weight)
+        wait_grad_x = _start_sum(gradient @ weight, ctx.group, ctx.sequence) if needs_x else None
+        grad_weight = _weight_gradient(gradient, wait_x()) if needs_weight else None
+        grad_bias = _rows(gradient).sum(0) if needs_bias else None
+        grad_x = wait_grad_x() if wait_grad_x else None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _Row(torch.autograd.Function):
@@ -340,17 +362,17 @@ class _Row(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias, *_ = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         # Gather all tokens, so that every rank computes the bias's whole gradient.
-        gradient = _start_whole(gradient, ctx.group, ctx.sequence)()
-        of_x = gradient @ weight if for_x else None
-        of_weight = _weight_gradient(gradient, x) if for_weight else None
-        of_bias = _rows(gradient).sum(0) if for_bias else None
-        return of_x, of_weight, of_bias, None, None
+        gradient = _start_token_gather(gradient, ctx.group, ctx.sequence)()
+        grad_x = gradient @ weight if needs_x else None
+        grad_weight = _weight_gradient(gradient, x) if needs_weight else None
+        grad_bias = _rows(gradient).sum(0) if needs_bias else None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
-def _start_whole(tensor: Tensor, group: Group, sequence: bool) -> Callable[[], Tensor]:
-    """Start to gather all tokens; without sequence parallelism, the tensor has all already."""
+def _start_token_gather(tensor: Tensor, group: Group, sequence: bool) -> Callable[[], Tensor]:
+    """Start to gather all ranks' tokens; without sequence parallelism, `tensor` has them all."""
     return start_gather(tensor, TOKENS, group) if sequence else lambda: tensor
 
 
@@ -369,8 +391,8 @@ def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     return _rows(gradient).t() @ _rows(x)
 
 
-def _as_autocast_has_it(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Cast as autocast does for linear layers, before the node, so that it covers its backward."""
+def _cast_for_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """Cast as autocast does for `F.linear`: it does not look into other autograd functions."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return list(tensors)

@@ -81,7 +81,7 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
     for prefix in {name.rpartition(".")[0] for name in present}:
         part, whole = module.get_submodule(prefix), dense.get_submodule(prefix)
         if isinstance(part, ShardedLayer):
-            part.take(whole)
+            part.load_part_of(whole)
             continue
         for name, parameter in whole.named_parameters(recurse=False):
             copy = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)

@@ -66,13 +66,13 @@ class VocabParallelEmbedding(ShardedLayer):
         self.sequence_parallel = sequence_parallel
         self.splits = {"weight": Split(0, (num_embeddings,))}
         self.rows = share(num_embeddings, self.rank, self.ranks)
-        self.take(nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype))
+        self.load_part_of(nn.Embedding(num_embeddings, embedding_dim, device=device, dtype=dtype))
 
     @classmethod
     def from_dense(cls, dense: nn.Embedding, **options: Any) -> Self:
         """Make this rank's shard of a dense table; `options` are arguments of the class."""
         layer = cls(dense.num_embeddings, dense.embedding_dim, device="meta", **options)
-        layer.take(dense)
+        layer.load_part_of(dense)
         return layer
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class ShardedBucket:
         """Whether the gradients of all parameters have arrived and are not sent."""
         return len(self._arrived) == len(self.parameters) and not self.is_sent
 
-    def arrives(self, place: int) -> None:
+    def mark_arrived(self, place: int) -> None:
         """Note that the gradient of a parameter is in `.grad`; it waits there for the others."""
         self._arrived.add(place)
 

@@ -2,12 +2,14 @@
 
 The module is cut into blocks. The parameters of a block are gathered just before it computes, in
 forward and again in backward, and freed after that. A reduce-scatter sends its gradients to their
-owners. For P parameters each rank sends 3P (N-1)/N elements per step, while data parallelism sends
-2P (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
+owners. For Psi parameters each rank sends 3 Psi (N-1)/N elements per step, while data parallelism
+sends 2 Psi (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 
-`SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module, and waits for
-each collective. `Zero3` overlaps the collectives with the computation of other blocks (Zhao et al.
-2023, "PyTorch FSDP", section 3.3):
+`SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module with hooks, and
+waits for each collective. `Zero3` overlaps: while one block computes, the next one is gathered and
+the gradients of the one before are reduced (Zhao et al. 2023, "PyTorch FSDP", section 3.3). How a
+block is gathered and freed is in `sharded_block.py`, how a module is cut into blocks in
+`sharded_module.py`. The numbers are those of the block that a collective serves:
 
     forward     compute   root  block 0       block 1       block 2
                 gather       └─ 1 ─┘     └─ 2 ─┘
@@ -60,35 +62,36 @@ __all__ = [
 
 
 class SimpleShardedLinear(torch.autograd.Function):
-    """ZeRO stage 3 in its simplest form: y = x @ weight.T; each rank keeps 1/N of the rows.
+    """ZeRO stage 3 in its simplest form: y = x @ weight.T; each rank keeps 1/N of weight's rows.
 
         y = SimpleShardedLinear.apply(x, shard)      # shard: this rank's rows, a parameter
 
-    The weight is gathered, used and freed in forward, and once more in backward. A reduce-scatter
-    sends the gradient of the weight to the owners of its rows, averaged over the ranks.
+    Each rank passes its own part of the batch as x, and gets all output features for it. All ranks
+    gather the weight, use it and free it: once in forward, and once more in backward. Then a
+    reduce-scatter gives each rank the gradient of its own rows, averaged over the ranks.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
-        """Return y [rows, out] for x [rows, in] and this rank's shard [out / N, in]."""
+        """Return y [batch, out] for x [batch, in] and this rank's shard [out / N, in]."""
         ctx.save_for_backward(x, shard)
-        weight = _gather_rows(shard)
-        return x @ weight.T  # on return, the memory of `weight` is freed
+        return x @ _gather_rows(shard).T  # the gathered weight is freed after this line
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of x and of the shard."""
         x, shard = ctx.saved_tensors
-        (dy,) = gradients
-        of_weight, of_shard = dy.T @ x, torch.empty_like(shard)
-        dist.reduce_scatter_tensor(of_shard, of_weight)
-        return dy @ _gather_rows(shard), of_shard / dist.get_world_size()
+        (grad_y,) = gradients
+        grad_x = grad_y @ _gather_rows(shard)  # the gathered weight is freed after this line
+        grad_weight, grad_shard = grad_y.T @ x, torch.empty_like(shard)
+        dist.reduce_scatter_single(grad_shard, grad_weight)  # the sum of this rank's rows
+        return grad_x, grad_shard / dist.get_world_size()
 
 
 def _gather_rows(shard: Tensor) -> Tensor:
     rows, columns = shard.shape
     weight = shard.new_empty(rows * dist.get_world_size(), columns)
-    dist.all_gather_into_tensor(weight, shard)
+    dist.all_gather_single(weight, shard)
     return weight
 
 
@@ -96,9 +99,9 @@ def _gather_rows(shard: Tensor) -> Tensor:
 
 
 class NaiveZero3(ShardedModule):
-    """ZeRO stage 3 of a module, block by block: gather, compute, free; reduce after backward.
+    """ZeRO stage 3 of a module: gather a block, compute, free it; reduce when backward is done.
 
-    Every parameter must be trained, and used by exactly one call of its block in each forward
+    Every parameter must be trained, and its block must be called exactly once in each forward
     pass. For the arguments see `Zero3`.
     """
 
@@ -116,15 +119,15 @@ class NaiveZero3(ShardedModule):
         block.gather()
 
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
-        block.free()
+        block.free()  # its views in the graph are valid again after the next gather
         for tensor in tensors_in(output):
-            if tensor.requires_grad:  # the block's backward begins with its output's gradient
+            if tensor.requires_grad:  # backward comes to the block with this tensor's gradient
                 tensor.register_hook(lambda _: block.gather())  # type: ignore[no-untyped-call]
 
     def _arrived(self, block: ShardedBlock, shard: FlatShard, index: int, _: Tensor) -> None:
-        shard.take(index)
+        shard.take_gradient(index)
         if all(each.all_arrived for each in block.trained):
-            block.free()  # all gradients are computed: backward does not need the block any more
+            block.free()  # all gradients are computed, so backward does not need the block now
             block.start_reduce()
             block.finish_reduce()
 
@@ -184,14 +187,16 @@ class Zero3(ShardedModule):
         self.reshard_after_forward, self.prefetch, self._dtype = (
             reshard_after_forward, prefetch, dtype,
         )  # fmt: skip
-        self._averages = True  # not inside `no_sync`
-        self._in_forward = False  # during the root's forward
-        self._task = -1  # autograd's number of the current backward pass
-        self._order = CallOrder([block for block in self.blocks if block.is_leaf])
-        self._calls: dict[ShardedBlock, _Use] = {}  # calls that have not returned
-        self._uses: dict[ShardedBlock, WeakSet[_Use]] = {block: WeakSet() for block in self.blocks}
-        self._open: dict[ShardedBlock, set[_Use]] = {}  # calls whose backward has begun
-        self._owing: dict[ShardedBlock, None] = {}  # blocks whose gradients have not been sent
+        self._sync_enabled = True  # False inside `no_sync`
+        self._in_forward = False  # whether the root's forward is running
+        self._backward_id = -1  # autograd's number of the running backward pass; -1: none
+        self._call_order = CallOrder([block for block in self.blocks if block.is_leaf])
+        # The calls (`_Call`) of each block, by their state: a call goes from forward to backward.
+        self._in_forward_call: dict[ShardedBlock, _Call] = {}
+        self._awaiting_backward = {block: WeakSet[_Call]() for block in self.blocks}
+        self._in_backward_call: dict[ShardedBlock, set[_Call]] = {}
+        # Blocks in backward: first their gradients are unsent, then a reduce-scatter is running.
+        self._unsent: dict[ShardedBlock, None] = {}  # used as an ordered set
         self._sending: list[ShardedBlock] = []
         for block in self.blocks:
             self._register(block)
@@ -201,21 +206,21 @@ class Zero3(ShardedModule):
         block.module.register_forward_pre_hook(before, with_kwargs=True)
         block.module.register_forward_hook(after, always_call=True)  # also after an exception
         for shard, index, whole in block.trained_parameters():
-            on_gradient(whole, partial(_take, shard, index))
+            on_gradient(whole, partial(_take_gradient, shard, index))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate whole gradients on this rank without reducing them.
 
         The first backward pass after the block reduces the sum. That saves reduce-scatters, but no
-        gathers: k microbatches send (2k + 1)P (N-1)/N elements instead of 3kP (N-1)/N, and until
-        then each rank keeps the gradients of all P parameters.
+        gathers: k microbatches send (2k + 1) Psi (N-1)/N elements instead of 3k Psi (N-1)/N, and
+        until then each rank keeps the gradients of all parameters.
         """
-        before, self._averages = self._averages, False
+        before, self._sync_enabled = self._sync_enabled, False
         try:
             yield
         finally:
-            self._averages = before
+            self._sync_enabled = before
 
     # ------------------------------------------------------------------ forward
 
@@ -229,50 +234,50 @@ class Zero3(ShardedModule):
             args, kwargs = tree_map(partial(cast, self._dtype), (args, kwargs))
         block.start_gather()
         if self._in_forward and first_time:
-            self._order.called(block)
+            self._call_order.called(block)
             self._gather_ahead(self.prefetch)
         block.gather()
         if torch.is_grad_enabled() and not is_recomputing():
-            use = self._calls[block] = _Use()
-            self._uses[block].add(use)
+            call = self._in_forward_call[block] = _Call()
+            self._awaiting_backward[block].add(call)
             inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
             if inputs:
-                after = partial(self._after_backward, block, use)
-                use.handle = register_multi_grad_hook(inputs, after)
+                after = partial(self._after_backward, block, call)
+                call.handle = register_multi_grad_hook(inputs, after)
         return args, kwargs
 
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
         if is_recomputing():
-            return  # the backward of the block follows
-        block.hide()
+            return  # keep the block: its backward follows immediately
+        block.show_pieces()
         if not in_backward():
             if self._is_freed_after_forward(block):
                 block.free()
             if block is self.root:
                 self._end_forward()
-        use = self._calls.pop(block, None)
+        call = self._in_forward_call.pop(block, None)
         outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if use and outputs:
-            before = partial(self._before_backward, block, use)
+        if call and outputs:
+            before = partial(self._before_backward, block, call)
             register_multi_grad_hook(outputs, before, mode="any")
 
     def _begin_forward(self) -> None:
-        """Free the remains of an interrupted pass, which may be older than the last step."""
+        """Begin a forward pass; discard what an interrupted pass has left."""
         for block in self.blocks:
             block.check_frozen()
-            if self._task != -1:  # an interrupted backward
+            if self._backward_id != -1:  # an exception interrupted the last backward pass
                 block.drop_gradients()
-                self._uses[block].clear()
+                self._awaiting_backward[block].clear()
         self._reset()
         self._in_forward = True
-        self._order.begin()
+        self._call_order.begin()
 
     def _end_forward(self) -> None:
         for block in self.blocks:  # also those that were gathered ahead but not called
-            if self._is_freed_after_forward(block) or not self._order.was_called(block):
+            if self._is_freed_after_forward(block) or not self._call_order.was_called(block):
                 block.free()
         self._in_forward = False
-        self._order.learn()
+        self._call_order.end()
 
     def _is_freed_after_forward(self, block: ShardedBlock) -> bool:
         stays = self.reshard_after_forward is False
@@ -280,47 +285,47 @@ class Zero3(ShardedModule):
         return not (stays and torch.is_grad_enabled())
 
     def _gather_ahead(self, count: int) -> None:
-        for block in self._order.next(count):
+        for block in self._call_order.next(count):
             block.start_gather()
 
     # ------------------------------------------------------------------ backward
 
-    def _before_backward(self, block: ShardedBlock, use: _Use, _: Any) -> None:
-        """Gather the block once the gradient of one of its outputs is ready."""
-        if self._task == -1:
-            self._task = torch._C._current_graph_task_id()
+    def _before_backward(self, block: ShardedBlock, call: _Call, _: Any) -> None:
+        """Hook: the gradient of an output is ready, so this block's backward is next."""
+        if self._backward_id == -1:
+            self._backward_id = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end_backward)
-            self._order.turn_round()
+            self._call_order.reverse()
         block.start_gather()
-        self._open.setdefault(block, set()).add(use)
-        self._owing[block] = None
-        self._order.called(block)
+        self._in_backward_call.setdefault(block, set()).add(call)
+        self._unsent[block] = None
+        self._call_order.called(block)
         self._gather_ahead_in_backward()
         block.gather()
 
-    def _after_backward(self, block: ShardedBlock, use: _Use, _: Any) -> None:
-        """Free the block and send its gradients once all gradients of its inputs are ready."""
-        use.handle.remove()
-        self._uses[block].discard(use)
-        if block not in self._open:
+    def _after_backward(self, block: ShardedBlock, call: _Call, _: Any) -> None:
+        """Hook: the gradients of all inputs are ready, so this block's backward is done."""
+        call.handle.remove()
+        self._awaiting_backward[block].discard(call)
+        if block not in self._in_backward_call:
             return  # its outputs were not a part of the loss
-        self._open[block].discard(use)
-        if not self._open[block]:
-            del self._open[block]
+        self._in_backward_call[block].discard(call)
+        if not self._in_backward_call[block]:
+            del self._in_backward_call[block]
             block.free()
-        if not self._uses[block]:
+        if not self._awaiting_backward[block]:
             self._send(block)
         self._gather_ahead_in_backward()
 
     def _gather_ahead_in_backward(self) -> None:
-        """Gather ahead unless the previous block is still held: memory is for `prefetch` + 1."""
-        leaves = sum(block.is_leaf for block in self._open)
+        """Gather the next blocks, so that at most `prefetch` + 1 leaf blocks are in memory."""
+        leaves = sum(block.is_leaf for block in self._in_backward_call)
         self._gather_ahead(self.prefetch + 1 - max(1, leaves))
 
     def _send(self, block: ShardedBlock) -> None:
-        """Start to reduce the block's gradients; one reduce at a time, to limit memory."""
-        del self._owing[block]
-        if self._averages:
+        """Start to reduce the block's gradients, after the previous reduce: that limits memory."""
+        del self._unsent[block]
+        if self._sync_enabled:
             while self._sending:
                 self._sending.pop().finish_reduce()
             block.start_reduce()
@@ -328,10 +333,10 @@ class Zero3(ShardedModule):
 
     def _end_backward(self) -> None:
         for block in reversed(self.blocks):  # in the same order on all ranks
-            self._uses[block] -= self._open.get(block, set())
-            if block.has_arrived:  # gradients that arrived late, or in `no_sync`
-                self._owing[block] = None
-            if block in self._owing:
+            self._awaiting_backward[block] -= self._in_backward_call.get(block, set())
+            if block.has_arrived:  # after its reduce-scatter, or inside an earlier `no_sync`
+                self._unsent[block] = None
+            if block in self._unsent:
                 self._send(block)
         for block in self._sending:
             block.finish_reduce()
@@ -340,21 +345,21 @@ class Zero3(ShardedModule):
     def _reset(self) -> None:
         for block in self.blocks:
             block.free()
-        self._open.clear()
-        self._owing.clear()
+        self._in_backward_call.clear()
+        self._unsent.clear()
         self._sending.clear()
-        self._calls.clear()
-        self._task = -1
+        self._in_forward_call.clear()
+        self._backward_id = -1
 
 
-class _Use:
+class _Call:
     """One call of a block in a forward pass; it lives as long as the call's autograd graph."""
 
     handle: Any = None
 
 
-def _take(shard: FlatShard, index: int, _: Tensor) -> None:
-    shard.take(index)
+def _take_gradient(shard: FlatShard, index: int, _: Tensor) -> None:
+    shard.take_gradient(index)
 
 
 # The order in which blocks are called, learned from the previous pass, to choose what to gather --
@@ -369,37 +374,39 @@ class CallOrder:
 
     def __init__(self, blocks: Sequence[ShardedBlock]) -> None:
         self._order = list(blocks)
-        self._seen: list[ShardedBlock] = []
-        self._at, self._step = -1, 1  # index of the last call, and the direction of the next
+        self._called: list[ShardedBlock] = []
+        self._position, self._direction = -1, 1  # of the last call; 1 in forward, -1 in backward
 
     def begin(self) -> None:
         """Begin a forward pass."""
-        self._seen, self._at, self._step = [], -1, 1
+        self._called, self._position, self._direction = [], -1, 1
 
-    def learn(self) -> None:
-        """End the forward pass and adopt its order."""
-        self._order = self._seen or self._order
+    def end(self) -> None:
+        """End the forward pass; its order is the guess for the next one."""
+        self._order = self._called or self._order
 
-    def turn_round(self) -> None:
-        """Begin a backward pass."""
-        self._at, self._step = len(self._order), -1
+    def reverse(self) -> None:
+        """Begin a backward pass: go through the order from its end."""
+        self._position, self._direction = len(self._order), -1
 
     def called(self, block: ShardedBlock) -> None:
         """Advance to the next call of this block in the order."""
         if not block.is_leaf:
             return
-        if self._step > 0:
-            self._seen.append(block)
-        places = range(self._at + 1, len(self._order)) if self._step > 0 else range(self._at)[::-1]
-        self._at = next((n for n in places if self._order[n] is block), self._at)
+        if self._direction > 0:
+            self._called.append(block)
+            places = range(self._position + 1, len(self._order))
+        else:
+            places = range(self._position)[::-1]
+        self._position = next((n for n in places if self._order[n] is block), self._position)
 
     def was_called(self, block: ShardedBlock) -> bool:
         """Return whether the block was called in this pass; always True for non-leaf blocks."""
-        return not block.is_leaf or block in self._seen
+        return not block.is_leaf or block in self._called
 
     def next(self, count: int) -> list[ShardedBlock]:
         """Return the blocks that are expected next, up to `count`."""
-        places = [self._at + self._step * (1 + n) for n in range(count)]
+        places = [self._position + self._direction * (1 + n) for n in range(count)]
         return [self._order[n] for n in places if 0 <= n < len(self._order)]
 
 
@@ -416,6 +423,7 @@ def is_recomputing() -> bool:
 
     A checkpoint with use_reentrant=True does not count: autograd sees an ordinary forward pass.
     """
+    # A checkpoint sets hooks on saved tensors while it recomputes. True: ignore_is_tracing.
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return in_backward() and hooks is not None
 

@@ -1,8 +1,11 @@
 """ZeRO stages 1 and 2: each rank has all parameters, and steps one of N shards of them.
 
-`SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` and `Zero2` divide
-parameters evenly, reduce gradients in buckets, and save and load their state. ZeRO stage 3, in
-which no rank has all parameters, wraps a module: `Zero3`, in `fully_sharded.py`.
+`SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` cuts flat buckets of
+parameters into N equal shards. So the division is even, and a bucket needs one reduce-scatter and
+one all-gather, not a reduce and a broadcast for each parameter. `Zero2` also reduces gradients
+during backward, and keeps only those of its shard. Both save and load their state. The step is in
+their base class, in `sharded_optimizer.py`. ZeRO stage 3, in which no rank has all parameters,
+wraps a module: `Zero3`, in `fully_sharded.py`.
 
     each rank's gradients ──► reduced to each shard's owner ──► owner steps ──► all-gather
 
@@ -15,8 +18,8 @@ section 5):
     Zero1        4 Psi       4 Psi      8 Psi/N       in `step`
     Zero2        4 Psi       4 Psi/N    8 Psi/N       in backward, bucket by bucket
 
-Both stages send 2 Psi (N-1)/N elements per step from each rank, as an all-reduce does: half to
-reduce gradients, half to gather parameters.
+`Zero1` and `Zero2` send 2 Psi (N-1)/N elements per step from each rank, as an all-reduce does:
+half to reduce gradients, half to gather parameters.
 """
 
 from __future__ import annotations
@@ -43,8 +46,8 @@ class SimpleZero1:
     """ZeRO stage 1 in its simplest form: each parameter has one owner, the only rank to step it.
 
     An optimizer keeps state only for the parameters that it is given. Each rank gives its
-    optimizer 1/N of the parameters, so it keeps 1/N of the state. Every parameter must have a
-    gradient.
+    optimizer every N-th parameter, so it keeps about 1/N of the state. All ranks begin with the
+    first rank's parameters. Every parameter must have a gradient.
     """
 
     def __init__(
@@ -52,22 +55,24 @@ class SimpleZero1:
     ) -> None:
         self.params: list[Any] = list(params)
         self.size = dist.get_world_size()
-        owned = self.params[dist.get_rank() :: self.size]
+        for parameter in self.params:
+            dist.broadcast(parameter.data, src=0)
+        owned = self.params[dist.get_rank() :: self.size]  # empty if there are more ranks
         self.optimizer = optimizer_class(owned, **arguments) if owned else None
 
     def step(self) -> None:
         """Reduce gradients to the owners, step there, and broadcast the new parameters."""
         for number, parameter in enumerate(self.params):
-            dist.reduce(parameter.grad, dst=number % self.size)  # only the owner has the sum
-            parameter.grad /= self.size
+            dist.reduce(parameter.grad, dst=number % self.size)  # only the owner gets the sum
+            parameter.grad /= self.size  # only the owner uses it
         if self.optimizer:
             self.optimizer.step()
         for number, parameter in enumerate(self.params):
             dist.broadcast(parameter.data, src=number % self.size)
-            parameter.grad = None
+            parameter.grad = None  # as `zero_grad` does
 
 
-# The same with evenly divided parameters, in buckets ---------------------------------------------
+# The same with equal shards of flat buckets, then with sharded gradients (ZeRO stage 2) ----------
 
 IN_FLIGHT = 2  # buckets reduced at the same time: more would use memory and not save time
 
@@ -86,10 +91,11 @@ class Zero1(ShardedOptimizer):
     Args:
         params: parameters, or groups of them. Their memory moves into flat tensors, so move the
             module to its device and dtype first.
-        optimizer_class: must work element by element, as SGD and Adam do; this is tested.
+        optimizer_class: must work element by element, as SGD and Adam do. The constructor tests
+            this: see `defaults_of_elementwise`.
         group: the ranks that share the state; None: all.
-        reduces: False: use it together with `DataParallel` or PyTorch's DDP, which average the
-            gradients and keep them. Traffic is then 3 Psi, and parameters are not broadcast.
+        reduces: False if `DataParallel` or PyTorch's DDP averages the gradients already, and keeps
+            them whole. Traffic is then 3 Psi, and parameters are not broadcast.
         master_dtype: dtype in which narrower parameters, such as bfloat16, are stepped:
             torch.float32 for mixed precision. These master weights count as optimizer state.
         bucket_cap_mb: size of a bucket in MiB. None: a twentieth of all parameters, but between 1
@@ -114,9 +120,9 @@ class Zero1(ShardedOptimizer):
         **arguments: Any,
     ) -> None:
         self._queue: list[ShardedBucket] = []  # in the order in which all ranks reduce
-        self._on_their_way: deque[ShardedBucket] = deque()
+        self._in_flight: deque[ShardedBucket] = deque()
         self._is_reduced = False  # whether all gradients since the last step have been reduced
-        self._asked: tuple[Tensor, Any] | None = None  # flags of parameters used by any rank
+        self._usage: tuple[Tensor, Any] | None = None  # flags of used parameters, their all-reduce
         super().__init__(params, optimizer_class, group, reduces, **arguments)
 
     def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
@@ -126,7 +132,7 @@ class Zero1(ShardedOptimizer):
 
     # ------------------------------------------------------------------ gradients
 
-    def _collect(self) -> None:
+    def _ensure_reduced(self) -> None:
         """Ensure that the gradients are reduced to their owners."""
         if not self._is_reduced:
             self._reduce()
@@ -141,28 +147,31 @@ class Zero1(ShardedOptimizer):
         for bucket in self._queue:
             if not bucket.is_sent:
                 self._send(bucket)
-        self._ask_who_uses()
-        while self._on_their_way:
-            self._on_their_way.popleft().receive()
+        self._start_usage_all_reduce()
+        while self._in_flight:
+            self._in_flight.popleft().receive()
         for bucket in self._queue:
             bucket.is_sent = False
         self._is_reduced = True
 
     def _send(self, bucket: ShardedBucket) -> None:
-        if len(self._on_their_way) == IN_FLIGHT:
-            self._on_their_way.popleft().receive()
+        if len(self._in_flight) == IN_FLIGHT:
+            self._in_flight.popleft().receive()
         bucket.send()
-        self._on_their_way.append(bucket)
+        self._in_flight.append(bucket)
 
-    def _ask_who_uses(self) -> None:
-        """Start to find out which parameters have a gradient on any rank, and must be stepped."""
-        if self._asked is not None:
-            self._asked[1].wait()
+    def _start_usage_all_reduce(self) -> None:
+        """Start an all-reduce of flags: which parameters have a gradient on any rank.
+
+        Only these are stepped. With ZeRO stage 2 it runs after each backward pass.
+        """
+        if self._usage is not None:
+            self._usage[1].wait()
         places = [(bucket, n) for bucket in self._buckets for n in range(len(bucket.parameters))]
         used = [n in bucket.used for bucket, n in places]
         flags = torch.tensor(used, dtype=torch.uint8, device=device_of(self._group))
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
-        self._asked = flags, work
+        self._usage = flags, work
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -174,7 +183,7 @@ class Zero1(ShardedOptimizer):
 
         Gradients are reduced first, so call it on all ranks, after the last backward pass.
         """
-        self._collect()
+        self._ensure_reduced()
         for bucket in self._buckets:
             if bucket.gradient is not None:
                 parts = bucket.parts(bucket.gradient)
@@ -183,7 +192,7 @@ class Zero1(ShardedOptimizer):
 
     def whole_gradients(self) -> dict[nn.Parameter, Tensor]:
         """The whole mean gradient of each parameter, gathered: call it on all ranks."""
-        self._collect()
+        self._ensure_reduced()
         found: dict[nn.Parameter, Tensor] = {}
         for bucket in self._buckets:
             if bucket.gradient is not None:
@@ -194,7 +203,7 @@ class Zero1(ShardedOptimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discard all gradients: those not yet reduced, and this rank's shards."""
         super().zero_grad(set_to_none)
-        self._on_their_way.clear()
+        self._in_flight.clear()
         for bucket in self._buckets:
             bucket.drop()
         self._is_reduced = False
@@ -209,7 +218,7 @@ class Zero1(ShardedOptimizer):
         if not self._reduces:  # gradients are whole, and equal on all ranks
             parameters = all_of(self.param_groups)
             return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        self._collect()
+        self._ensure_reduced()
         parts = [part for bucket in self._buckets if bucket.gradient is not None
                  for part in bucket.parts(bucket.gradient)]  # fmt: skip
         return clip_sharded_grad_norm_(parts, max_norm, norm_type, self._group)
@@ -233,21 +242,21 @@ class Zero1(ShardedOptimizer):
                 loss = closure()
         self._check_parameters()
         if self._reduces:
-            self._collect()
-        self._hand_gradients()
-        self._step_own()
+            self._ensure_reduced()
+        self._set_segment_gradients()
+        self._step_segments()
         self._gather()
         return loss
 
-    def _hand_gradients(self) -> None:
-        """Give the segments their gradients, then free the reduced gradients."""
+    def _set_segment_gradients(self) -> None:
+        """Set `.grad` of the segments, which the inner optimizer steps; free reduced gradients."""
         assert self._inner is not None
         if not self._reduces:
             for bucket in self._buckets:
                 bucket.hand_averaged(self._inner)
             return
-        assert self._asked is not None
-        flags, work = self._asked
+        assert self._usage is not None
+        flags, work = self._usage
         work.wait()
         used = flags.tolist()
         for bucket in self._buckets:
@@ -255,7 +264,7 @@ class Zero1(ShardedOptimizer):
             bucket.hand_reduced(used[:count], self._inner)
             bucket.drop()
             used = used[count:]
-        self._asked, self._is_reduced = None, False
+        self._usage, self._is_reduced = None, False
 
 
 class Zero2(Zero1):
@@ -279,13 +288,13 @@ class Zero2(Zero1):
     ) -> None:
         if "reduces" in arguments:
             raise TypeError("Zero2 reduces gradients itself: omit reduces=, or use Zero1.")
-        self._reduces_now = True  # not inside `no_sync`
-        self._task = -1  # autograd's number of the current backward pass
-        self._order: list[int] | None = []  # the order in which buckets fill, until the first step
+        self._sync_enabled = True  # False inside `no_sync`
+        self._backward_id = -1  # autograd's number of the running backward pass; -1: none
+        self._fill_order: list[int] | None = []  # of buckets in the first step; then None
         super().__init__(params, optimizer_class, group, **arguments)
 
     def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        _refuse_others([param for param in group["params"] if param.requires_grad])
+        _check_no_other_hooks([param for param in group["params"] if param.requires_grad])
         buckets = super()._divide(group)
         for bucket in buckets:
             for place, parameter in enumerate(bucket.parameters):
@@ -296,22 +305,22 @@ class Zero2(Zero1):
     def _hook(self, bucket: ShardedBucket, place: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
             self._is_reduced = False
-            if not self._reduces_now:
+            if not self._sync_enabled:
                 return
-            if bucket.is_sent:  # a reentrant checkpoint has run a backward pass inside this one
+            if bucket.is_sent:  # by a backward pass of a reentrant checkpoint inside this one
                 self._reduce()
-            task = torch._C._current_graph_task_id()
-            if task != self._task:
-                self._task = task
+            backward_id = torch._C._current_graph_task_id()
+            if backward_id != self._backward_id:
+                self._backward_id = backward_id
                 Variable._execution_engine.queue_callback(self._finish)
-            bucket.arrives(place)
-            if self._order is not None and bucket.full:
-                self._order.append(self._queue.index(bucket))
-            self._send_full_ones()
+            bucket.mark_arrived(place)
+            if self._fill_order is not None and bucket.full:
+                self._fill_order.append(self._queue.index(bucket))
+            self._send_full_buckets()
 
         return arrived
 
-    def _send_full_ones(self) -> None:
+    def _send_full_buckets(self) -> None:
         """Reduce the buckets that are full, in the order that is the same on all ranks."""
         for bucket in self._queue:
             if not (bucket.is_sent or bucket.full):
@@ -321,31 +330,34 @@ class Zero2(Zero1):
 
     def _finish(self) -> None:
         """Reduce what remains, once, at the end of a pass and of reentrant passes inside it."""
-        if self._task != -1:
+        if self._backward_id != -1:
             self._reduce()
 
-    def _hand_gradients(self) -> None:
-        """See `Zero1._hand_gradients`; after the first step all ranks agree on an order."""
-        super()._hand_gradients()
-        if self._order is not None:
-            self._queue_as_they_come(self._order)
+    def _set_segment_gradients(self) -> None:
+        """See `Zero1._set_segment_gradients`; after the first step all ranks agree on an order."""
+        super()._set_segment_gradients()
+        if self._fill_order is not None:
+            self._agree_on_order(self._fill_order)
 
-    def _queue_as_they_come(self, order: list[int]) -> None:
-        """Adopt the first rank's order of filling: gradients of groups may be interleaved."""
+    def _agree_on_order(self, order: list[int]) -> None:
+        """Reduce buckets from now on in the order in which the first rank's were filled.
+
+        The order of construction is only a guess: parameter groups may alternate in a model.
+        """
         rest = [n for n in range(len(self._queue)) if n not in order]
         agreed = torch.tensor([*dict.fromkeys(order), *rest], device=device_of(self._group))
         dist.broadcast(agreed, group=self._group, group_src=0)
         self._queue = [self._queue[n] for n in agreed.tolist()]
-        self._order = None
+        self._fill_order = None
 
     def _reduce(self) -> None:
         super()._reduce()
-        self._task = -1
+        self._backward_id = -1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See `Zero1.zero_grad`; also discards an interrupted pass."""
         super().zero_grad(set_to_none)
-        self._task = -1
+        self._backward_id = -1
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -353,14 +365,14 @@ class Zero2(Zero1):
 
         The first pass after the block, or else `step`, reduces them.
         """
-        before, self._reduces_now = self._reduces_now, False
+        before, self._sync_enabled = self._sync_enabled, False
         try:
             yield
         finally:
-            self._reduces_now = before
+            self._sync_enabled = before
 
 
-def _refuse_others(parameters: Sequence[Tensor]) -> None:
+def _check_no_other_hooks(parameters: Sequence[Tensor]) -> None:
     """Raise ValueError if DataParallel or another Zero2 already has hooks on the gradients."""
     ours = ("dtlab.parallel.data.data_parallel", __name__)
     for parameter in parameters:

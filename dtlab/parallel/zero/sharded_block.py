@@ -117,7 +117,7 @@ class FlatShard:
         sent = [] if self._reducing is None else [self._reducing.rows]
         return sent if self._gradients.rows is None else [self._gradients.rows, *sent]
 
-    def take(self, index: int) -> None:
+    def take_gradient(self, index: int) -> None:
         """Take the gradient that backward has stored in the whole parameter of this index."""
         whole = self.whole[index]
         if whole.grad is None:
@@ -259,14 +259,14 @@ class ShardedBlock:
         for module, name, _, whole in self._places:
             _set(module, name, whole)
 
-    def hide(self) -> None:
+    def show_pieces(self) -> None:
         """Make the pieces the parameters of the module."""
         for module, name, piece, _ in self._places:
             _set(module, name, piece)
 
     def free(self) -> None:
-        """Hide the whole parameters, and release their storage."""
-        self.hide()
+        """Make the pieces the module's parameters, and release the storage of the whole ones."""
+        self.show_pieces()
         for shard in self.shards:
             shard.free()
 

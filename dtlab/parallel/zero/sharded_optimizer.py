@@ -138,7 +138,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "was made, but has a gradient. Unfreeze it before you make the optimizer."
                 )
 
-    def _step_own(self) -> None:
+    def _step_segments(self) -> None:
         """Step the segments by the inner optimizer, with the current options of the groups."""
         assert self._inner is not None
         for bucket in self._buckets:

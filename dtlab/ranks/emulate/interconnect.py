@@ -46,7 +46,7 @@ class Wire:
         self._groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
         self._routes: dict[tuple[str, int, int], tuple[Route, list[int]]] = {}
         self._counts: Counter[tuple[int, ...]] = Counter()  # operations by group, or channel
-        self._from_anybody: Counter[tuple[int, int]] = Counter()  # open ones, by group and tag
+        self._any_source: Counter[tuple[int, int]] = Counter()  # open ones, by group and tag
         self._due: dict[int, Due] = {}  # by the id of its Work
         self._clock = Clock()
         self._deliveries = Deliveries(ports, self._delivered)
@@ -104,8 +104,8 @@ class Wire:
         else:
             ends = (peer, self.rank)
             if peer < 0:
-                self._from_anybody[inbox] += 1
-            if self._from_anybody[inbox]:
+                self._any_source[inbox] += 1
+            if self._any_source[inbox]:
                 return Due(0, (), posted, (inbox, *ends, size))
         channel = (group, tag, *ends)
         key = self._next(channel)
@@ -134,7 +134,7 @@ class Wire:
             self._counts[due.channel] -= 1
             self._ports.withdraw(due.key)
         elif due.message is not None and due.message[1] < 0:
-            self._from_anybody[due.message[0]] -= 1
+            self._any_source[due.message[0]] -= 1
 
     def _group(self, boxed: Any) -> tuple[int, tuple[int, ...]]:
         """The number of a group, which is the same on all ranks, and its members."""
@@ -193,7 +193,7 @@ class Wire:
             end = self._ports.end(due.key)
         else:
             if src < 0:
-                self._from_anybody[inbox] -= 1
+                self._any_source[inbox] -= 1
                 src = self._world_rank(inbox[0], due.real._source_rank())
             due.key = self._next((*inbox, src, dst))
             end = self._ports.message(due.key, src, dst, size, due.posted)

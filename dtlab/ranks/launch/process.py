@@ -62,7 +62,7 @@ def run_rank(
     call: Packed | None,
     ends: Ends,
     walls: Walls | None = None,
-    stay: Callable[[int, Spec, Ends, Outcome], None] | None = None,
+    stay: Callable[[int, Spec, Ends, RankResult], None] | None = None,
 ) -> NoReturn:
     """Run rank `rank`, from the fork to the end of the process.
 
@@ -78,7 +78,7 @@ def run_rank(
             step_behind(walls, rank)
         _become_ordinary(rank, spec, out, err, ends.stack_writer)
         os.environ[protocol.STATUS_FD] = str(ends.status.fileno())
-        outcome = Outcome(socket.socket(fileno=channel), ends.status, spec.sealed)
+        outcome = RankResult(socket.socket(fileno=channel), ends.status, spec.sealed)
         threading.excepthook = outcome.thread_failed
         try:
             if call is None:
@@ -95,7 +95,7 @@ def run_rank(
         os._exit(code)
 
 
-def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome) -> None:
+def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: RankResult) -> None:
     """Join the process group, wait for the other ranks, run the function, deliver the result."""
     init_calls = InitCalls(rank, spec, init_group)
     with outcome.catching():
@@ -125,7 +125,7 @@ def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: Outcome
     outcome.deliver()
 
 
-class Outcome:
+class RankResult:
     """The result of the function, and its delivery to the notebook."""
 
     def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
@@ -303,7 +303,7 @@ class MemoryLimit:
             self._ceiling = used * 1024 + limit + THREAD_STACKS
 
     def impose(self) -> None:
-        """Set the limit, which holds until `Outcome.deliver`."""
+        """Set the limit, which holds until `RankResult.deliver`."""
         if self._ceiling is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (self._ceiling, resource.RLIM_INFINITY))
 

@@ -36,7 +36,7 @@ from dtlab.ranks.watch import stacks
 from dtlab.ranks.watch.board import Board
 from dtlab.ranks.watch.watcher import Watcher
 
-__all__ = ["Rank"]
+__all__ = ["Rank", "Supervisor"]
 
 SETTLE = 0.15  # seconds for other failures to appear, even if all other ranks wait
 GRACE = 1.0  # seconds for the other ranks to fail too, or to finish, once one has failed
@@ -229,7 +229,7 @@ class Supervisor:
             patience = self._patience()
         ready, _, _ = select.select(watched, [], [], patience)
         if self.control in ready:
-            self._heard()
+            self._handle_control()
         for status in ready:
             if status in by_socket:
                 self._read_letters(by_socket[status])
@@ -238,7 +238,7 @@ class Supervisor:
             self._note_deaths(reap_some())
         self._sample_traffic()
 
-    def _heard(self) -> None:
+    def _handle_control(self) -> None:
         """Handle a message of the notebook; in a launch it only means that the launch must end."""
         raise Closed("the notebook has closed the control socket")
 

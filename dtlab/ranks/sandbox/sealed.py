@@ -33,7 +33,7 @@ class SealedConversation(Conversation):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._came: dict[socket.socket, bytearray] = {}
-        self._told: set[tuple[int, bytes]] = set()  # frames received, each allowed once
+        self._received: set[tuple[int, bytes]] = set()  # frames received, each allowed once
         self._printed: dict[tuple[int, Stream], int] = {}
         self._left = MOST_BYTES
         limit = START_LIMIT + FOR_RANKS * (self.spec.timeout or 0.0) + END_LIMIT
@@ -89,9 +89,9 @@ class SealedConversation(Conversation):
         del received[:at]
 
     def _take(self, rank: int, tag: bytes, body: bytearray) -> None:
-        if (rank, tag) in self._told:
+        if (rank, tag) in self._received:
             return
-        self._told.add((rank, tag))
+        self._received.add((rank, tag))
         try:
             self._open(rank, tag, body, None)
         except Exception as error:  # noqa: BLE001  invalid data of the rank may raise anything

@@ -32,7 +32,7 @@ __all__ = ["run_cell", "set_name", "stay", "value_of"]
 _STAYING: list[Staying] = []  # the object of this process, for `run_cell`
 
 
-def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome) -> None:
+def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.RankResult) -> None:
     """Run rank `rank` of a session until the supervisor tells it to exit, or has ended."""
     staying = Staying(rank, spec, ends, outcome)
     _STAYING.append(staying)
@@ -43,7 +43,7 @@ class Staying:
     """The state of a session's rank, from the first turn to the last."""
 
     def __init__(
-        self, rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.Outcome
+        self, rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.RankResult
     ) -> None:
         self.rank, self.spec, self.outcome = rank, spec, outcome
         self.in_turn = False

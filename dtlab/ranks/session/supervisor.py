@@ -108,7 +108,7 @@ class SessionSupervisor(Supervisor):
                 unnoted = RankEnd("died", ended[rank.pid], rank.stack.read())
                 self.deaths[rank.rank] = rank.end if is_noted else unnoted
 
-    def _heard(self) -> None:
+    def _handle_control(self) -> None:
         tag, _ = receive_frame(self.control)
         self.stopped = self.stopped or tag == protocol.STOP
 

@@ -107,7 +107,7 @@ class Machine:
         self._latest: dict[tuple[int, int], dict[int, Op]] = {}  # (group, rank): op by thread
         self._sends: dict[Channel, deque[Op]] = {}
         self._receives: dict[Channel, deque[Op]] = {}
-        self._from_anybody: dict[tuple[int, int], Op] = {}  # any-source receives
+        self._any_source: dict[tuple[int, int], Op] = {}  # any-source receives
         self._taken: list[Op] = []  # sends that some any-source receive must have taken
 
     # ------------------------------------------------------------------ feeding
@@ -173,7 +173,7 @@ class Machine:
             return self._meet(op)
         record = op.record
         if op.kind == "recv" and record.peer < 0:
-            self._from_anybody[op.rank, record.number] = op
+            self._any_source[op.rank, record.number] = op
             return self._senders_to(_inbox(op))
         channel = _channel(op)
         mine, theirs = self._sends, self._receives
@@ -237,7 +237,7 @@ class Machine:
         return True
 
     def _takers(self, inbox: Inbox) -> int:
-        return sum(_inbox(receive) == inbox for receive in self._from_anybody.values())
+        return sum(_inbox(receive) == inbox for receive in self._any_source.values())
 
     def _taken_from(self, inbox: Inbox) -> list[Op]:
         return [send for send in self._taken if _inbox(send) == inbox]
@@ -250,7 +250,7 @@ class Machine:
     def _settle_source(self, actor: Actor, record: Record) -> Sequence[Actor]:
         """Turn an any-source receive, which has got its message, into one from its sender."""
         actor.blocked = None
-        receive = self._from_anybody.pop((actor.rank, record.number), None)
+        receive = self._any_source.pop((actor.rank, record.number), None)
         if receive is None:
             return ()
         receive.record = receive.record._replace(peer=record.peer)
@@ -287,7 +287,7 @@ class Machine:
         """The mismatch, also one with a message that an any-source receive has probably taken."""
         if self.misfit is not None:
             return self.misfit
-        for receive in self._from_anybody.values():
+        for receive in self._any_source.values():
             for send in self._under_way(_inbox(receive)):
                 if send.record.signature != receive.record.signature:
                     return Misfit("message", (send, receive))
@@ -358,7 +358,7 @@ class Machine:
         """Whether a blocked send or receive may complete through an any-source receive."""
         if op.kind == "recv" and op.record.peer < 0:
             return bool(self._under_way(_inbox(op)))
-        takers = self._from_anybody.values() if op.kind == "send" else ()
+        takers = self._any_source.values() if op.kind == "send" else ()
         return any(_inbox(receive) == _inbox(op) for receive in takers)
 
 
