@@ -162,9 +162,9 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (ALONE, 2 / 14, "only the last microbatch is in it"),
         (ALONE, 6 / 14, "only the first microbatch is in it"),
         (ALONE, 26 / 14, "the last microbatch is not in it"),
-        (ALONE, 1.5, "0.75 times the gradient that is wanted"),
-        (ALONE, -1.0, "off the gradient that is wanted by up to 9"),
-        (ALONE, math.nan, "not all of it are finite numbers"),
+        (ALONE, 1.5, "0.75 times the expected gradient"),
+        (ALONE, -1.0, "differs from the expected gradient by up to 9"),
+        (ALONE, math.nan, "not all numbers are finite"),
         (TWO, 3.0, ""),
         (TWO, 1.5, "divided by the number of ranks once too often"),
         (TWO, 6.0, "the number of ranks times what it should be"),
@@ -172,7 +172,7 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
         (TWO, 52 / 14, "the rank's own samples alone"),
         (TWO, 2.0, "the rank's own samples alone"),
-        (BOTH_TWICE, 48 / 21, "before the last microbatch, and what comes after their journey"),
+        (BOTH_TWICE, 48 / 21, "before the last microbatch, and later gradients"),
         (GROUP, 3.0, ""),
         (GROUP, 42 / 18, "the samples of all ranks are counted, not those"),
         (GROUP, 4.5, "multiplied by the number of all ranks"),
@@ -219,7 +219,7 @@ def _parts(of: Shares) -> tuple[Any, ...]:
         (ALONE, "a Tensor", "returns a Tensor, not a float"),
         (ALONE, 28.0, "the sum of the losses, not their mean"),
         (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the microbatches' means"),
-        (ALONE, 7.0, "returns 7, where the mean over the samples is 2"),
+        (ALONE, 7.0, "returns 7, but the mean over the samples is 2"),
         (ALONE, math.nan, "returns nan"),
         (TWO, 3.0, ""),
         (TWO, 42.0, "the sum of the losses, not their mean"),
@@ -392,17 +392,17 @@ CURVE = Curve(4, 12, 0.2)
         ("warmup", lambda k: CURVE.factor(k), ""),
         ("warmup", lambda k: CURVE.factor(k + 1), "one step too early"),
         ("warmup", lambda k: CURVE.factor(2 * k), "two steps at a time"),
-        ("warmup", lambda k: max(CURVE.factor(k), 0.3), "Already the first step"),
+        ("warmup", lambda k: max(CURVE.factor(k), 0.3), "The first step already"),
         ("warmup", lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
         ("decay", lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
         ("decay", lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),
-        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "as long as total"),
+        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "total_steps long"),
         ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 7)) / 2, "Zero comes one step"),
         ("decay", lambda k: CURVE.factor(k + 1), "still has the full rate"),
         ("decay", lambda k: (12 - k) / 8, "half a cosine"),
         ("end", lambda k: CURVE.factor(k), ""),
         ("end", lambda k: 1.0 if k < 12 else 0.0, ""),
-        ("end", lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "goes up again"),
+        ("end", lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "rises again"),
         ("end", lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
     ],
 )
@@ -422,7 +422,9 @@ def test_a_wrong_rate_of_a_group_is_named() -> None:
         return case.mistake([Noted({"rates": [(one, one) for one in rates]})])
 
     assert not said(0.1)
-    assert said(0.5).startswith("step 0, group 1: the rate is 1 times the base rate, where 0.2")
+    assert said(0.5).startswith(
+        "step 0, group 1: the rate is 1 times the base rate, but it should be 0.2"
+    )
 
 
 def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
@@ -481,17 +483,19 @@ def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
     assert "rank 2: your function returns" in said(right, right, 2 * right)
     assert "not the same on all ranks" in said(right, right, right * (1 + 1e-9))
     assert "returns a tuple, not a float" in said("a tuple")
-    assert "upside down" in said(1 / right)
+    assert "the inverse" in said(1 / right)
     assert "tr(Sigma) alone" in said(norms.variance)
     assert "of one sample" in said(right / batch)
-    assert "noise of its own" in said(norms.variance / norms.big)
+    assert "the mean gradient is noisy too" in said(norms.variance / norms.big)
     biased = batch * (norms.small - norms.big)
     assert "not by N" in said(biased / (norms.big - biased / (batch * ranks)))
     assert "of the *sum* of the gradients" in said(norms._replace(big=ranks**2 * norms.big).scale)
     for inverted in (1 / batch - 1 / (batch * ranks), 1 / (batch * ranks - batch)):
         variance = (norms.small - norms.big) * inverted
-        assert "be divided?" in said(variance / (norms.big - variance / (batch * ranks)))
-    assert "where" in said(math.inf)
+        assert "divide their difference?" in said(
+            variance / (norms.big - variance / (batch * ranks))
+        )
+    assert ", but " in said(math.inf)
 
 
 def test_no_signal_is_infinite_noise() -> None:

@@ -326,7 +326,7 @@ def test_one_process_takes_a_rate_for_each_step() -> None:
     [
         (1, ""),
         (2, "Each loss is divided by their number, and the rate grows with samples"),
-        (0.5, "they are divided by twice"),
+        (0.5, "you divide by their number twice"),
         (4, "As many as there are forward passes in an update"),
         (32 / 12, "That is the rate of batch 32; an update takes 12 samples"),
         (math.sqrt(32 / 12), "That is the square-root rule"),
@@ -344,7 +344,7 @@ def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) 
     ("ranks", "factor", "piece"),
     [
         (2, 2, "divide each loss by their number"),
-        (4, 0.5, "they are divided by twice"),
+        (4, 0.5, "you divide by their number twice"),
         (4, 0.25, "There are 4 ranks, and DDP has divided by their number already"),
         (3, 2 / 3, "2 microbatches by 3 ranks. DDP has divided by one of the two already"),
     ],
@@ -359,8 +359,8 @@ def test_gradients_that_are_off_by_a_factor_are_told_why(
 @pytest.mark.parametrize(
     ("rates", "momentum", "piece"),
     [
-        ((0.05, 0.2, 0.0, 0.0, 0.0), 0.9, "The schedule goes 2 steps where it should go one"),
-        ((0.05, 0.1, 0.0, 0.0, 0.0), 0.9, "The schedule goes 3 steps where it should go one"),
+        ((0.05, 0.2, 0.0, 0.0, 0.0), 0.9, "The schedule makes 2 steps where it should make one"),
+        ((0.05, 0.1, 0.0, 0.0, 0.0), 0.9, "The schedule makes 3 steps where it should make one"),
         ((0.05, 0.05, 0.05, 0.1, 0.1), 0.9, "The schedule goes one step in 3 updates"),
         ((0.05,) * 5, 0.9, "The schedule never goes on"),
         ((0.05, 0.1, 0.2, 0.2, 0.2), 0.9, "update 3 of 5, counted from 0"),
@@ -377,12 +377,12 @@ def test_other_rates_are_told_from_each_other(
 def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
     judge, (first, second) = other_rates(lambda case, ranks: RATES, of_rates), trained(CASE, RATES)
     short = replace(first, passes=first.passes[:8], before=first.before[:8])
-    assert "rank 0 makes 8 forward passes. 5 updates of 2 microbatches are 10" in judge(
+    assert "rank 0 makes 8 forward passes, but 5 updates of 2 microbatches take 10" in judge(
         CASE, [short, second], NO_TRACE
     )
     astray = first.before.clone()
     astray[2:4] += 0.1
-    assert "does not go along" in judge(CASE, [replace(first, before=astray), second], NO_TRACE)
+    assert "does not follow" in judge(CASE, [replace(first, before=astray), second], NO_TRACE)
 
 
 def test_parameters_that_move_within_an_update_are_told() -> None:
@@ -456,9 +456,9 @@ def test_seeds_of_the_trainings_are_drawn() -> None:
         ({"updates": 0}, "0 for 'updates'"),
         ({"updates": 202.5}, "a whole number"),
         ({"warmup": -1}, "-1 for 'warmup'"),
-        ({"warmup": 203}, "a warm-up of 203 updates, of 202"),
+        ({"warmup": 203}, "a warm-up of 203 updates, but only 202"),
         ({"micro_batch": 0}, "0 for 'micro_batch'"),
-        ({"start_factor": 1.5}, "a share, 0 to 1"),
+        ({"start_factor": 1.5}, "it must be in 0 to 1"),
         ({"decay": 3}, "3 for 'decay'"),
         ({"decay": ["cosine"]}, "for 'decay'"),
         ({"travel_in": 3}, "by their numbers from 0"),

@@ -1,18 +1,18 @@
-"""Criteria: what is judged of a learner's function, from what its ranks returned.
+"""Criteria: rules that judge a learner's function from what its ranks returned and recorded.
 
-A case reports its faults, each under the name of a criterion. `rule` makes the criterion:
+A case reports faults, each under the name of a criterion. `rule` makes the criterion:
 
-    rank r: on_rank ──> what the rank noted ──> case.faults(results): ("bytes", "rank 0 ...")
+    rank r: on_rank ──> the rank's notes ──> case.faults(results): ("bytes", "rank 0 ...")
                                                                         │
     rule("bytes", 2, "a ring's bytes", "values")  <─────────────────────┘
 
-It is lost with the first fault of its name, or if a rank crashes in a case with this `topic`. It
-is blocked while there is a fault of a name that it lists after its message. `by_trace` reports
-faults too: those that the trace of a trial shows.
+The criterion is lost with the first fault of its name, or if a rank crashes in a case with this
+`topic`. It is blocked while there is a fault of one of the names listed after its message.
+`by_trace` also reports faults: those that the trace of a trial shows.
 
-For runs of a whole program, `criterion` takes objections in place of a case's faults: functions
-of a case, of what its ranks returned, and of the observation. Each says what is wrong and what to
-look at next; an empty string means that nothing is wrong.
+For runs of a whole program, `criterion` takes objections instead of a case's faults. An objection
+is a function of a case, of what its ranks returned, and of the observation. It says what is wrong
+and what to look at next; an empty string means that nothing is wrong.
 
     criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes)
     criterion("training", 1, "as one process", other_training, after="bytes")
@@ -48,30 +48,32 @@ Seen = Sequence[Observation]
 
 
 def of_topic(seen: Seen, topic: str) -> list[Observation]:
-    """The trials with a case of this topic."""
+    """The observations of all trials that hold a case of this topic."""
     return [
-        one for one in seen if any(getattr(case, "topic", "") == topic for case in one.trial.cases)
+        observation
+        for observation in seen
+        if any(getattr(case, "topic", "") == topic for case in observation.trial.cases)
     ]
 
 
 def right_on_some(seen: Seen) -> str:
-    """Names the numbers of ranks on which all is right; empty if that is all of them or none."""
-    right = {one.trial.world_size for one in seen if not one.mistakes}
-    if not right or right == {one.trial.world_size for one in seen}:
+    """The world sizes on which everything is right, in a sentence; empty if all or none are."""
+    right = {observation.trial.world_size for observation in seen if not observation.mistakes}
+    if not right or right == {observation.trial.world_size for observation in seen}:
         return ""
     ranks = " and ".join(map(str, sorted(right)))
-    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on how many there are?"
+    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on their number?"
 
 
 # Criteria of cases that report their faults -----------------------------------------------------
 
-_MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes of gloo's own in a launch
+_MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes that gloo itself sends in a launch
 
 Fault = tuple[str, str]  # the criterion that is lost, and why
 
 
 class Noted:
-    """What a rank noted, by name, and which finished code was called on it."""
+    """The notes of one rank, by name, and the finished implementations that it called."""
 
     def __init__(self, result: Mapping[str, Any]) -> None:
         self._result = dict(result)
@@ -81,15 +83,15 @@ class Noted:
         return self._result[name]
 
     def get(self, name: str) -> Any:
-        """What was noted under this name, None where nothing was."""
+        """Returns the note of this name, or None if the rank made none."""
         return self._result.get(name)
 
 
 class Faulty(Case):
-    """A case whose `faults` belong to criteria; a crash in it belongs to its `topic`.
+    """A case whose `faults` belong to criteria. A crash in it counts against its `topic`.
 
-    `also_shows` has the criteria that a case shows besides its topic, by the topic. Where it is
-    None, a case shows all criteria.
+    `also_shows` maps a topic to the criteria that its cases judge besides the topic. If it is
+    None, a case judges all criteria.
     """
 
     topic: str
@@ -97,37 +99,37 @@ class Faulty(Case):
 
     @property
     def guilty(self) -> str:
-        """The criterion that a crash in this case belongs to."""
+        """The criterion that is lost by a crash in this case."""
         return self.topic
 
     def shows(self, criterion: str) -> bool:
-        """Whether a criterion cannot be judged where this case came to nothing."""
+        """Whether a criterion cannot be judged if this case does not finish."""
         shown = self.also_shows
         return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
 
     def advice(self, trouble: str) -> str:
-        """What a crash in this case may come from, where that is known."""
+        """Returns a hint at the cause of a crash in this case; empty if the cause is unknown."""
         return ""
 
     @abstractmethod
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """All that is wrong with what the ranks returned."""
+        """Yields everything that is wrong with what the ranks returned."""
 
     def by_trace(self, one: Observation) -> Iterator[Fault]:
-        """All that is wrong with what the ranks did, in words that say where.
+        """Yields everything that the trace shows to be wrong; each message says where.
 
-        The first case of a trial reports this, for all cases of the trial. `fault` has the faults
-        of the results by then.
+        Only the first case of a trial is asked, and it reports for all cases of the trial.
+        `fault` already returns the faults in the results by then.
         """
         yield from ()
 
     def opened(self, result: Any) -> Noted:
-        """See `Case`."""
+        """Wraps the result of one rank in `Noted`."""
         return Noted(result)
 
     def mistake(self, results: Sequence[Noted]) -> str:
-        """See `Case`."""
-        return next((words for _, words in self.faults(results)), "")
+        """The message of the first fault in the results; empty if there is none."""
+        return next((message for _, message in self.faults(results)), "")
 
 
 def rule(
@@ -142,29 +144,29 @@ def rule(
     finish: bool = False,
     after: str = "",
 ) -> Rule:
-    """The criterion of this name, judged once there is no fault of a name in `before`.
+    """Makes the criterion `name`, which is judged once there is no fault of a name in `before`.
 
-    It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` says
-    what else may be wrong. `advice` says what to look at, given the trials that show the criterion
-    and what is wrong. With `on`, it is judged on trials of this topic, once no other trial that
-    shows it fails. With `finish`, it is blocked where any trial hangs, whether or not that trial
-    shows it. For `after` see `Rule`.
+    It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` returns
+    a further fault, or an empty string. `advice` returns a hint, given the trials that show the
+    criterion and the fault. With `on`, the criterion is judged on trials of this topic, once no
+    other trial that shows it fails. With `finish`, it is blocked if any trial hangs, whether or
+    not that trial shows it. For `after` see `Rule`.
     """
 
     def judged(seen: Seen) -> Verdict:
         if any(fault(seen, other) for other in before):
-            return blocked("judged once what is lost here is right")
-        shown = [one for one in seen if any(case.shows(name) for case in _cases(one))]
-        others = [one for one in shown if on and not of_topic([one], on)]
-        unfinished = _unfinished(others)
+            return blocked("judged once the criterion that is lost here is met")
+        shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
+        off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
+        unfinished = _unfinished(off_topic)
         if unfinished:
             return blocked(unfinished)
         faults = filter(None, (fault(seen, other) for other in lost_by or (name,)))
         wrong = next(faults, "") or also(seen)
         if wrong:
             return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
-        unseen = len(shown) == len(others)  # a trial that hangs is the last one that is run
-        if (unseen or finish) and any(one.hung for one in seen):
+        unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
+        if (unseen or finish) and any(trial.hung for trial in seen):
             return blocked("judged once the ranks finish what is tried before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
@@ -173,22 +175,22 @@ def rule(
 
 
 def _unfinished(seen: Seen) -> str:
-    """What has to come first: no trial may fail or return something that cannot be read."""
-    for one in seen:
-        if one.error is not None:
-            return f"judged once nothing fails in {one.trial.words()}"
-    if any(words.endswith(UNREADABLE) for one in seen for _, words in _found(one)):
+    """The reason to block a criterion: a trial failed or returned unreadable results."""
+    for observation in seen:
+        if observation.error is not None:
+            return f"judged once nothing fails in {observation.trial.words()}"
+    if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
         return "judged once the ranks return what is asked for"
     return ""
 
 
 def fault(seen: Seen, name: str) -> str:
     """The first fault of this name; empty if there is none."""
-    return next((words for one in seen for words in _faults(one, name)), "")
+    return next((message for observation in seen for message in _faults(observation, name)), "")
 
 
 def finished_code(one: Observation) -> str:
-    """Says that finished code did the work in a trial; empty if none did."""
+    """Says that a finished implementation did the work in a trial; empty if none did."""
     code = called_by(result for results in one.results for result in results)
     return f"{code} does the work for you, and finished code does not count." if code else ""
 
@@ -199,11 +201,11 @@ def _faults(one: Observation, name: str) -> Iterator[str]:
         if case.guilty == name:
             yield f"{one.trouble}\n{case.advice(one.trouble)}".rstrip()
         return
-    yield from (words for topic, words in _found(one) if topic == name)
+    yield from (message for topic, message in _found(one) if topic == name)
 
 
 def _found(one: Observation) -> list[Fault]:
-    """All faults of a trial; kept as `mistakes` is, because every criterion looks at them."""
+    """All faults of a trial, cached on the observation because every criterion reads them."""
     if "faults" not in vars(one):
         cases, code = _cases(one), finished_code(one)
         found = [(cases[0].topic, code)] if code else []
@@ -211,7 +213,7 @@ def _found(one: Observation) -> list[Fault]:
         for number, (case, results) in enumerate(zip(cases, one.results, strict=True)):
             where = one.trial.words(number)
             reported = _readable(case, case.faults, results)
-            found += ((name, f"{where}: {words}") for name, words in reported)
+            found += ((name, f"{where}: {message}") for name, message in reported)
         found += _readable(cases[0], cases[0].by_trace, one)
     faults: list[Fault] = vars(one)["faults"]
     return faults
@@ -222,7 +224,7 @@ def _cases(one: Observation) -> list[Faulty]:
 
 
 def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -> list[Fault]:
-    """What a case reports; ranks may have returned things that it cannot even be asked about."""
+    """The faults that a case reports, or `UNREADABLE` if the results have the wrong types."""
     try:
         return list(report(of))
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
@@ -230,9 +232,10 @@ def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -
 
 
 def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
-    """Says that other bytes leave a rank than should, in trials whose first case has this topic.
+    """Makes a check of the bytes that leave each rank, in trials whose first case has this topic.
 
-    A rank sends (N-1)/N of all elements of the case, `times` so often, at 4 bytes each.
+    A rank should send (N-1)/N of all elements of the case, `times` times, at 4 bytes each. The
+    check returns a message if it sends more or less.
     """
 
     def wrong(seen: Seen) -> str:
@@ -268,18 +271,18 @@ def criterion(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:
-    """A criterion that is lost if the ranks do not finish, or if there is an objection.
+    """Makes a criterion that is lost if the ranks do not finish or if an objection is raised.
 
-    Its message is `right` if there is none. `trouble` says why the ranks did not finish. With
-    `waits` the criterion is blocked in that case, because another one is lost already.
+    Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
+    With `waits`, the criterion is blocked in that case, because another one is lost already.
     """
 
     def judge(seen: Sequence[Observation]) -> Verdict:
-        gone = next(filter(None, map(trouble, seen)), "")
-        if gone and waits:
+        failure = next(filter(None, map(trouble, seen)), "")
+        if failure and waits:
             return blocked("judged once the ranks finish")
-        said = gone or next(_said(seen, objections), "")
-        return lost(said) if said else ok(right)
+        message = failure or next(_said(seen, objections), "")
+        return lost(message) if message else ok(right)
 
     return Rule(name, points, judge, after=after)
 
@@ -287,12 +290,12 @@ def criterion(
 def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
     for one in seen:
         for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            said = (_objection(objection, case, results, one) for objection in objections)
-            yield from (f"{one.trial.words(number)}: {what}" for what in said if what)
+            messages = (_objection(objection, case, results, one) for objection in objections)
+            yield from (f"{one.trial.words(number)}: {text}" for text in messages if text)
 
 
 def _objection(objection: Objection, case: Any, results: Any, one: Observation) -> str:
-    """What it says; ranks may have returned things that it cannot even be asked about."""
+    """The message of an objection, or `UNREADABLE` if the results have the wrong types."""
     try:
         return objection(case, results, one)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):

@@ -1,6 +1,6 @@
 """Unit 02, data parallelism."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# The parts in course order, Level I first. Each name is a module that defines `PART`.
 PARTS = (
     "ddp_step", "all_reduces", "samples", "uneven",
     "average_gradients", "average_by_hooks", "average_in_buckets", "overlap",

@@ -1,8 +1,9 @@
 """02/all_reduces: into how many buckets DDP packs the gradients of six layers.
 
-PyTorch's rule, from its reducer: in the first step there is one bucket without limit; from the
-second on gradients are packed in the order in which they came, and a bucket is closed once it has
-its limit. By default that is 1 MiB for the first one and 25 MiB for the others.
+PyTorch's rule, from its reducer: the first step uses one bucket without a limit. From the second
+step on, gradients are packed in the order in which they became ready in the first step. A bucket
+is closed once it reaches its limit. By default the limit is 1 MiB for the first bucket and 25 MiB
+for the others.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ __all__ = ["PART", "buckets_of"]
 
 
 def buckets_of(sizes: Sequence[int], first: int, others: int) -> list[list[int]]:
-    """The places of the gradients in each bucket, from the last one on."""
+    """The indices of the gradients in each bucket, beginning with the last gradient."""
     buckets: list[list[int]] = [[]]
-    for place in reversed(range(len(sizes))):
+    for index in reversed(range(len(sizes))):
         limit = first if len(buckets) == 1 else others
-        if buckets[-1] and sum(sizes[one] for one in buckets[-1]) >= limit:
+        if buckets[-1] and sum(sizes[index] for index in buckets[-1]) >= limit:
             buckets.append([])
-        buckets[-1].append(place)
+        buckets[-1].append(index)
     return buckets
 
 
@@ -37,7 +38,7 @@ def _draw(draw: Random) -> Values:
     }
 
 
-_AS_AT_FIRST = "this is the one bucket of the first step. Now they have a limit."
+_AS_AT_FIRST = "this is the single bucket of the first step. From step 2 on, buckets have a limit."
 
 PART = Part(
     "02/all_reduces",
@@ -59,12 +60,12 @@ PART = Part(
             "first_step",
             "all-reduces of gradients in step 1, with this bucket_cap_mb",
             "1",
-            "In the first step DDP does not know yet in which order gradients come.",
+            "In the first step DDP does not know yet in which order gradients become ready.",
             {
-                "later": "this is so from step 2 on. In step 1 DDP still finds out in which order "
-                "gradients come.",
-                "6": "this would be one for each layer, with no buckets at all.",
-                "0": "without an all-reduce, the copies would part in the first step.",
+                "later": "this is right from step 2 on. In step 1 DDP still finds out in which "
+                "order gradients become ready.",
+                "6": "this would be one for each layer, without any buckets.",
+                "0": "without an all-reduce, the copies would differ after the first step.",
             },
             exact=True,
         ),
@@ -72,10 +73,10 @@ PART = Part(
             "second_step",
             "all-reduces of gradients in step 2, with this bucket_cap_mb",
             "later",
-            "From layer 6 on, add up sizes. With which layer has the bucket its limit or more?",
+            "Add up sizes from layer 6 on. With which layer does the bucket reach its limit?",
             {
-                "never_over(layers[::-1], cap)": "this closes a bucket before it has its limit. "
-                "DDP closes it with the gradient that reaches the limit or passes it.",
+                "never_over(layers[::-1], cap)": "this closes a bucket before it reaches its "
+                "limit. DDP closes it with the gradient that reaches or passes the limit.",
                 "1": _AS_AT_FIRST,
                 "6": "this is one for each layer: each would be a bucket.",
             },
@@ -87,10 +88,10 @@ PART = Part(
             "the layers whose gradients travel first in step 2",
             "123456",
             formula("names(buckets[0])"),
-            "From layer 6 on, take layers until the bucket has its limit or more.",
+            "Take layers from layer 6 on until the bucket reaches its limit.",
             {
                 formula("names(5 - place for place in buckets_of(layers[::-1], cap, cap)[0])"): (
-                    "whose gradients does backward compute first?"
+                    "which layers' gradients does backward compute first?"
                 ),
                 formula("names(buckets[-1])"): "this is the bucket that travels last.",
                 "6": "with which layer does backward begin?",
@@ -98,13 +99,13 @@ PART = Part(
         ),
         number(
             "default",
-            "all-reduces of gradients in step 2 where bucket_cap_mb is not given",
+            "all-reduces of gradients in step 2 if bucket_cap_mb is not given",
             "len(buckets_of(layers, 1, 25))",
-            "By default the first bucket is small, so that it leaves early: 1 MiB. The others "
-            "have 25.",
+            "By default the limit of the first bucket is only 1 MiB, so that it is sent early. "
+            "The others have a limit of 25 MiB.",
             {
-                "len(buckets_of(layers, 25, 25))": "this has 25 MiB for all buckets. What of the "
-                "first one?",
+                "len(buckets_of(layers, 25, 25))": "this uses 25 MiB for all buckets. What is the "
+                "limit of the first one?",
                 "1": _AS_AT_FIRST,
             },
             exact=True,
@@ -116,20 +117,20 @@ PART = Part(
             "micro * later",
             "What does each call of backward do?",
             {
-                "later": "this is so if only one of the k backward passes sends.",
-                "micro": "this is one for each microbatch. And the buckets?",
+                "later": "this would be right if only one of the k backward passes communicated.",
+                "micro": "this is one for each microbatch. How many buckets does each one send?",
             },
             exact=True,
         ),
         number(
             "no_sync",
-            "the same where all microbatches but the last one are inside no_sync",
+            "the same if all microbatches except the last one are inside no_sync",
             "later",
             "What does a backward pass inside no_sync do?",
             {
-                "micro * later": "this is so without no_sync.",
-                "1": "this is so for one bucket.",
-                "(micro - 1) * later": "these are the passes inside no_sync: they send nothing.",
+                "micro * later": "this is the number without no_sync.",
+                "1": "this would be right for a single bucket.",
+                "(micro - 1) * later": "these are the passes inside no_sync, which send nothing.",
             },
             exact=True,
         ),

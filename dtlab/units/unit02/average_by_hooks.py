@@ -1,4 +1,4 @@
-"""02/average_by_hooks: gradients are averaged as they come, and all ranks begin the same."""
+"""02/average_by_hooks: hooks average gradients in backward; all ranks start with equal models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards
 from dtlab.units.unit02.training import LOST_BY, Arguments, Training, begin, train
 
-_FROZEN = "A frozen parameter gets no gradient, so there is nothing to hook: ask requires_grad."
+_FROZEN = "A frozen parameter gets no gradient, so it needs no hook: check requires_grad."
 
 
 class FromTheStart(Afterwards):
-    """`fn(module)` is called once, before the first step.
+    """Calls `fn(module)` once, before the first step.
 
-    Where that fails, nothing is known of how ranks begin.
+    If that call fails, nothing is known about the models with which ranks begin.
     """
 
     also_shows: ClassVar = {"gradients": ("all_reduces", "start")}
@@ -39,7 +39,7 @@ class FromTheStart(Afterwards):
 
 @dataclass(frozen=True)
 class Beginning(Training):
-    """What ranks have after `fn(module)`, where each one began with something else."""
+    """Compares models after `fn(module)`; each rank begins with different parameters."""
 
     topic: str = "start"
     steps: int = 0
@@ -56,7 +56,7 @@ class Beginning(Training):
         return {name: tensor.detach() for name, tensor in tensors_of(module).items()}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """A tensor that is not that of the first member of its group."""
+        """Yields each tensor that differs from that of the first member of the rank's group."""
         from dtlab.grading.checking.modules import tensors_of
 
         ranks = range(len(results))
@@ -68,8 +68,8 @@ class Beginning(Training):
                     continue
                 alike = [other for other in ranks if got[name].equal(every[other][name])]
                 whose = "this rank" if rank in alike else f"rank {alike[0]}" if alike else ""
-                what = f"what {whose} began with" if whose else "something else"
-                words = f"rank {rank}, {name}: {what}, not what rank {first} began with."
+                text = f"what {whose} began with" if whose else "something else"
+                words = f"rank {rank}, {name}: {text}, not what rank {first} began with."
                 yield self.topic, f"{words}\n{self.advice(words)}"
 
     def advice(self, trouble: str) -> str:
@@ -79,17 +79,17 @@ class Beginning(Training):
             return _FROZEN
         if ", count: " in trouble:
             return (
-                "`state_dict` leaves out buffers that are not saved, those with "
-                "persistent=False: `buffers()` has them all."
+                "`state_dict` leaves out buffers with persistent=False, which are not saved. "
+                "`buffers()` returns all of them."
             )
         return (
-            "Before the first step every parameter, frozen ones too, and every buffer must be "
+            "Before the first step every parameter (frozen ones too) and every buffer must equal "
             "the first rank's: dist.broadcast writes into the tensor of all other ranks."
         )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; then frozen layers, different beginnings, and groups."""
+    """Trials on 1 to 4 ranks; then with frozen layers, different first models, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
     frozen = Net("frozen", (*nets[0].sizes, 5), "a frozen layer")
@@ -112,13 +112,13 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _advise_on_order(trials: Seen, words: str) -> str:
-    """Where only the model whose layers are defined in another order goes wrong."""
-    wrong: list[Any] = [case for one in trials if one.mistakes for case in one.trial.cases]
+    """A hint if only the model fails whose layers are defined in another order than used."""
+    wrong: list[Any] = [case for trial in trials if trial.mistakes for case in trial.trial.cases]
     if not wrong or any(case.net.kind != "head first" for case in wrong):
         return ""
     return (
-        "Right where layers are defined in the order in which they are used. No hook can tell "
-        "which other gradients are there: each parameter's own hook averages its gradient."
+        "Right if layers are defined in the order in which they are used. A hook cannot know "
+        "which other gradients are ready: each parameter's hook averages that gradient alone."
     )
 
 

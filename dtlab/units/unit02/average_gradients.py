@@ -18,13 +18,13 @@ from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amou
 __all__ = ["ONE_EACH", "PART", "Afterwards"]
 
 _FROZEN = (
-    "A frozen parameter has no gradient, nor has one that the model did not use: `.grad` is None "
-    "there, and stays so."
+    "A parameter that is frozen, or that the model did not use, has no gradient: its `.grad` is "
+    "None and must stay None."
 )
 
 
 class Afterwards(Training):
-    """`fn(module)` is called when `.grad` is there."""
+    """Calls `fn(module)` after backward, when every `.grad` is ready."""
 
     also_shows: ClassVar = {"gradients": ("all_reduces",)}
 
@@ -33,28 +33,28 @@ class Afterwards(Training):
         return train(given, lambda module, **group: lambda: fn(module, **group))
 
     def wrong_step(self, step: Step) -> Iterator[Fault]:
-        """One all-reduce for each gradient at most, and nothing else."""
+        """Yields a fault unless there is at most one all-reduce per gradient and nothing else."""
         if self.topic != "gradients" or step.one.trial.world_size == 1:
             return
         most, count = len(self.sizes), len(step.all_reduces)
         if step.others:
-            what = f"{step.others} took part. Each gradient takes one dist.all_reduce."
+            message = f"{step.others} took part. Each gradient takes one dist.all_reduce."
         elif count > most:
-            what = (
-                f"{count} all-reduces for {most} gradients. Look for a loop that comes to the "
-                "same parameter twice, or for what all ranks know anyway."
+            message = (
+                f"{count} all-reduces for {most} gradients. Look for a loop that visits the same "
+                "parameter twice, or for an all-reduce of a value that all ranks know anyway."
             )
         elif count == 0:
-            what = "no all-reduce at all. dist.all_reduce sums in place."
+            message = "no all-reduce at all. dist.all_reduce sums in place."
         elif step.sent() > sum(self.sizes):
             more, enough = amounts(step.sent(), sum(self.sizes))
-            what = (
-                f"the all-reduces carry {more}, and the gradients are {enough}. Hand each "
-                "gradient over as it is: in its own dtype, and nothing beside it."
+            message = (
+                f"the all-reduces carry {more}, and the gradients are {enough}. Pass each "
+                "gradient as it is: in its own dtype, and without any other data."
             )
         else:
             return
-        yield "all_reduces", what
+        yield "all_reduces", message
 
 
 ONE_EACH = rule(
@@ -63,7 +63,7 @@ ONE_EACH = rule(
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; then parameters without a gradient, and groups."""
+    """Trials on 1 to 4 ranks; then with parameters that have no gradient, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
     skipping = Net("skipping", (*nets[0].sizes, 5), "a frozen and an unused layer")

@@ -1,4 +1,4 @@
-"""02/average_in_buckets: gradients travel together, those of the last layers first."""
+"""02/average_in_buckets: all-reduce gradients in buckets, those of the last layers first."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amou
 
 __all__ = ["PART", "Counted", "closed_before", "draw_plan", "packed", "wrong_number"]
 
-# Which buckets gradients fill, and models and limits of which a check can tell mistakes apart ----
+# How gradients fill buckets, and models and limits with which a check can tell mistakes apart ----
 
 
 def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int = 0) -> list[int]:
-    """Bytes of the buckets that tensors of these sizes, in this order, fill.
+    """The sizes of the buckets, in bytes, that tensors of these sizes fill in this order.
 
-    `first` and `later` are mistakes: what the count of bytes begins with, where it is not 0.
+    `first` and `later` simulate mistakes: the value with which the count of bytes begins, in the
+    first bucket and in the others, if it is not 0.
     """
     buckets, filling, counted = list[int](), 0, first
     for size in sizes:
@@ -38,7 +39,7 @@ def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int =
 
 
 def closed_before(sizes: Sequence[int], bucket_bytes: int) -> int:
-    """How many buckets there are where none may take more than `bucket_bytes`."""
+    """How many buckets there are if no bucket may hold more than `bucket_bytes`."""
     count, filling = 0, bucket_bytes + 1
     for size in sizes:
         filling += size
@@ -48,32 +49,32 @@ def closed_before(sizes: Sequence[int], bucket_bytes: int) -> int:
 
 
 def _numbers_of_buckets(sizes: Sequence[int], bucket_bytes: int) -> set[int]:
-    """How many buckets there are, filled from one end or the other: `order` judges the end."""
-    return {len(packed(one, bucket_bytes)) for one in (sizes, sizes[::-1])}
+    """The numbers of buckets when filled from either end; `order` judges which end it is."""
+    return {len(packed(order, bucket_bytes)) for order in (sizes, sizes[::-1])}
 
 
 def _exact_limits(sizes: Sequence[int]) -> list[int]:
-    """Limits that the first bucket reaches exactly or misses by a byte, and a later one.
+    """Limits that the first bucket, or a later one, reaches exactly or misses by one byte.
 
-    With them, a count that begins a byte too high or too low makes another number of buckets.
+    With them, a count that begins one byte too high or too low yields another number of buckets.
     """
     limits: list[int] = []
     runs = {sum(sizes[i:j]) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1)}
     for mistake, by in product(("first", "later"), (-1, 1)):
-        found = (
+        telling = (
             limit
             for limit in (run + (by > 0) for run in sorted(runs))
             if len(packed(sizes, limit, **{mistake: by})) not in _numbers_of_buckets(sizes, limit)
         )
-        limits += islice(found, 1)
+        limits += islice(telling, 1)
     return limits
 
 
 def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
-    """A frozen and five other layers, and limits of buckets that tell mistakes apart.
+    """Draws a net of one frozen and five other layers, and limits that tell mistakes apart.
 
-    With the first limit there are as many buckets counted from the first layer, of other sizes,
-    and another number where a bucket is closed before it is full. The others are `_exact_limits`.
+    Counted from the first layer, the first limit yields as many buckets of other sizes. If a
+    bucket is closed before it is full, it yields another number. The rest are `_exact_limits`.
     """
     while True:
         widths = tuple(draw.sample(range(8, 33), 7))
@@ -96,13 +97,13 @@ def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
 # The part ----------------------------------------------------------------------------------------
 
 _ALL = 1 << 20  # bytes: more than any of these models has
-_DTYPES = "torch.cat of two dtypes makes one of them: a bucket holds gradients of one dtype."
+_DTYPES = "torch.cat converts two dtypes into one: a bucket must hold gradients of one dtype."
 _NUMBER_OF_A_DTYPE = "number of a dtype"
 
 
 @dataclass(frozen=True)
 class Counted(Training):
-    """Some steps; `counted` are the criteria for which their all-reduces are counted."""
+    """Runs some steps; `counted` names the criteria that count their all-reduces."""
 
     counted: tuple[str, ...] = ()
 
@@ -111,7 +112,7 @@ class Counted(Training):
 
 
 class InBuckets(Counted):
-    """`fn(module, bucket_bytes)` is called when `.grad` is there."""
+    """Calls `fn(module, bucket_bytes)` after backward, when every `.grad` is ready."""
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
@@ -128,46 +129,46 @@ class InBuckets(Counted):
 
 
 def wrong_number(step: Step) -> Iterator[Fault]:
-    """As many all-reduces as there are buckets, and nothing else."""
+    """Yields a fault unless there is one all-reduce per bucket and nothing else."""
     sizes, limit, count = step.case.sizes, step.case.bucket_bytes, len(step.all_reduces)
     if step.others:
         yield "all_reduces", f"{step.others} took part. A bucket takes one all-reduce."
     elif count not in _numbers_of_buckets(sizes, limit):
         yield (
             "all_reduces",
-            f"{_counted(count, len(packed(sizes, limit)))}. A bucket takes one gradient after "
-            "another, from the last parameter on, and is closed by the one with which it has "
-            "`bucket_bytes` or more; what is left at the end is a bucket too.",
+            f"{_counted(count, len(packed(sizes, limit)))}. Fill a bucket with one gradient after "
+            "another, from the last parameter on, and close it with the gradient that reaches "
+            "`bucket_bytes` or more. The gradients left at the end are a bucket too.",
         )
 
 
-def _counted(count: int, goal: int, what: str = "") -> str:
+def _counted(count: int, goal: int, dtype: str = "") -> str:
     """As in "1 all-reduce of float64, for 3 buckets"."""
-    plural = ["s" * (one != 1) for one in (count, goal)]
-    return f"{count} all-reduce{plural[0]}{what}, for {goal} bucket{plural[1]}"
+    plural = ["s" * (number != 1) for number in (count, goal)]
+    return f"{count} all-reduce{plural[0]}{dtype}, for {goal} bucket{plural[1]}"
 
 
 def _wrong_bytes(step: Step) -> Iterator[Fault]:
-    """All gradients and nothing else travel, those of the last parameters first."""
+    """Yields a fault unless exactly the gradients are sent, those of the last parameters first."""
     if step.sent() != sum(step.case.sizes):
         sent, there = amounts(step.sent(), sum(step.case.sizes))
         if {event.extra.get("dtype", "float32") for event in step.all_reduces} - {"float32"}:
             advice = "Buckets hold the gradients' own dtype, float32."
         else:
-            advice = "A bucket is as large as what is in it, and each gradient is in one bucket."
+            advice = "A bucket is as large as its gradients, and each gradient is in one bucket."
         yield "bytes", f"the all-reduces have {sent}, the gradients {there}. {advice}"
     buckets = [event.bytes for event in step.all_reduces]
     if not set(accumulate(buckets)) <= set(accumulate(step.case.sizes)):
         yield (
             "order",
-            f"the all-reduces have {', '.join(map(str, buckets))} bytes, and gradients taken from "
-            "the last parameter on do not add up to these. Backward comes to the last layers "
-            "first: begin there.",
+            f"the all-reduces have {', '.join(map(str, buckets))} bytes. These are not sums of "
+            "gradients taken from the last parameter on. Backward reaches the last layers first: "
+            "begin with them.",
         )
 
 
 def _wrong_dtypes(step: Step) -> Iterator[Fault]:
-    """No gradient travels as another dtype, and each dtype fills buckets of its own."""
+    """Yields a fault if a gradient is sent in another dtype, or if a bucket mixes dtypes."""
     for dtype in ("float32", "float64"):
         sizes = [size for size, name in step.case.gradients if name.endswith(dtype)]
         sent = [event.bytes for event in step.all_reduces if event.extra.get("dtype") == dtype]
@@ -175,7 +176,7 @@ def _wrong_dtypes(step: Step) -> Iterator[Fault]:
             travel, there = amounts(sum(sent), sum(sizes))
             yield (
                 "dtypes",
-                f"{travel} travel as {dtype}, and the gradients of that dtype have {there}. "
+                f"{travel} are sent as {dtype}, and the gradients of that dtype have {there}. "
                 f"{_DTYPES}",
             )
         elif len(sent) not in _numbers_of_buckets(sizes, step.case.bucket_bytes):
@@ -183,12 +184,12 @@ def _wrong_dtypes(step: Step) -> Iterator[Fault]:
             yield (
                 _NUMBER_OF_A_DTYPE,
                 f"{_counted(len(sent), goal, f' of {dtype}')}. `bucket_bytes` counts bytes: an "
-                "element of float64 has 8 of them, and each dtype has a count of its own.",
+                "element of float64 has 8 bytes. Count the bytes of each dtype separately.",
             )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Counted on four ranks with seven limits; 1 to 3 ranks; two dtypes; groups."""
+    """Trials on four ranks with seven limits, on 1 to 3 ranks, with two dtypes, with groups."""
     draw = random.Random(seed)
     net, cap, exact = draw_plan(draw)
     limited = partial(InBuckets, seed, net, counted=("all_reduces", "order", "bytes"))
@@ -197,7 +198,7 @@ def _trials(seed: int) -> list[Trial]:
     alike = Net("chain", (draw.randint(4, 9),) * 5, "four layers of one shape")
     few = [InBuckets(seed, alike, bucket_bytes=draw.randint(40, 400)) for _ in range(3)]
     mixed = Net("mixed", net.sizes[:5], "a layer of float64")
-    bias = 8 * mixed.sizes[2]  # bytes of the float64 layer's: it fills a bucket, if just so
+    bias = 8 * mixed.sizes[2]  # bytes of the float64 layer's bias, which just fills one bucket
     groups = draw_groups(draw, world_size=5, size=3)
     return [
         Trial(4, limits),
@@ -208,7 +209,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _wrong_number_of_a_dtype(seen: Seen) -> str:
-    """It is lost with dtypes only where the number is right for gradients of one dtype."""
+    """Loses "dtypes" only if the number of buckets is right for gradients of one dtype."""
     return "" if fault(seen, "all_reduces") else fault(seen, _NUMBER_OF_A_DTYPE)
 
 

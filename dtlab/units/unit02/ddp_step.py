@@ -1,11 +1,11 @@
-"""02/ddp_step: eight events of a rank that trains under DDP, without their names.
+"""02/ddp_step: name eight events in the trace of a rank that trains under DDP.
 
     constructor ▒▒▒▒   buffers ▒         last ▒▒▒▒▒▒  first ▒▒▒▒▒▒▒▒       loss ▒
     forward                     ██████            │       │
     backward                           ████████████████████
     step                                                           ████
 
-Their letters are drawn, so what an event is follows from when it was and how many bytes it had.
+The letters of the events are drawn. An event is known by its time and its number of bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _draw(draw: Random) -> Values:
     first, last = draw.sample(range(20, 90, 5), 2)  # thousands of parameters
     channels = draw.choice((32, 48, 64, 96))
     buffers = 8 * channels  # running mean and variance, float32
-    forward = draw.randint(60, 120)  # tenths of a millisecond, as all times
+    forward = draw.randint(60, 120)  # in tenths of a millisecond, like all times here
     backward = 2 * forward + draw.randint(-9, 9)
     begin = draw.randint(150, 300)
     turn = begin + draw.randint(5, 12) + forward  # forward ends, backward begins
@@ -65,20 +65,20 @@ def _rows(given: Values) -> list[tuple[str, str]]:
         ("channels of the BatchNorm between them", f"{given['channels']}"),
     ]
     for letter, event in given["events"].items():
-        what = "compute" if event["bytes"] is None else f"communication of {event['bytes']} bytes"
-        rows.append((f"event {letter}", f"{event['start']:.1f} to {event['end']:.1f} ms, {what}"))
+        kind = "compute" if event["bytes"] is None else f"communication of {event['bytes']} bytes"
+        rows.append((f"event {letter}", f"{event['start']:.1f} to {event['end']:.1f} ms, {kind}"))
     return rows
 
 
 def _event(name: str, prompt: str, hint: str, **wrong: str) -> Question:
-    known = {formula(f"letters[{other!r}]"): why for other, why in wrong.items()}
+    known = {formula(f"letters[{other!r}]"): hint for other, hint in wrong.items()}
     return choice(name, prompt, _LETTERS, formula(f"letters[{name!r}]"), hint, known)
 
 
-_BYTES = "A parameter in float32 has 4 bytes, and its gradient as many. Compare the bytes."
-_ORDER = "Sort the events by their start, and walk through the script beside them."
-_PART = "so many bytes have {} layers alone. What of the others?"
-_BEFORE = "this is before any gradient was there."
+_BYTES = "A float32 parameter has 4 bytes, and so does its gradient. Compare the bytes."
+_ORDER = "Sort the events by their start, and compare them with the lines of the script."
+_PART = "{} layers alone have this many bytes. What about the other layers?"
+_BEFORE = "this is before there were any gradients."
 
 PART = Part(
     "02/ddp_step",
@@ -108,36 +108,36 @@ PART = Part(
             "forward",
             "line 3: the forward pass",
             _ORDER,
-            backward="another stretch of compute comes before this one.",
-            step="this comes last of all compute.",
+            backward="another compute event comes before this one.",
+            step="this is the last of the compute events.",
         ),
         _event(
             "backward",
             "line 4: the backward pass",
             _ORDER,
-            forward="gradients travel during the backward pass, and none during this one.",
+            forward="gradients are sent during the backward pass, and none during this event.",
             step="this begins when all gradients have arrived. Which event computes them?",
         ),
         _event(
             "last_layers",
-            "line 4: the gradients of the last layers travel",
+            "line 4: the all-reduce of the gradients of the last layers",
             _BYTES,
-            first_layers="this leaves when backward is nearly through: which layers come last?",
+            first_layers="this starts when backward is nearly over: which layers come last?",
             constructor=_BEFORE,
         ),
         _event(
             "first_layers",
-            "line 4: the gradients of the first layers travel",
+            "line 4: the all-reduce of the gradients of the first layers",
             _BYTES,
-            last_layers="this leaves in the middle of backward: which layers are done by then?",
+            last_layers="this starts in the middle of backward: which layers are done by then?",
             constructor=_BEFORE,
         ),
         _event(
             "step",
-            "line 5: the optimizer changes the parameters",
+            "line 5: the optimizer updates the parameters",
             _ORDER,
-            forward="this comes first of all compute, when there are no gradients yet.",
-            backward="gradients still travel while this goes on.",
+            forward="this is the first of the compute events, when there are no gradients yet.",
+            backward="gradients are still being sent during this event.",
         ),
         _event(
             "loss",
@@ -148,16 +148,16 @@ PART = Part(
         ),
         number(
             "exposed",
-            "for how long the rank has nothing to do but to wait for gradients",
+            "the time for which the rank only waits for gradients",
             "arrived - named['backward']['end']",
-            "It begins when backward ends. When does it end?",
+            "The wait begins when backward ends. When does it end?",
             {
-                "arrived - named['first_layers']['start']": "this is all of the last all-reduce. "
-                "It begins while backward goes on.",
+                "arrived - named['first_layers']['start']": "this is the whole last all-reduce. "
+                "It begins while backward is still running.",
                 "arrived - named['last_layers']['start']": "this begins with the first "
-                "all-reduce. Backward goes on beside it.",
+                "all-reduce. Backward runs at the same time.",
                 "named['last_layers']['end'] - named['last_layers']['start']": "this is the first "
-                "all-reduce. Backward goes on beside all of it.",
+                "all-reduce. Backward runs during all of it.",
             },
             unit="ms",
         ),

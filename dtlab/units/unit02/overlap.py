@@ -1,12 +1,11 @@
-"""02/overlap: a bucket leaves while backward goes on, and no rank waits before it is over.
+"""02/overlap: send each bucket while backward runs, and wait only when backward is over.
 
-What decides is the order of events on each rank, not how long they took. The model marks in its
-own backward pass when gradients go on to the layer before (`modules.Marked`):
-
+The check judges the order of events on each rank, not how long they took. In its backward pass
+the model marks when gradients are passed on to the layer before (`modules.Marked`):
     backward   layer 5 │ layer 4 │ layer 3 │ layer 2 │ layer 1 │ layer 0
     marks              ^         ^         ^         ^         ^ the last one
-    bucket 0             leaves ┘                              │
-    waiting                                 for no bucket before it
+    bucket 0          is sent ┘                                │
+    waiting                            no wait before this mark
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit02.average_in_buckets import Counted, draw_plan, packed, wrong_number
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, steps_of, train
 
-_LAYERS = 6  # of the model whose backward pass is watched
+_LAYERS = 6  # of the model whose backward pass is marked
 _PER_LAYER = 2  # gradients
 _ONE_EACH = 4  # bytes: every gradient is a bucket
 
-_LEFT_BEHIND = "What did `finish` leave behind?"
-_OTHER_ORDER = "Here gradients come in another order on some ranks than on others"
+_LEFT_BEHIND = "Which state did `finish` not reset?"
+_OTHER_ORDER = "Here gradients become ready in different orders on different ranks"
 _OTHER_BUCKETS = (
     f"{_OTHER_ORDER}, so another bucket is full first. All ranks must start the same all-reduce "
-    "first: a bucket that is full waits until those before it have left."
+    "first: hold a full bucket back until the buckets before it have been sent."
 )
 _WITHIN_A_BUCKET = (
-    f"{_OTHER_ORDER}, also those of one bucket. It is full when all of them are there, whichever "
-    "comes last."
+    f"{_OTHER_ORDER}, also within one bucket. A bucket is full when all of its gradients are "
+    "ready, whichever comes last."
 )
 
 
 class Overlapping(Counted):
-    """`finish = fn(module, bucket_bytes)` before the first step, `finish()` after backward."""
+    """Calls `finish = fn(module, bucket_bytes)` before step 1, and `finish()` after backward."""
 
     also_shows: ClassVar = {"watched": ("overlap", "at_once", "waits")}
 
@@ -61,66 +60,66 @@ class Overlapping(Counted):
     def wrong_step(self, step: Step) -> Iterator[Fault]:
         if self.counted:
             if step.number and not step.all_reduces:
-                words = f"no bucket leaves, and in step 1 all did. {_LEFT_BEHIND}"
+                words = f"no bucket is sent, although step 1 sent them all. {_LEFT_BEHIND}"
                 yield "all_reduces", words
             else:
                 yield from wrong_number(step)
-        # In the first step buckets may still be made.
+        # In the first step the function may still be building its buckets.
         if self.topic == "watched" and step.number:
             yield from _wrong_times(step)
-        # A bucket that never fills leaves late. Here none has to wait for another gradient.
+        # A bucket that never fills is sent late. Here each gradient fills a bucket by itself.
         if self.topic == "order" and step.number and self.bucket_bytes == _ONE_EACH:
             end = step.marks("backward")[0].end
-            kept = sum(event.start > end for event in step.all_reduces)
-            if kept and not fault([step.one], "order"):
+            late = sum(event.start > end for event in step.all_reduces)
+            if late and not fault([step.one], "order"):
                 yield (
                     "at_once",
-                    f"{kept} full buckets leave only after backward. When a bucket leaves, the "
-                    "next one may have been full for long: go on with it, as long as the next is "
-                    "full.",
+                    f"{late} full buckets are sent only after backward. When you send a bucket, "
+                    "the next one may be full already: go on sending in a loop while the next "
+                    "bucket is full.",
                 )
 
 
 def _wrong_times(step: Step) -> Iterator[Fault]:
-    """When buckets leave and the rank waits, while backward goes on from layer to layer."""
+    """Yields faults in when buckets are sent and when the rank waits, during backward."""
     layers, sizes = step.marks("layer"), step.case.sizes
     if not layers:
-        yield "overlap", "backward was not seen. Leave it as it is."
+        yield "overlap", "backward was not recorded. Do not change the backward pass."
         return
     if step.sent() != sum(sizes):
-        yield "whole", "each gradient travels in one all-reduce, and nothing else."
+        yield "whole", "each gradient must be sent in one all-reduce, and nothing else."
     full = list(accumulate(packed(sizes, step.case.bucket_bytes)))
     end = layers[-1].start
     if step.sent(end) < full[0]:
         yield (
             "overlap",
-            f"{'less than a bucket' if step.sent(end) else 'nothing'} leaves before backward "
-            "comes to the first layer. Fill buckets from the last parameter on, and start an "
+            f"{'less than a bucket' if step.sent(end) else 'nothing'} is sent before backward "
+            "reaches the first layer. Fill buckets from the last parameter on, and start an "
             "all-reduce in the hook of the gradient that fills the bucket.",
         )
     for number, mark in enumerate(layers, 1):
-        # Autograd hands out the gradients of a layer before it goes on.
+        # Autograd delivers the gradients of a layer before it goes on to the next layer.
         there = sum(sizes[: _PER_LAYER * number])
         if step.sent(mark.start) < max([0, *(size for size in full if size <= there)]):
             yield (
                 "at_once",
-                "a bucket is full, and backward goes on to the next layer before it leaves. "
-                "Count a gradient first, and look after that whether a bucket is full.",
+                "a bucket is full, and backward goes on to the next layer before it is sent. "
+                "Count a gradient first, and then test whether a bucket is full.",
             )
     if any(wait.start < end for wait in step.marks("wait")):
         yield (
             "waits",
-            "the rank waits for a bucket while backward still has layers to go, so the two take "
-            "turns. Start it with async_op=True, keep what that returns, and wait for it in "
-            "`finish`.",
+            "the rank waits for a bucket while backward still has layers to compute, so the two "
+            "do not overlap. Start the all-reduce with async_op=True, store the handle that it "
+            "returns, and wait for it in `finish`.",
         )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Counted on four ranks; watched on two; 1 to 3 ranks; another order; groups.
+    """Trials that count all-reduces, look at times, vary the ranks, the order, and the groups.
 
-    Where gradients come in another order, each is a bucket of its own, and then a bucket has a
-    branch and the last gradient of the other one: on some ranks that one is there first.
+    If gradients come in different orders, each is a bucket by itself at first. Then a bucket
+    holds one branch and the last gradient of the other, which comes first on some ranks.
     """
     draw = random.Random(seed)
     frozen, cap, exact = draw_plan(draw)
@@ -150,17 +149,17 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _where_to_look(trials: Seen, words: str) -> str:
-    """What right and wrong trials have in common, or what a failure or a number hints at."""
+    """A hint from what right and wrong trials have in common, or from a failure or a number."""
     if "has no attribute 'wait'" in words or "has no attribute 'work'" in words:
         return (
-            "A bucket never left: whose gradients does its hook count? And after the first step: "
+            "A bucket was never sent: whose gradients does its hook count? And after step 1: "
             f"{_LEFT_BEHIND.lower()}"
         )
-    silent = (step for one in trials for step in steps_of(one) if not step.all_reduces)
+    silent = (step for trial in trials for step in steps_of(trial) if not step.all_reduces)
     if {step.number > 0 for step in silent} == {True}:
-        return f"In step 1 buckets left, and later none does. {_LEFT_BEHIND}"
+        return f"In step 1 buckets are sent, and in later steps none is. {_LEFT_BEHIND}"
     some = right_on_some(trials)
-    alone = {one.trial.world_size for one in trials if not one.mistakes} == {1}
+    alone = {trial.trial.world_size for trial in trials if not trial.mistakes} == {1}
     early = "oes your code read or write a bucket before wait() for it has returned?"
     if "off the mean" not in words or (some and not alone):
         return some
@@ -168,7 +167,7 @@ def _where_to_look(trials: Seen, words: str) -> str:
         return f"D{early}"
     return (
         "Right on 1 rank only, where an all-reduce changes nothing: is a sum over all ranks "
-        f"divided by how many there are? And d{early}"
+        f"divided by the number of ranks? And d{early}"
     )
 
 

@@ -1,4 +1,4 @@
-"""02/samples: how PyTorch's DistributedSampler deals a data set out to ranks."""
+"""02/samples: how PyTorch's DistributedSampler distributes a data set over ranks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ PART = Part(
             "per_rank",
             "how many samples each rank gets in an epoch",
             "per_rank",
-            "All ranks have to make as many steps, so all get as many samples.",
+            "All ranks must make the same number of steps, so all get the same number of samples.",
             {
-                "samples // ranks": "this leaves samples over. The sampler fills up by default.",
+                "samples // ranks": "this leaves samples over. The sampler repeats some.",
                 "samples": "this is all of them, on every rank.",
                 "ceil(samples / batch)": "these are batches, not samples of a rank.",
             },
@@ -49,12 +49,12 @@ PART = Part(
         ),
         number(
             "repeated",
-            "how many samples are handed out twice, so that all ranks get as many",
+            "how many samples are given out twice, so that all ranks get the same number",
             "per_rank * ranks - samples",
             "Multiply what each rank gets by the number of ranks.",
             {
-                "samples % ranks": "this is what is over when you divide. How many are missing "
-                "for another round?",
+                "samples % ranks": "this is the remainder of the division. How many are missing "
+                "for another full round?",
                 "0": "the number of samples does not divide by the number of ranks.",
             },
             exact=True,
@@ -63,36 +63,36 @@ PART = Part(
             "first_three",
             "the first three samples of your rank, with shuffle=False",
             "[rank, rank + ranks, rank + 2 * ranks]",
-            "Samples are dealt out like cards: one to each rank, and round again.",
+            "Samples are dealt out like cards: one to each rank, then the next round.",
             {
-                "[rank * per_rank + turn for turn in range(3)]": "these lie side by side, as in a "
-                "block for each rank. The sampler deals out one sample to each rank in turn.",
-                "[rank, rank + 1, rank + 2]": "the one after your first belongs to the rank after "
-                "yours.",
+                "[rank * per_rank + turn for turn in range(3)]": "these are neighbours, as if "
+                "each rank had one block. The sampler gives one sample to each rank in turn.",
+                "[rank, rank + 1, rank + 2]": "the sample after your first one belongs to the "
+                "next rank.",
                 "[one + 1 for one in answer]": "the next rank has these: ranks count from 0.",
             },
             exact=True,
         ),
         number(
             "steps",
-            "how many steps an epoch has, where the DataLoader keeps the last, smaller batch",
+            "how many steps an epoch has, if the DataLoader keeps the last, smaller batch",
             "ceil(per_rank / batch)",
-            "A rank cuts its own samples into batches.",
+            "Each rank cuts its own samples into batches.",
             {
                 "per_rank // batch": "this drops the last batch. Keep it, although it is smaller.",
-                "ceil(samples / batch)": "this is so for one process. A rank has its own samples "
-                "only.",
+                "ceil(samples / batch)": "this is right for one process. A rank has only its own "
+                "samples.",
             },
             exact=True,
         ),
         number(
             "dropped",
-            "how many samples nobody sees in an epoch, with drop_last=True in the sampler",
+            "how many samples no rank sees in an epoch, with drop_last=True in the sampler",
             "samples % ranks",
-            "Each rank gets as many whole rounds as there are.",
+            "Each rank gets one sample of every full round.",
             {
-                "per_rank * ranks - samples": "so many would be repeated without drop_last.",
-                "0": "a part of a round is left over. With drop_last nobody gets it.",
+                "per_rank * ranks - samples": "this many would be repeated without drop_last.",
+                "0": "an incomplete round is left over. With drop_last no rank gets it.",
             },
             exact=True,
         ),
@@ -109,7 +109,7 @@ PART = Part(
             "The order is drawn from the sampler's seed and its epoch.",
             {
                 "reordered": "what would the new order be drawn from?",
-                "others": "this is what set_epoch is there for.",
+                "others": "this would need set_epoch.",
                 "sorted": "it does shuffle: from its seed and the epoch, which is 0.",
             },
         ),

@@ -1,4 +1,4 @@
-"""02/samples_of_epoch: which samples a rank sees in an epoch, agreed on without a message."""
+"""02/samples_of_epoch: the samples of a rank in an epoch, computed without communication."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["PART", "Epochs"]
 
 @dataclass(frozen=True)
 class Epochs(Faulty):
-    """`fn(num_samples, batch_size, epoch, seed)` for some epochs, in another order on each rank.
+    """Calls `fn(num_samples, batch_size, epoch, seed)` for some epochs, in another order per rank.
 
-    Each rank's global random state is another one. At the end the first epoch is asked for again,
-    and with another seed.
+    The global random state differs between ranks. At the end the first epoch is requested again,
+    and then with another seed.
     """
 
     num_samples: int
@@ -36,7 +36,7 @@ class Epochs(Faulty):
         return f"{self.num_samples} samples in batches of {self.batch_size}"
 
     def order(self, rank: int) -> tuple[int, ...]:
-        """The epochs as this rank is asked for them."""
+        """The epochs, in the order in which this rank requests them."""
         shift = rank % len(self.epochs)
         return self.epochs[shift:] + self.epochs[:shift]
 
@@ -54,7 +54,7 @@ class Epochs(Faulty):
 
         def ask(epoch: int, seed: int) -> list[list[int]]:
             batches = fn(num_samples, batch_size, epoch, seed)
-            return [[int(one) for one in batch] for batch in batches]
+            return [[int(sample) for sample in batch] for batch in batches]
 
         return {
             "batches": [ask(epoch, seed) for epoch in epochs],
@@ -70,46 +70,50 @@ class Epochs(Faulty):
         ]
         samples = [{epoch: [*chain(*each[epoch])] for epoch in self.epochs} for each in batches]
         for epoch in self.epochs:
-            uncovered = self._uncovered(epoch, [own[epoch] for own in samples])
+            uncovered = self._uncovered(epoch, [by_epoch[epoch] for by_epoch in samples])
             if uncovered:
                 yield "covering", uncovered
                 return
-            uneven = self._uneven([own[epoch] for own in batches])
+            uneven = self._uneven([by_epoch[epoch] for by_epoch in batches])
             if uneven:
                 yield "steps", f"in epoch {epoch} {uneven}"
         for rank, result in enumerate(results):
             yield from self._fixed_order(rank, result, samples[rank])
-            if len({frozenset(own) for own in samples[rank].values()}) == 1 < len(results):
+            if (
+                len({frozenset(epoch_samples) for epoch_samples in samples[rank].values()})
+                == 1
+                < len(results)
+            ):
                 yield (
                     "mixing",
                     f"in {len(self.epochs)} epochs rank {rank} sees the same "
-                    f"{len(samples[rank][self.epochs[0]])} samples, and never one of another "
-                    "rank's. Shuffle all samples first, and take the rank's part then.",
+                    f"{len(samples[rank][self.epochs[0]])} samples, and never a sample of another "
+                    "rank. Shuffle all samples first, and then take the rank's part.",
                 )
             if result["untouched"] is not True:
                 yield (
                     "quiet",
-                    f"the global random state of rank {rank} is another one afterwards, and "
-                    "dropout or a new layer draws from it. Use a torch.Generator of your own.",
+                    f"the global random state of rank {rank} has changed afterwards, and dropout "
+                    "or a new layer draws from it. Use a torch.Generator of your own.",
                 )
-        # A few samples may come out in a row by chance, but not time after time.
-        if all(_in_a_row(own) for each in samples for own in each.values()):
+        # A few samples may be in sequence by chance, but not in every epoch.
+        if all(_in_a_row(epoch_samples) for each in samples for epoch_samples in each.values()):
             yield "epochs", "the samples are not shuffled, in any epoch."
 
     def _uncovered(self, epoch: int, samples: Sequence[Sequence[int]]) -> str:
-        """Samples of one epoch that no rank sees, or that are seen twice; empty if none."""
+        """Names samples of an epoch that no rank or several ranks see; empty if there are none."""
         times = Counter(chain(*samples))
         strange = sorted(set(times) - set(range(self.num_samples)))
         if strange:
             return f"there is no sample {strange[0]}, as in epoch {epoch}."
-        twice = sorted(one for one, count in times.items() if count > 1)
+        twice = sorted(sample for sample, count in times.items() if count > 1)
         missing = self.num_samples - len(times)
         if twice:
             owners = [rank for rank, own in enumerate(samples) if twice[0] in own]
             padded = not missing and times.total() - len(times) < len(samples)
             advice = (
-                "Nothing may be repeated to fill shares up: some ranks have one sample fewer than "
-                "others, in as many batches."
+                "Do not repeat samples to make shares equal: some ranks have one sample fewer "
+                "than others, in the same number of batches."
                 if padded
                 else "All ranks must draw the same order, from `seed` and `epoch` alone, and each "
                 "takes its own part of it."
@@ -121,89 +125,90 @@ class Epochs(Faulty):
         if missing:
             return (
                 f"in epoch {epoch} {missing} sample{' is' if missing == 1 else 's are'} on no "
-                "rank.\nNothing may be left out to make shares equal: some ranks have one sample "
-                "more than others, in as many batches."
+                "rank.\nDo not leave samples out to make shares equal: some ranks have one sample "
+                "more than others, in the same number of batches."
             )
         return ""
 
     def _uneven(self, batches: Sequence[Sequence[Sequence[int]]]) -> str:
-        """Why ranks have not as many batches, as few as can be, and none empty."""
+        """Says why ranks do not have equally many, non-empty, fewest possible batches."""
         goal = -(-self.num_samples // (len(batches) * self.batch_size))
-        counts = [len(own) for own in batches]
+        counts = [len(rank_batches) for rank_batches in batches]
         sizes = [len(batch) for batch in chain(*batches)]
         odd = [size for size in (min(sizes), max(sizes)) if not 0 < size <= self.batch_size]
         if len(set(counts)) > 1:
             return (
                 f"ranks 0 to {len(counts) - 1} have {', '.join(map(str, counts))} batches. Those "
-                "with more would wait in backward for ever: cut every share into as many batches."
+                "with more would wait in backward forever: cut every share into the same number "
+                "of batches."
             )
         if odd:
             return f"there is a batch of {odd[0]} samples. It may have 1 to {self.batch_size}."
         if counts[0] > goal:
             return (
-                f"each rank has {counts[0]} batches where {goal} hold all samples. Deal samples "
-                "out evenly, and fill batches as far as all ranks can."
+                f"each rank has {counts[0]} batches, but {goal} can hold all samples. Distribute "
+                "samples evenly, and fill batches as far as all ranks can."
             )
         return ""
 
     def _fixed_order(
         self, rank: int, result: Noted, samples: Mapping[int, Sequence[int]]
     ) -> Iterator[Fault]:
-        """An order that does not depend on the seed and the epoch alone."""
+        """Yields faults if the order depends on anything but the seed and the epoch."""
         first = self.order(rank)[0]
         if result["again"] != result["batches"][0]:
             yield (
                 "epochs",
                 f"on rank {rank}, epoch {first} is not the same when it is asked for again, and a "
-                "run that resumes needs that. Make a generator in each call.",
+                "run that resumes needs that. Create the generator in each call.",
             )
         for epoch, other in combinations(sorted(self.epochs), 2):
             if samples[epoch] == samples[other]:
                 yield (
                     "epochs",
                     f"on rank {rank}, with seed={self.seed}, epochs {epoch} and {other} have the "
-                    "same samples in the same order. The order has to depend on `epoch` too, "
+                    "same samples in the same order. The order must depend on `epoch` too, "
                     "whatever the seed is.",
                 )
         if result["reseeded"] == result["batches"][0]:
             yield (
                 "epochs",
                 f"on rank {rank}, epoch {first} has the same order with seed={self.seed} and "
-                f"seed={self.seed + 1}. The order has to depend on `seed` too, in every epoch.",
+                f"seed={self.seed + 1}. The order must depend on `seed` too, in every epoch.",
             )
 
 
 def _in_a_row(samples: Sequence[int]) -> bool:
-    """Whether most samples follow the one before at the same distance."""
+    """Whether most samples follow the previous sample at the same distance."""
     distances = Counter(after - before for before, after in pairwise(samples))
     return max(distances.values(), default=0) > len(samples) / 2
 
 
 def _calls(seen: Seen) -> str:
-    """The first operation that ranks called, to agree on the samples; empty if none."""
+    """Names the first collective that ranks called to agree on samples; empty if none."""
     for one in seen:
         if one.trace is not None and (called := sorted(one.trace.ops())):
             return (
                 f"{count_ranks(one.trial.world_size)}: dist.{called[0]} took part. All ranks know "
-                "seed and epoch, so they can draw the same order without a message."
+                "seed and epoch, so each can draw the same order without communication."
             )
     return ""
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, with numbers of samples that divide, and that do not."""
+    """Trials on 1 to 4 ranks, with numbers of samples that divide evenly and that do not."""
     draw = random.Random(seed)
     trials = []
     for ranks in (4, 1, 2, 3):
         even = ranks * draw.randint(8, 12)
         sizes = (even, even + draw.randint(1, max(1, ranks - 1)))
-        # Epoch 0 and seed 0 are there, since a product of the two is as good as any elsewhere.
+        # Include epoch 0 and seed 0: with other values, a product of the two would pass as well.
         epochs = tuple(draw.sample((0, *draw.sample(range(1, 20), 2)), 3))
         batch = draw.randint(2, 4)
         seeds = (0, draw.randint(1, 99))
         pairs = zip(sizes, seeds, strict=True)
-        cases = [Epochs(size, batch, own, epochs) for size, own in pairs]
-        # Here the largest share fills its batches and one sample is over, on some ranks only.
+        cases = [Epochs(size, batch, case_seed, epochs) for size, case_seed in pairs]
+        # Here the largest share fills its batches, and some ranks have one sample less.
         cases.append(Epochs(ranks * 3 * batch + 1, batch, draw.randrange(100), epochs))
         trials.append(Trial(ranks, cases))
     return trials

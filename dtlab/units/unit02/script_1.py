@@ -1,4 +1,4 @@
-"""02/script_1: four copies, four models."""
+"""02/script_1, "Four copies, four models": the loop calls the model instead of the DDP replica."""
 
 from __future__ import annotations
 

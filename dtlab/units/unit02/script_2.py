@@ -1,4 +1,4 @@
-"""02/script_2: as fast as one rank."""
+"""02/script_2, "As fast as one rank": every rank trains on all samples."""
 
 from __future__ import annotations
 

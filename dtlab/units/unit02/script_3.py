@@ -1,4 +1,4 @@
-"""02/script_3: every epoch the first."""
+"""02/script_3, "Every epoch the first": set_epoch is never called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.reference import Optimizer
 
 _MOMENTUM = Optimizer(0.05, momentum=0.9)
-_EPOCHS = 6  # enough to see orders that come back
+_EPOCHS = 6  # enough to see an order repeat
 
 PART = script_part(
     "02/script_3",

@@ -1,4 +1,4 @@
-"""02/script_4: the shard that is longer."""
+"""02/script_4, "The shard that is longer": ranks have different numbers of batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["PART", "OnShards", "not_as_one_process_on_shards", "unused_samples"]
 
 @dataclass(frozen=True)
 class OnShards(Training):
-    """`script(model, shard, epochs)`: rank r has `shards[r]` samples that nobody else has."""
+    """Calls `script(model, shard, epochs)`; rank r alone has its `shards[r]` samples."""
 
     samples: int = field(default=0, init=False)
     shards: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class OnShards(Training):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two ranks, then three, whose shards make unequal numbers of batches of 8."""
+    """Trials on two and on three ranks whose shards yield unequal numbers of batches of 8."""
     draw = random.Random(seed)
     long, short = 8 * draw.randint(3, 4) + draw.randint(1, 8), 8 * draw.randint(1, 2)
     middle = short + 8 + draw.randint(1, 7)
@@ -57,7 +57,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def unused_samples(case: OnShards, results: Sequence[Seen], one: Observation) -> str:
-    """A rank leaves out samples of its shard in some epoch."""
+    """Objects if a rank leaves out samples of its shard in some epoch."""
     for rank, own in enumerate(results):
         shard = case.share(rank)
         for epoch, batches in enumerate(own.by_epoch(case.epochs)):
@@ -66,16 +66,16 @@ def unused_samples(case: OnShards, results: Sequence[Seen], one: Observation) ->
             if left_out:
                 return (
                     f"rank {rank} leaves out {left_out} of its {case.shards[rank]} samples in "
-                    f"epoch {epoch}. Nothing waits any more, but every sample is to be trained on."
+                    f"epoch {epoch}. The ranks no longer hang, but each must use all its samples."
                 )
     return uneven_epochs(case, results)
 
 
-# Three means over shards of different lengths are right -----------------------------------------
+# Three ways to average over shards of different lengths are right --------------------------------
 
 
 def not_as_one_process_on_shards(optimizer: Optimizer) -> Objection:
-    """The parameters are not those of one process, where a rank may be through before others."""
+    """Objects if parameters differ from one process's; ranks may run out of batches early."""
 
     def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
         for steps, weights in itertools.product(_aligned(case, results), _MEANS):
@@ -87,18 +87,19 @@ def not_as_one_process_on_shards(optimizer: Optimizer) -> Objection:
             if len(fed) > len(set(fed)):
                 return (
                     f"rank {rank} takes {len(fed) - len(set(fed))} of its samples twice in an "
-                    "epoch, and they count twice. A rank that is through adds nothing to the mean."
+                    "epoch, and they count twice. A rank without a batch must add nothing to the "
+                    "mean."
                 )
         return (
             "the parameters are not those of one process that takes the batches of all ranks in "
-            "each step. What does a rank add to the mean that has no batch any more?"
+            "each step. What does a rank that has no batch left add to the mean?"
         )
 
     return objection
 
 
 def _aligned(case: Training, results: Sequence[Seen]) -> Iterator[list[Step]]:
-    """The steps, epoch by epoch; and where a rank goes on to its next epoch without waiting."""
+    """The steps, aligned by epoch; then as if ranks began their next epoch without waiting."""
     fresh = [_without_repeats(own, case.epochs) for own in results]
     yield steps_of(case, fresh)
     most = max(len(own.passes) for own in fresh)
@@ -106,7 +107,7 @@ def _aligned(case: Training, results: Sequence[Seen]) -> Iterator[list[Step]]:
 
 
 def _without_repeats(own: Seen, epochs: int) -> Seen:
-    """With an empty pass where all samples have been there in this epoch."""
+    """The passes, with an empty one for each batch that repeats samples of its epoch."""
     passes: list[list[int]] = []
     for batches in own.by_epoch(epochs):
         before: set[int] = set()
@@ -121,7 +122,7 @@ def _present(step: Step) -> list[Sequence[Sequence[int]]]:
 
 
 def _over_all(step: Step) -> Weights:
-    """With nothing from the ranks that are through, as `join` has it."""
+    """Averages over all ranks, with zero from ranks that are out of batches, as `join` does."""
     share = len(_present(step)) / len(step)
     return {sample: share * weight for sample, weight in mean(_present(step)).items()}
 

@@ -1,4 +1,4 @@
-"""02/script_5: a hook of one's own."""
+"""02/script_5, "A hook of one's own": the hook averages parameters instead of gradients."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.run import events_of
 from dtlab.grading.words import amount
 
-_MORE = 1.25  # a factor: a loss or a count may travel too
+_MORE = 1.25  # a factor: a loss or a count may be averaged too
 
 
 def _more_than_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A rank has something else averaged in every step, of the size of the gradients."""
+    """Objects if a rank all-reduces more than its gradients, such as the parameters."""
     for rank, seen in enumerate(results):
         needed = 4 * len(seen.after) * len(seen.passes)
         handed = sum(event.bytes for event in events_of(one, "all_reduce", rank=rank))

@@ -1,4 +1,4 @@
-"""02/script_6: four times the traffic."""
+"""02/script_6, "Four times the traffic": no_sync wraps only the backward pass."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dtlab.grading.scripts.reference import not_as_one_process
 
 
 def _accumulated(seed: int, samples: int, accumulate: int, hidden: int = 8) -> Training:
-    """`script(model, data, epochs, accumulate)`, in microbatches of 8."""
+    """Calls `script(model, data, epochs, accumulate)`, with microbatches of 8 samples."""
     return Training(seed, samples, 2, hidden, (accumulate,), accumulate, micro_batch=8)
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Microbatches that make whole steps, of a model large enough to be seen on the wire."""
+    """Trials with microbatches that fill whole steps, and a model whose traffic is measurable."""
     draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
@@ -50,5 +50,5 @@ PART = script_part(
     ),
     SYMPTOMS,
     ["loss = F.cross_entropy(replica(images), labels) / accumulate", "with replica.no_sync():"],
-    "When does DDP make up its mind whether a backward pass sends?",
+    "When does DDP decide whether a backward pass communicates?",
 )

@@ -1,4 +1,4 @@
-"""02/script_7: a step that grows."""
+"""02/script_7, "A step that grows": gradients are never set to zero."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FAST = Optimizer(0.5)
 
 
 def _piled_up_in_an_epoch(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Gradients are set to zero where an epoch begins, and pile up from there on."""
+    """Objects if gradients are set to zero only once per epoch."""
     steps = steps_of(case, results)
     each = len(steps) // case.epochs
-    if each < 2 or case.epochs < 2:  # as if zeroed in every step, or never
+    if each < 2 or case.epochs < 2:  # cannot be told from zeroing in every step, or never
         return ""
     left: list[torch.Tensor] = []
 
@@ -44,8 +44,8 @@ def _piled_up_in_an_epoch(case: Training, results: Sequence[Seen], one: Observat
     if any(off(own.after, wanted, case.start(0)) >= NEAR for own in results):
         return ""
     return (
-        "gradients pile up within an epoch, and begin anew with the next one: from its second "
-        "step on, `.grad` still holds earlier batches of it. Which loop is the line for?"
+        "gradients accumulate within an epoch, and begin anew with the next one: from the second "
+        "step on, `.grad` still holds earlier batches. Into which loop does the line belong?"
     )
 
 
@@ -68,6 +68,6 @@ PART = script_part(
         "optimizer.step()",
         "total += loss.item()",
     ],
-    "A line is missing: between one backward pass and the next, outside of which two?",
+    "A line is missing: it belongs between two backward passes, but not between which two lines?",
     optimizer=_FAST,
 )

@@ -1,4 +1,4 @@
-"""02/script_8: the second node."""
+"""02/script_8, "The second node": a rank picks its GPU by its global rank."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ __all__ = ["PART", "OnCards", "no_card_of_its_own"]
 
 @dataclass(frozen=True)
 class OnCards(Training):
-    """`script(model, data, epochs, card)` on nodes with two cards, and a LOCAL_RANK for each rank.
+    """Calls `script(model, data, epochs, card)` on nodes with two cards; ranks have a LOCAL_RANK.
 
-    Ranks fill one node after the other, or go `round` the nodes as some launchers have it.
+    Ranks fill one node after the other or, with `round`, are dealt out to the nodes in turn, as
+    some launchers do.
     """
 
     nodes: int = 1
@@ -41,7 +42,7 @@ class OnCards(Training):
         return f"{nodes}" + (f", {spread}" if self.nodes > 1 else "")
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The node of a rank, and its LOCAL_RANK."""
+        """The node of a rank, and the rank's LOCAL_RANK."""
         local, node = divmod(rank, self.nodes)
         return (node, local) if self.round else divmod(rank, 2)
 
@@ -70,7 +71,7 @@ class OnCards(Training):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """One node; two that are filled one after the other; two that ranks are dealt round."""
+    """Trials on one node, and on two nodes with both ways to place ranks."""
     draw = random.Random(seed)
     samples = 4 * draw.randint(12, 16)
     two = OnCards(seed + 1, samples + 4, nodes=2)
@@ -79,7 +80,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _no_such_card(one: Observation) -> str:
-    """Why the ranks did not come back: one of them may have asked for a card that is not there."""
+    """Says why the ranks failed: a rank may have requested a GPU that its node does not have."""
     if "device ordinal" not in one.trouble or not isinstance(one.error, RankError):
         return one.trouble
     return (
@@ -89,11 +90,11 @@ def _no_such_card(one: Observation) -> str:
 
 
 def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation) -> str:
-    """A rank asks for another card than that of its LOCAL_RANK."""
+    """Objects if a rank uses another GPU than that of its LOCAL_RANK."""
     for rank, own in enumerate(results):
         node, local = case.place(rank)
         if not own.cards:
-            return f"rank {rank} asks for no card: `device = card(...)` stays."
+            return f"rank {rank} asks for no card: keep `device = card(...)`."
         wrong = set(own.cards) - {local}
         if not wrong:
             continue
@@ -130,5 +131,5 @@ PART = script_part(
     ),
     SYMPTOMS,
     ["device = card(rank)"],
-    "Which number is counted over all nodes, and which one is asked for here?",
+    "Which number counts over all nodes, and which number does `card` need?",
 )

@@ -1,12 +1,12 @@
-"""Some steps of data-parallel training with a learner's function, and what must come of them.
+"""Trains for some steps with a learner's function, and checks gradients and communication.
 
-A `Training` is a case: it draws a model and batches, and each rank trains on its own ones.
+A `Training` is a case: it draws a model and batches, and each rank trains on its own batches.
 
     step:   zero the gradients ─► forward, backward on the rank's own batch ─► average ─► SGD
-            └───────────────────── the learner's function, wherever it belongs ───┘
+            └─────────────── the learner's function runs somewhere in here ─────┘
 
 `faults` compares every gradient with the mean over the ranks, which one process computes here.
-`wrong_step` looks at what one rank sent in one step, by the trace.
+`wrong_step` reads from the trace what one rank sent in one step.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ FINISHED = (
     "torch.distributed.algorithms.model_averaging.utils",
 )
 _SAMPLES = 3  # in a rank's batch
-_LUCK = "waited for"  # a fault that loses "gradients" alone, also where all numbers are right
+_LUCK = "waited for"  # a fault that loses "gradients" even if all numbers are right
 LOST_BY = _LUCK, "gradients", FOREIGN  # faults that lose "gradients"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one rank trains, and on what: `batches` are its own ones, `members` its group."""
+    """The model and the batches of one rank, and the members of its group."""
 
     model: tuple[Any, ...]  # see `modules.filled`
     batches: list[tuple[Tensor, Tensor]]
@@ -71,7 +71,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Training(Reducing):
-    """`topic` is the criterion that its gradients belong to; `hint` is told where it is lost."""
+    """A case: `topic` is the criterion of its gradients, `hint` is told if that is lost."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -99,7 +99,7 @@ class Training(Reducing):
         )
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
-        """What one rank trains on in one step: inputs and targets."""
+        """The inputs and targets of one rank in one step."""
         import torch
 
         generator = torch.Generator().manual_seed((self.seed * 1009 + rank) * 97 + step)
@@ -111,7 +111,7 @@ class Training(Reducing):
         return self.hint or (_advice_on_groups(trouble) if self.groups else "")
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """The first step that is wrong, on the first rank of its group."""
+        """Yields the first wrong step, on the first wrong rank of each group."""
         for members in self.groups or (tuple(range(len(results))),):
             for step, (names, own) in enumerate(self.averaged(members, len(results))):
                 got = {member: results[member]["gradients"][step] for member in members}
@@ -128,15 +128,15 @@ class Training(Reducing):
                 yield name, f"{step.words}: {words}"
 
     def wrong_step(self, step: Step) -> Iterator[Fault]:
-        """What is wrong with the communication of one rank in one step."""
+        """Yields what is wrong with the communication of one rank in one step."""
         yield from ()
 
     def averaged(
         self, members: Sequence[int], ranks: int
     ) -> Iterator[tuple[list[str], dict[int, list[Tensor | None]]]]:
-        """For each step the names of the parameters, and the own gradients of all ranks.
+        """Yields for each step the parameters' names and the local gradients of all ranks.
 
-        Ranks beside the members are there too: a mistake may have taken theirs.
+        Ranks that are no members are included, because a mistake may have used their gradients.
         """
         module = self.net.module(self.seed)
         for step in range(self.steps):
@@ -151,13 +151,13 @@ class Training(Reducing):
 
     @cached_property
     def gradients(self) -> list[tuple[int, str]]:
-        """Bytes and dtype of each gradient that there is, of the last parameter first."""
-        found = self._gradients(self.net.module(self.seed), 0, 0)[::-1]
-        return [(one.nbytes, str(one.dtype)) for one in found if one is not None]
+        """Bytes and dtype of each existing gradient, beginning with the last parameter."""
+        gradients = self._gradients(self.net.module(self.seed), 0, 0)[::-1]
+        return [(one.nbytes, str(one.dtype)) for one in gradients if one is not None]
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each gradient that there is, of the last parameter first."""
+        """Bytes of each existing gradient, beginning with the last parameter."""
         return [size for size, _ in self.gradients]
 
     @property
@@ -165,23 +165,23 @@ class Training(Reducing):
         return [sum(self.sizes)] * self.steps
 
 
-# What ranks do -----------------------------------------------------------------------------------
+# What each rank runs -----------------------------------------------------------------------------
 
 
 def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
-    """Runs on every rank: its model, and the keyword `group` where there are groups."""
+    """Runs on every rank: returns its model, and the keyword `group` if there are groups."""
     import torch.distributed as dist
 
     from dtlab.grading.checking.modules import filled
 
-    made = {group: dist.new_group(list(group)) for group in given.groups}
-    return filled(*given.model), {"group": made[given.members]} if made else {}
+    created = {group: dist.new_group(list(group)) for group in given.groups}
+    return filled(*given.model), {"group": created[given.members]} if created else {}
 
 
 def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str, Any]:
-    """Runs on every rank: calls `start(module, group=...)`, and what it returns in each step.
+    """Runs on every rank: calls `start(module, group=...)`, and its return value in each step.
 
-    That is called after backward. What is noted are the gradients after each step.
+    The returned function is called after backward. The rank notes the gradients of each step.
     """
     from dtlab.trace import span
 
@@ -196,17 +196,17 @@ def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str
                 with span("backward"):
                     loss.backward()
                 after()
-            gradients = [one.grad for one in module.parameters()]
-            noted.append([None if one is None else one.detach().clone() for one in gradients])
+            gradients = [parameter.grad for parameter in module.parameters()]
+            noted.append([None if grad is None else grad.detach().clone() for grad in gradients])
             sgd_step(module, [gradients])
     return {"gradients": noted, "finished": sorted(finished)}
 
 
 @contextmanager
 def _marked_waits() -> Iterator[None]:
-    """Every wait for an operation is a mark `wait` in the trace, also one that does not last.
+    """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
 
-    The recorder notes no wait for what had ended before it.
+    The recorder itself notes no wait for an operation that had already ended.
     """
     from unittest.mock import patch
 
@@ -233,11 +233,11 @@ def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
     return (module(inputs) - targets).square().mean()
 
 
-# Says what is wrong with gradients, as far as the numbers themselves tell ------------------------
+# What is wrong with gradients, as far as the numbers themselves show it --------------------------
 
 _OWN_GRADIENT = (
-    "this is the rank's own gradient: if there were all-reduces, none left its result in this "
-    "`.grad`. Of a copy, or of pieces put together, the result has to be written back."
+    "this is the rank's own gradient: no all-reduce left its result in this `.grad`. If you "
+    "reduced a copy or a concatenation, write the result back."
 )
 
 
@@ -246,7 +246,7 @@ def _wrong_step(
     names: Sequence[str],
     own: Mapping[int, Sequence[Tensor | None]],
 ) -> str:
-    """What is wrong with the gradients of one step, by member; empty if nothing."""
+    """What is wrong with the members' gradients of one step; empty if nothing is."""
     for rank, gradients in got.items():
         for place, name in enumerate(names):
             every = {other: parts[place] for other, parts in own.items()}
@@ -268,11 +268,11 @@ def _wrong_step(
 def wrong_gradient(
     got: Tensor | None, own: Mapping[int, Tensor | None], members: Sequence[int], rank: int
 ) -> str:
-    """What is wrong with `got` of this rank, which should be the mean of what `members` have.
+    """What is wrong with `got` of this rank, which should be the mean over `members`.
 
-    `own` is every rank's own gradient, None where there is none. Empty if nothing is wrong.
+    `own` holds every rank's local gradient, or None if it has none. Empty if nothing is wrong.
     """
-    theirs = [one for member, one in own.items() if member in members and one is not None]
+    theirs = [grad for member, grad in own.items() if member in members and grad is not None]
     if not theirs:
         return "" if got is None else "had no gradient, and should have none afterwards."
     if got is None:
@@ -282,8 +282,8 @@ def wrong_gradient(
         return f"the gradient is {tuple(got.shape)} of {got.dtype} now."
     if close(got, total / count):
         return ""
-    everyone = [one for one in own.values() if one is not None]
-    for value, what in (
+    everyone = [grad for grad in own.values() if grad is not None]
+    for value, message in (
         (own[rank], _OWN_GRADIENT),
         (total, "this is the sum over the ranks, not the mean."),
         (total / count**2, "this is divided twice by the number of ranks."),
@@ -291,24 +291,24 @@ def wrong_gradient(
         (sum(everyone[1:], everyone[0]) / len(everyone), "this is the mean over all ranks."),
     ):
         if value is not None and close(got, value):
-            return what
+            return message
     worst = float((got - total / count).abs().max())
     return f"this is off the mean over the ranks by up to {worst:.2g}."
 
 
 def _advice_on_groups(trouble: str) -> str:
-    """What to look at where it goes wrong on groups alone."""
-    what, give = trouble.partition("\n")[0], "Hand `group` to every call of torch.distributed."
-    if "'group'" in what:
+    """A hint for mistakes that show only with groups."""
+    line, give = trouble.partition("\n")[0], "Pass `group` to every call of torch.distributed."
+    if "'group'" in line:
         return "Your function takes no `group`: write group=None as its last argument."
-    if "not part of group" in what or "src" in what:
+    if "not part of group" in line or "src" in line:
         return "In a group, src= is a global rank, and group_src= counts within the group."
-    if "began with" in what:
-        return f"{give} The first member's parameters are wanted: group_src=0 counts in the group."
+    if "began with" in line:
+        return f"{give} Send the first member's parameters: group_src=0 counts in the group."
     return f"{give} And divide by dist.get_world_size(group)."
 
 
-# What each rank sent in each step, out of the trace ----------------------------------------------
+# What each rank sent in each step, from the trace ------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -323,19 +323,21 @@ class Step:
 
     @property
     def words(self) -> str:
-        """Where this was: "4 ranks, a chain of layers, step 2, rank 0"."""
+        """The place of the step: "4 ranks, a chain of layers, step 2, rank 0"."""
         case = self.one.trial.cases.index(self.case)
         return f"{self.one.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
 
     @cached_property
     def all_reduces(self) -> list[Event]:
-        """In the order in which they began."""
-        return [one for one in self.events if (one.kind, one.name) == ("comm", "all_reduce")]
+        """The all-reduces, in the order in which they began."""
+        return [
+            event for event in self.events if (event.kind, event.name) == ("comm", "all_reduce")
+        ]
 
     @property
     def others(self) -> str:
-        """The calls of all other communication, in words; empty if there was none."""
-        names = {one.name for one in self.events if one.kind == "comm"} - {"all_reduce"}
+        """The calls of all other collectives, in words; empty if there were none."""
+        names = {event.name for event in self.events if event.kind == "comm"} - {"all_reduce"}
         return " and ".join(f"dist.{name}" for name in sorted(names))
 
     def sent(self, before: float = inf) -> int:
@@ -343,15 +345,15 @@ class Step:
         return sum(event.bytes for event in self.all_reduces if event.start < before)
 
     def marks(self, name: str) -> list[Event]:
-        """`wait` for an operation, `backward`, or a `layer` of a `Marked` model.
+        """The marks of this name: `wait`, `backward`, or a `layer` of a `Marked` model.
 
-        The last `layer` begins when all gradients are there but those of the first layer.
+        When the last `layer` begins, all gradients except those of the first layer are ready.
         """
         return [event for event in self.events if event.name == name]
 
 
 def steps_of(one: Observation) -> Iterator[Step]:
-    """Every step of every rank: what lies between one mark `step` and the end of it."""
+    """Yields every step of every rank: the events inside one mark `step`."""
     cases = [case for case in one.trial.cases if isinstance(case, Training)]
     numbered = [(case, number) for case in cases for number in range(case.steps)]
     for rank in range(one.trial.world_size):
@@ -361,18 +363,18 @@ def steps_of(one: Observation) -> Iterator[Step]:
 
 
 def amounts(one: int, other: int) -> tuple[str, str]:
-    """Two different counts of bytes in words, to the byte where they would read the same."""
+    """Formats two different numbers of bytes, exactly if rounding would make them equal."""
     if amount(one) != amount(other):
         return amount(one), amount(other)
     return f"{one} bytes", f"{other} bytes"
 
 
 def _not_waited_for(step: Step) -> Iterator[Fault]:
-    """An all-reduce whose result may be there or not, whatever has come of it."""
+    """Yields a fault if a rank does not wait for an all-reduce, even if the result is right."""
     if step.case.topic == "gradients" and len(step.marks("wait")) < len(step.all_reduces):
         yield (
             _LUCK,
-            "nobody waits for a dist.all_reduce with async_op=True, so its result may be there "
-            "or not. Keep what it returns, and call wait() on it, also where is_completed() has "
-            "said True.",
+            "no rank waits for a dist.all_reduce with async_op=True, so its result may not be "
+            "ready. Store the handle that it returns, and call wait() on it, even if "
+            "is_completed() returned True.",
         )

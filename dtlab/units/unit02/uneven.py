@@ -1,4 +1,4 @@
-"""02/uneven: three ranks with batches of different sizes."""
+"""02/uneven: averages over three ranks with batches of different sizes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PART = Part(
         _rows,
         number(
             "ddp",
-            "the gradient that all ranks step with under DDP",
+            "the gradient with which all ranks step under DDP",
             "mean_of_means",
-            "An all-reduce adds up, and DDP divides by the number of ranks.",
+            "An all-reduce sums, and DDP divides by the number of ranks.",
             {
-                "total / n": "this weighs each rank by its samples. DDP does not know of samples.",
+                "total / n": "this weighs each rank by its samples. DDP does not count samples.",
                 "sum(gradients)": "this is the sum. DDP divides by the number of ranks.",
                 "sum(gradients[:2]) / 2": "this leaves out the last rank, which takes part too.",
             },
@@ -47,25 +47,25 @@ PART = Part(
             "true",
             "the gradient of the mean loss over all samples",
             "total / n",
-            "Add up over samples: a rank's mean times its samples is its sum.",
+            "Sum over samples: a rank's mean times its number of samples is its sum.",
             {
-                "mean_of_means": "this is the mean of three means, of unequal numbers of samples.",
+                "mean_of_means": "this is the mean of means over unequal numbers of samples.",
                 "total / 3": "this divides the sum over all samples by the number of ranks.",
-                "sum(gradients) / n": "this adds up means as if each were one sample's gradient.",
+                "sum(gradients) / n": "this adds means as if each were one sample's gradient.",
             },
             points=2,
         ),
         number(
             "factor",
-            "the factor by which rank 2 has to multiply its mean loss, so that DDP's average is "
+            "the factor by which rank 2 must multiply its mean loss, so that DDP's average is "
             "the gradient of the mean over all samples",
             "3 * sizes[2] / n",
-            "Its sum over all samples has to be divided by all samples, and DDP divides by 3.",
+            "Its sum must be divided by the number of all samples, and DDP divides by 3 already.",
             {
                 "answer / 3": "this is its share of the samples. DDP still divides by the number "
                 "of ranks.",
-                "1 / answer": "this is upside down: few samples count little.",
-                "1": "with this one, nothing changes.",
+                "1 / answer": "this is the inverse: a rank with few samples must count less.",
+                "1": "this factor changes nothing.",
             },
         ),
         number(
@@ -73,22 +73,22 @@ PART = Part(
             "under DDP, without such factors: how many times as much does a sample of rank 2 "
             "count as one of rank 0?",
             "sizes[0] / sizes[2]",
-            "Each rank's mean counts 1/3. Among how many samples is that shared out?",
+            "Each rank's mean counts 1/3. Over how many samples is that third divided?",
             {
-                "1 / answer": "this is upside down: who shares with fewer?",
-                "1": "this would be so if all batches were equally large.",
+                "1 / answer": "this is the inverse: which rank has fewer samples?",
+                "1": "this would be right if all batches were equally large.",
             },
         ),
         number(
             "accuracy",
             "the accuracy over all samples",
             "100 * sum(right) / n",
-            "Count all that are right, and all that there are.",
+            "Count all samples that are classified right, and all samples.",
             {
                 "100 * sum(one / size for one, size in zip(right, sizes)) / 3": "this is the mean "
-                "of three accuracies: a few samples count a third.",
-                "100 * sum(right) / (3 * sizes[0])": "this counts as many samples on rank 2 as on "
-                "rank 0.",
+                "of three accuracies: the few samples of rank 2 count a third.",
+                "100 * sum(right) / (3 * sizes[0])": "this assumes as many samples on rank 2 as "
+                "on rank 0.",
             },
             unit="%",
         ),

@@ -1,6 +1,6 @@
 """Unit 03, batch size, accumulation and learning rate."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# The parts in course order, Level I first. Each name is a module that defines `PART`.
 PARTS = (
     "effective_batch", "micro_gradients", "scaled_rate", "noise_scale",
     "accumulate", "accumulate_over_ranks", "warmup_then_decay", "measure_noise_scale",

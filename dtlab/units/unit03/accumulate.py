@@ -1,4 +1,4 @@
-"""03/accumulate: many microbatches in one process, and the gradient of one large batch."""
+"""03/accumulate: accumulate microbatch gradients in one process, as of one large batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dtlab.units.unit03.training import Accumulating
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Equal microbatches, the last step with fewer; uneven ones; something in `.grad`.
+    """Trials with equal microbatches, with uneven ones, and with a gradient already in `.grad`.
 
-    Of uneven ones, some are of three sizes, some have a short last one, and one has no samples. No
-    number of samples tells another.
+    The equal ones have fewer microbatches in the last step. The uneven ones have three sizes, or a
+    short last microbatch, or one without samples. No count of samples follows from another.
     """
     draw = random.Random(seed)
     chain, tied = draw_nets(draw)
@@ -53,11 +53,11 @@ PART = Part(
             rule(
                 "uneven",
                 2,
-                "right where microbatches differ, and where one has no samples",
+                "right if microbatches differ in size, and if one has no samples",
                 after="equal",
             ),
             rule("added", 1, "added to what is in .grad already", after="equal"),
-            rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
+            rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),
             rule("loss", 1, "returns the mean loss over all samples", after="uneven"),
         ),
     ),

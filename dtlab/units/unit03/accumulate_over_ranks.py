@@ -1,4 +1,4 @@
-"""03/accumulate_over_ranks: the same over ranks that differ, with one journey of the gradients."""
+"""03/accumulate_over_ranks: accumulate over unequal ranks, and all-reduce once per step."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "travels_once"]
 
-_FEW = 1024  # bytes of "a few numbers" that may travel besides
+_FEW = 1024  # bytes of "a few numbers" that may be sent besides
 
 
 def travels_once(events: Sequence[Event], size: int, what: str) -> str:
-    """What is wrong where `what`, of `size` bytes, should travel in one all-reduce or in parts.
+    """What is wrong unless `what`, of `size` bytes, is sent in one all-reduce or in pieces of it.
 
-    And nothing else but a few numbers. Empty if nothing is wrong.
+    Nothing else may be sent except a few numbers. Empty if nothing is wrong.
     """
     sent: Counter[str] = Counter()
     for event in events:
@@ -50,8 +50,8 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
     for name, count in sent.items():
         if name != "all_reduce" and count > _FEW:
             return (
-                f"dist.{name} took part, with {amount(count)}. Let {what} travel in all-reduces, "
-                "a few numbers besides, and nothing else."
+                f"dist.{name} took part, with {amount(count)}. Send only {what} in all-reduces, "
+                "and a few numbers."
             )
     reduced = f"the all-reduces have {amount(sent['all_reduce'])}, and {what} {amount(size)}"
     if sent["all_reduce"] < size:
@@ -60,31 +60,31 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
         return ""
     times = round(sent["all_reduce"] / size)
     often = "twice" if times == 2 else f"{spelled(times)} times"
-    return (f"{what} travelled {often}: " if times > 1 else "") + f"{reduced}."
+    return (f"{what} were sent {often}: " if times > 1 else "") + f"{reduced}."
 
 
 def _travels_often(seen: Seen) -> str:
-    """More travels than the gradients once in a step, and a few numbers."""
+    """Says that more is sent in a step than the gradients once and a few numbers."""
     for where, size, events in in_each_step(seen, "equal"):
         wrong = travels_once(events, size, "the gradients")
         if wrong:
             return (
-                f"{where}: {wrong} Nothing travels within no_sync, to which the forward pass "
-                "belongs too, that of the model and not of its `.module`. The wrapper averages by "
-                "itself in the last backward pass."
+                f"{where}: {wrong} Inside no_sync nothing is sent. The forward pass must be "
+                "inside it too, and must call the wrapper, not its `.module`. The wrapper "
+                "averages by itself in the last backward pass."
             )
     return ""
 
 
 @dataclass(frozen=True)
 class Breaking(Accumulating):
-    """A microbatch raises; then a plain backward pass, in which gradients should be averaged."""
+    """A microbatch raises an error; then gradients must be averaged in an ordinary backward."""
 
     topic: str = "left"
 
     @property
     def reduced(self) -> list[int]:
-        """Nothing: it is not looked at what travels."""
+        """Nothing: this case does not judge what is sent."""
         return []
 
     @staticmethod
@@ -98,11 +98,11 @@ class Breaking(Accumulating):
                 raise RuntimeError("the loss of the second microbatch")
             return loss_sum(outputs, targets)
 
-        caught = None  # it holds on to the learner's frames, as in a notebook
+        caught = None  # keeps the learner's stack frames alive, as a notebook does
         with finished_calls(*FINISHED, refuse=True):
             try:
                 fn(model, breaking, given.steps[0])
-            except Exception as error:  # noqa: BLE001  a learner may raise another one from it
+            except Exception as error:  # noqa: BLE001  a learner may chain another exception
                 caught = error
         module.zero_grad()
         inputs, targets = given.steps[0][0]
@@ -112,18 +112,18 @@ class Breaking(Accumulating):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         import torch
 
-        if not all(one["came_through"] for one in results):
-            yield "left", "loss_sum raised an error, and it did not come through: let it pass."
+        if not all(result["came_through"] for result in results):
+            yield "left", "loss_sum raised an error, and your function hid it: let it propagate."
             return
         (shares,) = next(iter(self.shares.values()))
         wanted = torch.stack([sums[0] for sums in shares.sums.values()]).mean(0)
-        for rank, one in enumerate(results):
-            got = torch.cat([part.flatten() for part in one["gradients"] if part is not None])
+        for rank, result in enumerate(results):
+            got = torch.cat([part.flatten() for part in result["gradients"] if part is not None])
             if not close(got, wanted):
                 yield (
                     "left",
                     f"rank {rank}: after an error in a microbatch the model is still in no_sync, "
-                    "and averages nothing any more. A `with` is left by an error too.",
+                    "and no longer averages. Use `with`, which leaves no_sync on an error too.",
                 )
                 return
 
@@ -132,7 +132,7 @@ class Breaking(Accumulating):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Equal ranks, where bytes are counted; uneven ones; what is in `.grad`; an error; groups."""
+    """Trials for each criterion: equal ranks, uneven ranks, a full `.grad`, an error, groups."""
     draw = random.Random(seed)
     wide = Net("chain", (draw.randint(8, 12), 64, 64, draw.randint(5, 8)), "three layers")
     small = Net("frozen", tuple(draw.sample(range(4, 13), 5)), "a frozen and other layers")
@@ -167,16 +167,16 @@ _ONCE = rule(
 _UNEVEN = rule(
     "uneven",
     3,
-    "right where ranks differ in samples and microbatches, and where one has no samples",
+    "right if ranks differ in samples and microbatches, and if one has no samples",
 )
 
 
 def _judge_uneven(seen: Seen) -> Verdict:
-    """What hangs because gradients travel more than once is told there."""
+    """Blocks the criterion if its trial hangs because gradients are sent more than once."""
     if _ONCE.judge(seen).status == "lost" and any(one.hung for one in of_topic(seen, "uneven")):
         return blocked(
-            "judged once the gradients travel once: ranks have different numbers of microbatches "
-            "here, and those of the last ones wait for ranks that have none left"
+            "judged once the gradients are sent only once: ranks have different numbers of "
+            "microbatches here, and the ranks with more of them wait for those that are done"
         )
     return _UNEVEN.judge(seen)
 
@@ -199,8 +199,8 @@ PART = Part(
             Rule("uneven", 3, _judge_uneven, after="equal"),
             _ONCE,
             rule("added", 1, "added to what is in .grad already", after="equal"),
-            rule("graphs", 1, "the graph of one microbatch at a time", after="equal"),
-            rule("left", 1, "no_sync is left by an error too", after="once"),
+            rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),
+            rule("left", 1, "no_sync is left after an error too", after="once"),
             rule(
                 "subgroups",
                 1,

@@ -1,4 +1,4 @@
-"""03/effective_batch: three runs, and one of them through an epoch."""
+"""03/effective_batch: the effective batch of three runs, and the steps of one in an epoch."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ PART = Part(
             "accumulated",
             "the effective batch of run A",
             "a['micro'] * a['count']",
-            "How many samples have a say in one step of the optimizer?",
+            "How many samples contribute to one step of the optimizer?",
             {
-                "a['micro']": "this is one microbatch. The optimizer waits for several.",
+                "a['micro']": "this is one microbatch. The optimizer steps after several.",
                 "a['count']": "this counts microbatches. Each of them has several samples.",
                 "a['micro'] + a['count']": "this adds samples to microbatches.",
             },
@@ -64,11 +64,11 @@ PART = Part(
             "data_parallel",
             "the effective batch of run B",
             "b['gpus'] * b['micro']",
-            "Gradients are averaged over the GPUs before the step: over how many samples is that?",
+            "Gradients are averaged over the GPUs before the step. How many samples is that?",
             {
-                "b['micro']": "this is what one GPU sees. The step takes the gradients of all.",
-                "b['micro'] / b['gpus']": "this splits a microbatch among the GPUs. Each of them "
-                "has one of its own.",
+                "b['micro']": "this is what one GPU sees. The step uses the gradients of all.",
+                "b['micro'] / b['gpus']": "this splits a microbatch among the GPUs. Each GPU has "
+                "a whole one.",
                 "b['micro'] + b['gpus']": "this adds GPUs to samples.",
             },
         ),
@@ -76,15 +76,15 @@ PART = Part(
             "tensor_parallel",
             "the effective batch of run C",
             "copies * micro * count",
-            "How many copies of the model are there, and how many samples does each take to a "
+            "How many copies of the model are there, and how many samples does each take per "
             "step?",
             {
-                "gpus * micro * count": "this counts every GPU as a copy of the model. Those that "
+                "gpus * micro * count": "this counts every GPU as a copy of the model. GPUs that "
                 "share one copy see the same samples.",
                 "micro * count": "this is what one copy sees. How many copies are there?",
                 "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They see "
                 "the same samples.",
-                "copies * micro": "this is one microbatch of each copy. A step waits for several.",
+                "copies * micro": "this is one microbatch of each copy. A step takes several.",
             },
         ),
         _count(
@@ -93,9 +93,9 @@ PART = Part(
             "wanted // (copies * micro)",
             "How many samples do all copies take together, in one microbatch each?",
             {
-                "wanted / micro": "so many it takes with one copy of the model. There are more.",
+                "wanted / micro": "this is right for one copy of the model. There are more.",
                 "wanted / (gpus * micro)": "this counts every GPU as a copy of the model.",
-                "wanted / copies": "so many samples each copy has to take. In how many parts?",
+                "wanted / copies": "each copy takes this many samples. In how many parts?",
             },
         ),
         _count(
@@ -104,7 +104,7 @@ PART = Part(
             "steps",
             "Divide the data set by the effective batch of run C.",
             {
-                "rounds // count": "this leaves samples over at the end. They get a step too.",
+                "rounds // count": "this leaves samples over at the end. They need a step too.",
                 "rounds / count": "this is not a whole number. The samples left over get a step.",
                 "rounds": "these are the microbatches of one copy. How many of them make a step?",
                 "ceil(samples / (gpus * micro * count))": "this takes an effective batch in which "
@@ -117,20 +117,21 @@ PART = Part(
             "rounds",
             "What does every backward pass do, without `no_sync`?",
             {
-                "steps": "so many there would be if gradients travelled once for every step.",
+                "steps": "this would be right if gradients were averaged once per step.",
                 "steps * count": "this counts the last step like the others. It has fewer.",
-                "samples // micro": "these are the microbatches of all copies. All share in each.",
+                "samples // micro": "this counts the microbatches of all copies. An all-reduce "
+                "covers one of each copy.",
             },
         ),
         _count(
             "no_sync",
-            "the same, with all microbatches of a step but its last one inside `no_sync`",
+            "the same, with all microbatches of a step except the last inside `no_sync`",
             "steps",
             "Which backward passes average gradients, and how many of those are there?",
             {
-                "rounds": "so many there are without `no_sync`.",
-                "rounds - steps": "these are the passes inside `no_sync`: they send nothing.",
-                "rounds // count": "and the short step at the end of the epoch?",
+                "rounds": "this is the number without `no_sync`.",
+                "rounds - steps": "these are the passes inside `no_sync`, which send nothing.",
+                "rounds // count": "what about the short step at the end of the epoch?",
             },
         ),
         where={  # of run C

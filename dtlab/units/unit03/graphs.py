@@ -1,7 +1,7 @@
-"""How much autograd holds for backward passes to come, each time a model is called.
+"""Counts the tensors that autograd holds for backward passes, at each call of a model.
 
-    forward ─► activations are held ─► backward ─► they are freed ─► forward ...
-    seen at a forward pass: how many samples it is given, and how many tensors are held before it
+forward ─► activations are held ─► backward ─► they are freed ─► forward ...
+recorded at each forward pass: its number of samples, and the tensors held before it
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Graphs"]
 
 
 class _Held:
-    """A tensor that a graph holds; when the graph lets it go, it is counted off."""
+    """A tensor that a graph holds. It is subtracted from the count when the graph is freed."""
 
     def __init__(self, tensor: Tensor, graphs: Graphs) -> None:
         self.tensor, self._graphs = tensor.detach(), graphs
@@ -29,7 +29,7 @@ class _Held:
 
 
 class Graphs:
-    """What is held for the backward passes of a module, from one forward pass to the next."""
+    """Records how many tensors are held for backward, at each forward pass of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.held = 0
@@ -38,12 +38,12 @@ class Graphs:
 
     def _begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self.held:
-            gc.collect()  # nobody may count on that, and nobody is blamed for a cycle
+            gc.collect()  # so that a reference cycle is not counted as a mistake
         self._passes.append([len(inputs[0]), self.held])
 
     @contextmanager
     def watched(self) -> Iterator[list[list[int]]]:
-        """For each forward pass meanwhile: its samples, and how many tensors are held already."""
+        """Yields a list that fills up: for each forward pass its samples and the held tensors."""
         self._passes = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: _Held(tensor, self), lambda held: held.tensor

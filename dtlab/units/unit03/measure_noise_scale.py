@@ -1,4 +1,4 @@
-"""03/measure_noise_scale: how noisy gradients are, from what ranks have before averaging."""
+"""03/measure_noise_scale: estimate the gradient noise scale from gradients before averaging."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Norms(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """tr(Sigma) of one sample, unbiased."""
+        """tr(Sigma), the variance of one sample's gradient; unbiased."""
         return self.batch * (self.small - self.big) * self.ranks / (self.ranks - 1)
 
     @property
@@ -54,9 +54,10 @@ class Norms(NamedTuple):
 
 @dataclass(frozen=True)
 class Measuring(Reducing):
-    """`fn(gradient, batch)` with another gradient on every rank.
+    """Calls `fn(gradient, batch)` with a different gradient on every rank.
 
-    `signal` says what all have in common: "clear", "none", or "zero", where it comes out as 0.
+    `signal` says what the gradients have in common: "clear", "none", or "zero" if |G|^2 is
+    exactly 0.
     """
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
@@ -78,12 +79,12 @@ class Measuring(Reducing):
         return [4 * self.elements]
 
     def gradients(self, world_size: int) -> list[Tensor]:
-        """That of every rank."""
+        """The gradient of every rank."""
         import torch
 
         if self.signal == "zero":
             every = torch.zeros(2, self.elements)
-            every[0, 1], every[1, 3] = 6, 8  # then all numbers on the way are exact
+            every[0, 1], every[1, 3] = 6, 8  # then all intermediate results are exact
             return list(every)
         generator = torch.Generator().manual_seed(self.seed)
         common, *own = 0.003 * torch.randn(1 + world_size, self.elements, generator=generator)
@@ -107,13 +108,13 @@ class Measuring(Reducing):
 
         from dtlab.trace import span
 
-        made = {group: dist.new_group(list(group)) for group in given["groups"]}
-        group = {"group": made[tuple(given["members"])]} if made else {}
+        created = {group: dist.new_group(list(group)) for group in given["groups"]}
+        group = {"group": created[tuple(given["members"])]} if created else {}
         gradient = given["gradient"].clone()
         with finished_calls(*_FINISHED, refuse=True) as finished, span("step"):
             value = fn(gradient, given["batch"], **group)
-        found = {"value": plain_value(value), "gradient": gradient}
-        return found | {"finished": sorted(finished)}
+        result = {"value": plain_value(value), "gradient": gradient}
+        return result | {"finished": sorted(finished)}
 
     def advice(self, trouble: str) -> str:
         if self.topic == "subgroups" and "'group'" in trouble:
@@ -121,7 +122,7 @@ class Measuring(Reducing):
         return _ADVICE.get(self.topic, "")
 
     def norms(self, world_size: int, members: Sequence[int]) -> Norms:
-        """What these ranks have, in float64."""
+        """The squared norms of the gradients of these ranks, in float64."""
         import torch
 
         every = self.gradients(world_size)
@@ -141,7 +142,7 @@ class Measuring(Reducing):
                 yield "untouched waits", wrong
 
     def _wrong(self, results: Sequence[Noted]) -> str:
-        """The first rank with another value, or another one than its group."""
+        """Names the first rank whose value is wrong or differs within its group; empty if none."""
         for members in self.groups or (tuple(range(len(results))),):
             norms = self.norms(len(results), members)
             values = {rank: results[rank]["value"] for rank in members}
@@ -153,16 +154,16 @@ class Measuring(Reducing):
                     return f"rank {rank}: {why}"
             if len(set(values.values())) > 1:
                 return (
-                    "right up to rounding, but not the same on all ranks, which may then decide "
-                    "differently: reckon with all-reduced numbers alone."
+                    "right up to rounding, but not the same on all ranks, so that they may decide "
+                    "differently: compute with all-reduced numbers alone."
                 )
         return ""
 
     def _why(self, got: float, norms: Norms, rank: int, world_size: int) -> str:
-        """What a wrong value is, as far as that is known."""
+        """Explains a wrong value, if it comes from a known mistake."""
         if norms.scale == math.inf:
             return (
-                f"your function returns {got:.4g}, where |G|^2 comes out as {norms.signal:.4g}: "
+                f"your function returns {got:.4g}, but |G|^2 comes out as {norms.signal:.4g}: "
                 "no signal was measured, and the noise scale is infinite."
             )
         batch, size, apart = norms.batch, norms.ranks, norms.small - norms.big
@@ -177,16 +178,16 @@ class Measuring(Reducing):
             "the spread about the mean of N gradients is divided by N - 1, not by N.": (
                 biased(batch * apart)
             ),
-            "the mean gradient has noise of its own: take tr(Sigma) / (samples of all ranks) off "
+            "the mean gradient is noisy too: subtract tr(Sigma) / (samples of all ranks) from "
             "its squared norm.": norms.variance / norms.big,
-            "this is upside down: the signal over the noise.": 1 / norms.scale,
+            "this is the inverse: the signal over the noise.": 1 / norms.scale,
             "this is tr(Sigma) alone, not yet divided by |G|^2.": norms.variance,
-            "this takes the squared norm of the *sum* of the gradients: that of their mean is "
-            "wanted.": norms._replace(big=size**2 * norms.big).scale,
-            f"{gap}: by what is their difference to be divided?": (
+            "this takes the squared norm of the *sum* of the gradients: use that of their "
+            "mean.": norms._replace(big=size**2 * norms.big).scale,
+            f"{gap}: by what must you divide their difference?": (
                 biased(apart * (1 / batch - 1 / (batch * size)))
             ),
-            f"{gap}, not by (N b - b) tr(Sigma): by what is their difference to be divided?": (
+            f"{gap}, not by (N b - b) tr(Sigma): by what must you divide their difference?": (
                 biased(apart / (batch * size - batch))
             ),
             "the norm of a small batch is the rank's own here: take the mean over ranks.": (
@@ -197,13 +198,13 @@ class Measuring(Reducing):
             ),
         }
         plain = (
-            f"your function returns {got:.4g}, where {norms.scale:.4g} is tr(Sigma) / |G|^2 of "
+            f"your function returns {got:.4g}, but tr(Sigma) / |G|^2 is {norms.scale:.4g} on "
             f"{size} ranks."
         )
         return next((why for why, value in known.items() if _same(got, value)), plain)
 
     def _changed(self, results: Sequence[Noted]) -> str:
-        """The first gradient that is another one afterwards; empty if none is."""
+        """Names the first gradient that has changed; empty if none has."""
         every = self.gradients(len(results))
         total = sum(every[1:], every[0])
         for rank, result in enumerate(results):
@@ -211,8 +212,8 @@ class Measuring(Reducing):
             if not after.equal(every[rank]):
                 known = {"the sum": total, "the mean": total / len(every)}
                 alike = (
-                    f"{what} over the ranks"
-                    for what, value in known.items()
+                    f"{name} over the ranks"
+                    for name, value in known.items()
                     if after.shape == value.shape and close(after, value)
                 )
                 return (
@@ -223,24 +224,24 @@ class Measuring(Reducing):
 
 
 _ADVICE = {
-    "signal": "Ask whether |G|^2 is above zero before you divide by it.",
-    "subgroups": "Hand `group` to every call of torch.distributed: without it, all ranks take "
-    "part. And count them with dist.get_world_size(group).",
+    "signal": "Test whether |G|^2 is above zero before you divide by it.",
+    "subgroups": "Pass `group` to every call of torch.distributed: without it, all ranks take "
+    "part. And count the ranks with dist.get_world_size(group).",
 }
 
 
 def _same(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=2e-3)  # float32 takes 1e-5
+    return math.isclose(got, wanted, rel_tol=2e-3)  # float32 errors are about 1e-5
 
 
 def _travels_often(seen: Seen) -> str:
-    """More travels than one all-reduce of the gradient, and a few numbers."""
+    """Says that more is sent than one all-reduce of the gradient and a few numbers."""
     for where, size, events in in_each_step(seen, "scale"):
         wrong = travels_once(events, size, "the gradient")
         if wrong:
             return (
-                f"{where}: {wrong} One all-reduce, of the gradient in its own dtype, will do: all "
-                "else follows from that sum and the sum of the squared norms."
+                f"{where}: {wrong} One all-reduce, of the gradient in its own dtype, is enough: "
+                "the rest follows from that sum and the sum of the squared norms."
             )
     return ""
 
@@ -249,7 +250,7 @@ def _travels_often(seen: Seen) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """2 to 4 ranks; no signal, and one of exactly zero; groups."""
+    """Trials on 2 to 4 ranks, without a signal, with a signal of exactly zero, with groups."""
     draw = random.Random(seed)
 
     def case(*words: Any, **more: Any) -> Measuring:
@@ -282,7 +283,7 @@ PART = Part(
                 "the noise scale, the same on all of 2 to 4 ranks",
                 lost_by=("scale", FOREIGN),
             ),
-            rule("signal", 1, "infinite where no signal is measured", after="scale"),
+            rule("signal", 1, "infinite if no signal is measured", after="scale"),
             rule(
                 "traffic",
                 1,

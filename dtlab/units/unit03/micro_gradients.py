@@ -1,4 +1,4 @@
-"""03/micro_gradients: equal microbatches, and some of other numbers of tokens."""
+"""03/micro_gradients: gradients of equal microbatches, and of some with unequal tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _draw(draw: Random) -> Values:
     return {
         "gradients": gradients,
         "rate": draw.choice((0.01, 0.02, 0.05, 0.1)),
-        "tokens": [[100 * one for one in tokens[:2]], [100 * one for one in tokens[2:]]],
+        "tokens": [[100 * count for count in tokens[:2]], [100 * count for count in tokens[2:]]],
         "token_gradients": [draw.sample(range(1, 10), 2) for _ in range(2)],
     }
 
@@ -54,10 +54,10 @@ PART = Part(
             "mean",
             "on one GPU: the gradient of the mean loss over all four microbatches",
             "sum(gradients) / 4",
-            "All four have as many samples, so all count alike.",
+            "All four have the same number of samples, so all count alike.",
             {
                 "sum(gradients)": "this is the sum. The loss over all of them is a mean.",
-                "gradients[-1]": "this is the last one alone. The others have a say too.",
+                "gradients[-1]": "this is the last one alone. The others count too.",
                 "answer / 4": "this divides by four twice.",
             },
         ),
@@ -66,11 +66,11 @@ PART = Part(
             "what is in `.grad` after four backward passes of the mean losses, if no loss is "
             "divided",
             "sum(gradients)",
-            "What does a backward pass do with what is in `.grad` already?",
+            "What does a backward pass do with the content of `.grad`?",
             {
-                "answer / 4": "nobody has divided. Backward does not know of other passes.",
-                "gradients[-1]": "this is so if each pass overwrote what is there. Does it?",
-                "0": "this is so after `zero_grad`.",
+                "answer / 4": "nothing divides. A backward pass does not know of other passes.",
+                "gradients[-1]": "this would be right if each pass overwrote `.grad`. Does it?",
+                "0": "this is right after `zero_grad`.",
             },
         ),
         number(
@@ -78,10 +78,10 @@ PART = Part(
             "with that in `.grad` and its learning rate, plain SGD goes as far as with `mean` in "
             "`.grad` and which learning rate?",
             "4 * rate",
-            "A step is rate times gradient. One factor is smaller now: what of the other?",
+            "A step is rate times gradient. One factor is smaller now. What about the other?",
             {
-                "rate / 4": "this is upside down: a rate that makes up for what was not divided.",
-                "rate": "then both steps would have the same gradient.",
+                "rate / 4": "this is the inverse: it makes up for a missing division.",
+                "rate": "this would be right if both gradients were equal.",
                 "rate * sum(gradients)": "this is the step itself, rate times `.grad`.",
             },
         ),
@@ -90,10 +90,10 @@ PART = Part(
             "Adam gets undivided losses from its first step on: how many times as long is a step "
             "as with divided ones? Leave out epsilon and weight decay.",
             "1",
-            "What does Adam divide a gradient by, and how does that grow with it?",
+            "By what does Adam divide a gradient, and how does that grow with the gradient?",
             {
-                "4": "this is so for SGD. Adam divides by a root of mean squared gradients.",
-                "2": "both of Adam's moments grow: the root is taken of one.",
+                "4": "this is right for SGD. Adam divides by a root of mean squared gradients.",
+                "2": "both of Adam's moments grow, and the root is taken of one.",
                 "1 / 4": "the divisor grows with the squared gradient. Is a root taken of it?",
             },
         ),
@@ -104,37 +104,37 @@ PART = Part(
             "added_up / 4",
             "Every microbatch counts alike: on a rank, and then over the ranks.",
             {
-                "true": "this weighs by tokens. Neither the script nor DDP does.",
+                "true": "this weighs by tokens. Neither the script nor DDP does that.",
                 "mean_of_true_means": "this weighs by tokens. The script halves every mean loss.",
                 "added_up": "this is the sum of four means. What divides them?",
-                "added_up / 2": "this divides once. The script does so, and DDP does.",
+                "added_up / 2": "this divides once. Both the script and DDP divide.",
             },
         ),
         number(
             "true",
             "the gradient of the mean loss over all tokens of both ranks",
             "true",
-            "Add up over tokens: a mean times its tokens is a sum.",
+            "Sum over tokens: a mean times its number of tokens is a sum.",
             {
                 "added_up / 4": "this is the mean of four means: few tokens count like many.",
-                "mean_of_true_means": "this is right on each rank. But ranks differ in tokens.",
+                "mean_of_true_means": "this is right on each rank, but ranks differ in tokens.",
                 "sum(totals) / 4": "this divides the sum by the number of microbatches.",
             },
         ),
         number(
             "factor",
             "losses are now sums over tokens, as with `reduction='sum'`: the factor by which both "
-            "ranks have to multiply each of their sums before backward, so that DDP leaves `true` "
+            "ranks must multiply each of their sums before backward, so that DDP leaves `true` "
             "in `.grad`",
             "2 / sum(counts)",
-            "DDP adds up what both ranks have, and divides by their number. What is to come out?",
+            "DDP sums over both ranks, and divides by their number. What should be the result?",
             {
-                "answer / 2": "then the sum over both ranks is right, and DDP still divides it.",
-                "answer / 4": "this divides by the ranks where DDP does so as well.",
-                "1 / counts[0]": "this makes a mean over the tokens of rank 0. And rank 1?",
-                "2 * answer": "the sums of microbatches add up to the sum over all of them, and "
-                "nobody divides by how many those are.",
-                "1": "with this one, nothing changes: `.grad` grows with the tokens.",
+                "answer / 2": "then the sum over both ranks is right, but DDP still divides it.",
+                "answer / 4": "this divides by the number of ranks, although DDP does so as well.",
+                "1 / counts[0]": "this is the mean over the tokens of rank 0. What about rank 1?",
+                "2 * answer": "the sums of the microbatches are added up to the sum over all "
+                "tokens. Nothing divides by the number of microbatches.",
+                "1": "this factor changes nothing: `.grad` grows with the tokens.",
             },
         ),
         where={

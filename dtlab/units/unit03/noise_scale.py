@@ -1,4 +1,4 @@
-"""03/noise_scale: from squared norms at two batch sizes to what a batch will buy.
+"""03/noise_scale: compute the gradient noise scale from squared norms at two batch sizes.
 
 A run at batch B takes fewest x (1 + B_simple / B) steps (McCandlish et al. 2018).
 """
@@ -13,7 +13,7 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
 _BATCHES = (8, 32, 128, 512, 2048)
-_APART = 1.25  # how many times a batch is away from where it would change its side, at least
+_APART = 1.25  # the least factor between a batch and a limit at which the answer would change
 
 
 def _draw(draw: Random) -> Values:
@@ -32,7 +32,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _clear(scale: float) -> bool:
-    """Whether one batch is below, but not well below, and none is near to where that changes."""
+    """Whether some batch is between scale / 4 and scale, and none is close to either limit."""
     edges = scale, scale / 4
     near = any(1 / _APART < batch / edge < _APART for batch in _BATCHES for edge in edges)
     return not near and 128 < scale < 2048
@@ -64,13 +64,13 @@ PART = Part(
             "variance",
             "tr(Sigma), the variance of one sample's gradient, summed over its elements",
             "variance",
-            "Write one equation for each batch, and subtract them: the signal goes.",
+            "Write one equation for each batch, and subtract them: the signal cancels.",
             {
-                "norms[0] - norms[1]": "this is the noise that the larger batch has less. How "
-                "much less than that of one sample is it?",
-                "(norms[0] - norms[1]) * small": "this takes the gradient of the larger batch for "
-                "one without noise.",
-                "norms[0] * small": "this takes all of the gradient for noise.",
+                "norms[0] - norms[1]": "this is how much less noise the larger batch has. What "
+                "part of one sample's noise is that?",
+                "(norms[0] - norms[1]) * small": "this assumes that the gradient of the larger "
+                "batch has no noise.",
+                "norms[0] * small": "this assumes that all of the gradient is noise.",
                 "answer / small": "this is the noise in a mean over the small batch, not of one.",
             },
         ),
@@ -78,12 +78,12 @@ PART = Part(
             "signal",
             "|G|^2, the squared norm of the gradient without noise",
             "signal",
-            "Take from one of the squared norms what is noise in it.",
+            "Subtract the noise from one of the squared norms.",
             {
-                "norms[1]": "there is noise in it still: less of it than with the small batch.",
-                "norms[0] - norms[1]": "the signal is in both norms: in their difference it is "
-                "gone.",
-                "sqrt(answer)": "this is the norm. Asked for is its square, as given above.",
+                "norms[1]": "this still contains noise, less than with the small batch.",
+                "norms[0] - norms[1]": "both norms contain the signal: it cancels in their "
+                "difference.",
+                "sqrt(answer)": "this is the norm. The question asks for its square.",
             },
         ),
         number(
@@ -92,9 +92,9 @@ PART = Part(
             "scale",
             "At which batch is the noise in a gradient as large as the signal?",
             {
-                "1 / answer": "this is upside down: signal over noise.",
-                "variance / sqrt(signal)": "this divides by the norm of the gradient. Both have "
-                "to be squares.",
+                "1 / answer": "this is the inverse: signal over noise.",
+                "variance / sqrt(signal)": "this divides by the norm of the gradient. Both must "
+                "be squares.",
                 "variance / norms[1]": "this divides by signal and noise together.",
             },
             unit="samples",
@@ -105,27 +105,27 @@ PART = Part(
             "hold: those whose gradient has at least 4 times as much noise as signal",
             [str(batch) for batch in _BATCHES],
             formula("up_to(scale / 4)"),
-            "For each of them: how large is tr(Sigma) / B beside |G|^2?",
+            "For each of them: how large is tr(Sigma) / B compared with |G|^2?",
             {
                 formula("up_to(scale)"): "these are all that have more noise than signal. Do all "
                 "of them have 4 times as much?",
                 formula("up_to(2048) - up_to(scale)"): "these are above B_simple, where the "
                 "signal is larger than the noise.",
-                formula("up_to(2048) - up_to(scale / 4)"): "this is upside down: the more "
-                "samples, the less noise.",
-                "8": "which batch has the most noise of all?",
+                formula("up_to(2048) - up_to(scale / 4)"): "this is the opposite: with more "
+                "samples there is less noise.",
+                "8": "which batch has the most noise?",
             },
         ),
         number(
             "fewest",
             "the fewest steps in which a batch without limit would reach that loss",
             "steps / (1 + scale / small)",
-            "What is 1 + B_simple / B at the small batch, and what with no limit to B?",
+            "What is 1 + B_simple / B at the small batch, and without a limit to B?",
             {
-                "steps * small / scale": "this has the steps fall in proportion all the way to "
-                "B_simple, and no further.",
-                "steps / 2": "so it would be if the small batch were as large as B_simple.",
-                "0": "without noise, there is still a way to go.",
+                "steps * small / scale": "this assumes that steps fall in proportion up to "
+                "B_simple, and then stay.",
+                "steps / 2": "this would be right if the small batch were as large as B_simple.",
+                "0": "even without noise, training takes steps.",
             },
             unit="steps",
         ),
@@ -133,10 +133,10 @@ PART = Part(
             "saved",
             "by doubling a batch of {above}: the part of the steps at {above} that is saved",
             "100 * saved",
-            "Work out 1 + B_simple / B before and after. What part of the first one is gone?",
+            "Compute 1 + B_simple / B before and after. By what part does it fall?",
             {
-                "50": "to halve the steps, a batch must be one that is far below B_simple.",
-                "100 * fall": "this is a part of the fewest steps, not of those before.",
+                "50": "steps are halved only if the batch is far below B_simple.",
+                "100 * fall": "this is a part of the fewest steps, not of the steps before.",
                 "100 - answer": "this is the part of the steps that is left.",
                 "0": "a little noise is left, even far above B_simple.",
             },
@@ -148,9 +148,9 @@ PART = Part(
             "2 * (1 - saved)",
             "Samples are steps times batch.",
             {
-                "2": "so it would be if not one step were saved.",
-                "1": "so it is far below B_simple, where half of the steps are saved.",
-                "answer / 2": "this is how many times as many steps.",
+                "2": "this would be right if no step were saved.",
+                "1": "this is right far below B_simple, where half of the steps are saved.",
+                "answer / 2": "this is the ratio of steps.",
             },
         ),
         where={

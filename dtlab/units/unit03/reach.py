@@ -1,8 +1,8 @@
-"""03/reach: a test error to be reached at sixteen times the batch, in a fixed number of samples.
+"""03/reach: plan a training that reaches a test error at 16 times the batch, with fixed samples.
 
-`plan(batch, samples, ranks, memory) -> dict` is asked on a rank, for several settings. What it
-plans for the digits is then carried out by ranks of ours (`reach_training`): first on two data-
-parallel ranks, for what travels; then in full, with unseen seeds, each on a rank of its own.
+A rank calls `plan(batch, samples, ranks, memory) -> dict` for several settings. Then ranks of the
+course carry out the plan for the digits (`reach_training`): first on two data-parallel ranks, to
+measure what is sent; then in full, with unseen seeds, each training on one rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BATCH", "FIRST", "MEMORY", "PART", "RANKS", "SAMPLES", "TARGET", "Se
 
 BATCH, SAMPLES, RANKS, MEMORY = 512, 8 * 12942, 2, 64
 FIRST, TARGET = 12.0, 5.0  # test errors to reach, in %
-_SEEDS, _HAVE_FIRST, _HAVE_TARGET = 6, 3, 4  # trainings; how many have to reach each of the two
+_SEEDS, _HAVE_FIRST, _HAVE_TARGET = 6, 3, 4  # trainings; how many must reach each of the two
 
 # What `plan` returns for a setting ---------------------------------------------------------------
 
@@ -35,9 +35,9 @@ _DECAYS = ("cosine", "linear", "constant")
 
 @dataclass(frozen=True)
 class Setting(Faulty):
-    """`plan(batch, samples, ranks, memory)`: what it returns for one setting.
+    """Calls `plan(batch, samples, ranks, memory)` for one setting, and judges the plan.
 
-    `seeds` are those of the trainings that come of it, if any.
+    `seeds` are the seeds of the trainings by that plan, if there are any.
     """
 
     alone = True
@@ -73,24 +73,24 @@ class Setting(Faulty):
         if micro > self.memory:
             yield (
                 "batch",
-                f"a forward pass of {micro} samples on a rank that has memory for {self.memory}.",
+                f"a forward pass has {micro} samples, but a rank has memory for {self.memory}.",
             )
         elif took != self.batch:
             yield (
                 "batch",
                 f"{micro} samples x {count} microbatches x {count_ranks(self.ranks)} are {took} "
-                f"in an update; {self.batch} are asked for.",
+                f"in an update, but the batch is {self.batch}.",
             )
         elif micro < min(self.memory, self.batch // self.ranks):
             yield (
                 "batch",
-                f"{count} microbatches of {micro} samples, and there is memory for {self.memory}. "
-                "Each one more costs a forward and a backward pass that could have been shared.",
+                f"{count} microbatches of {micro} samples, but there is memory for {self.memory}. "
+                "Each extra microbatch costs a forward and a backward pass. Use larger ones.",
             )
         if needed > self.samples:
             yield (
                 "updates",
-                f"{updates} updates of {self.batch} samples take {needed}, and there are "
+                f"{updates} updates of {self.batch} samples take {needed}, but there are only "
                 f"{self.samples}.",
             )
         elif needed + self.batch <= self.samples:
@@ -102,21 +102,21 @@ class Setting(Faulty):
 
 
 def _plain(value: Any) -> Any:
-    """A number, a word or a list of whole numbers; of anything else the name of its type.
+    """Converts to a number, a string or a list of integers; other values to their type's name.
 
-    Whole numbers are whole, also where they come as 202.0.
+    Integers that come as floats, such as 202.0, become int.
     """
     if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple | set | frozenset | range):
-        return [one if isinstance(one, int) else type(one).__name__ for one in value]
+        return [item if isinstance(item, int) else type(item).__name__ for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, bool | int | float | str) else {"type": type(value).__name__}
 
 
 def _misfits(plan: Any) -> Iterator[str]:
-    """Why this is no plan: the first reason counts, and later ones take it that there is none."""
+    """Yields why this is not a valid plan. Only the first reason counts; later ones rely on it."""
     if not isinstance(plan, Mapping):
         yield f"returns {plan}. Return a dict, as the cell above does."
     for name in (*_NUMBERS, "decay", "travel_in"):
@@ -125,36 +125,36 @@ def _misfits(plan: Any) -> Iterator[str]:
     for name in _NUMBERS:
         value = plan[name]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"returns {short(value)} for {name!r}: a number is asked for."
+            yield f"returns {short(value)} for {name!r}: it must be a number."
         if name in _WHOLE and not isinstance(value, int):
-            yield f"returns {short(value)} for {name!r}: a whole number is asked for."
+            yield f"returns {short(value)} for {name!r}: it must be a whole number."
     for name, least in {"micro_batch": 1, "micro_batches": 1, "updates": 1, "warmup": 0}.items():
         if plan[name] < least:
             yield f"returns {plan[name]} for {name!r}."
     if not 0 < plan["rate"] < 1e3:
         yield f"returns {short(plan['rate'])} for 'rate'."
     if not 0 <= plan["start_factor"] <= 1:
-        yield f"returns {short(plan['start_factor'])} for 'start_factor': a share, 0 to 1."
+        yield f"returns {short(plan['start_factor'])} for 'start_factor': it must be in 0 to 1."
     if plan["warmup"] > plan["updates"]:
-        yield f"has a warm-up of {plan['warmup']} updates, of {plan['updates']} in all."
+        yield f"has a warm-up of {plan['warmup']} updates, but only {plan['updates']} in all."
     if plan["decay"] not in _DECAYS:
         yield f"returns {short(plan['decay'])} for 'decay'. There are: {', '.join(_DECAYS)}."
     travel = plan["travel_in"]
-    if not isinstance(travel, list) or not all(isinstance(one, int) for one in travel):
-        yield "has to list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
+    if not isinstance(travel, list) or not all(isinstance(item, int) for item in travel):
+        yield "must list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
 
 
-# What ranks of ours do with a plan ---------------------------------------------------------------
+# What the course's ranks do with a plan ----------------------------------------------------------
 
 _REHEARSED = 40  # updates
 
 
 @dataclass(frozen=True)
 class Rehearsal(Faulty):
-    """The first updates of a plan, at a low rate: what travels, and whether copies stay equal."""
+    """Runs the first updates of a plan at a low rate: what is sent, and do copies stay equal."""
 
     topic = "traffic"
-    guilty = ""  # where it fails, that is not the plan's doing
+    guilty = ""  # a failure here is not the plan's fault
 
     plan: Mapping[str, Any]
 
@@ -171,20 +171,20 @@ class Rehearsal(Faulty):
         return {"copy": fn(given, digits(), 0)[2]}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        if not all(one["copy"].equal(results[0]["copy"]) for one in results):
+        if not all(result["copy"].equal(results[0]["copy"]) for result in results):
             yield (
                 "traffic",
-                f"gradients travel in the microbatches {self.plan['travel_in']} of "
+                f"gradients are averaged in the microbatches {self.plan['travel_in']} of "
                 f"{self.plan['micro_batches']}, counted from 0, and in the end the copies of the "
-                "ranks differ. What comes after the last journey stays on its rank.",
+                "ranks differ. Gradients after the last all-reduce stay on their rank.",
             )
 
 
 @dataclass(frozen=True)
 class Trainings(Faulty):
-    """A whole training by the plan for each seed, on one rank: test errors in %.
+    """Runs a whole training by the plan for each seed, on one rank: test errors in %.
 
-    A rank takes the samples of an update at once, which comes to the same up to rounding.
+    The rank takes the samples of an update in one pass, which is equal up to rounding.
     """
 
     topic = "error"
@@ -211,10 +211,10 @@ class Trainings(Faulty):
         return {"errors": [fn(plan, data, seed, alone[dist.get_rank()])[0] for seed in seeds]}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        errors = sorted(error for one in results for error in one["errors"])
+        errors = sorted(error for result in results for error in result["errors"])
         shown = ", ".join(f"{error:.1f}" for error in errors)
         for name, limit, wanted, look in (
-            ("error", FIRST, _HAVE_FIRST, "Which rate does a batch of this size take?"),
+            ("error", FIRST, _HAVE_FIRST, "Which rate does a batch of this size need?"),
             (
                 "target",
                 TARGET,
@@ -227,18 +227,18 @@ class Trainings(Faulty):
                 yield (
                     name,
                     f"test errors {shown} %: {reached} of {len(errors)} are at most {limit:g} %, "
-                    f"and {wanted} have to be. {look}",
+                    f"and {wanted} must be. {look}",
                 )
 
 
 def _carry_out(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """What was planned for the digits, once it fits: what it sends, and where it ends."""
+    """The trials that carry out the plan for the digits, once the plan is valid."""
     if seen[0].mistakes:
         return []
     setting, plan = seen[0].trial.cases[0], seen[0].results[0][0]["plan"]
     assert isinstance(setting, Setting)
     cases = (Rehearsal(plan), Trainings(plan, setting.seeds))
-    return [(Trial(RANKS, [case], limit=60.0), _train_by) for case in cases]  # it takes three
+    return [(Trial(RANKS, [case], limit=60.0), _train_by) for case in cases]  # it takes 3 s
 
 
 def _train_by(*given: Any) -> Any:
@@ -251,10 +251,11 @@ def _too_much_sent(seen: Seen) -> str:
     for one in seen:
         if isinstance(one.trial.cases[0], Rehearsal) and one.trace is not None:
             gradient, left = 4 * one.results[0][0]["copy"].numel(), bytes_left(one.trace, 0)
-            if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):  # of the start, of gloo
+            # Once the start, 64 KiB of gloo's own traffic, and a quarter more than the gradients.
+            if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
                 return (
                     f"{amount(left)} left rank 0 in {_REHEARSED} updates, "
-                    f"{left / _REHEARSED / gradient:.1f} gradients for each. They add up on a "
+                    f"{left / _REHEARSED / gradient:.1f} gradients for each. Accumulate them on a "
                     "rank until the last microbatch."
                 )
     return ""
@@ -264,7 +265,7 @@ def _too_much_sent(seen: Seen) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The setting of the notebook, and four that are drawn; some have memory for all at once."""
+    """The notebook's setting and four drawn ones; in some the whole batch fits into memory."""
     draw = random.Random(seed)
     seeds = tuple(draw.randrange(1000, 1 << 30) for _ in range(_SEEDS))
     settings = [Setting(BATCH, SAMPLES, RANKS, MEMORY, seeds)]
@@ -272,7 +273,7 @@ def _trials(seed: int) -> list[Trial]:
         memory = draw.choice((8, 16, 32))
         batch = ranks * micro_batches * memory
         if micro_batches == 1:
-            memory += draw.choice((4, 8, 24))  # there is room for more than the share of a rank
+            memory += draw.choice((4, 8, 24))  # more memory than a rank's share needs
         samples = draw.randint(150, 900) * batch + draw.randint(1, batch - 1)
         settings.append(Setting(batch, samples, ranks, memory))
     return [Trial(1, settings)]
@@ -289,7 +290,7 @@ PART = Part(
         then=_carry_out,
         rules=(
             rule("batch", 3, "the batch is right in all settings"),
-            rule("updates", 3, "as many updates as there are samples for", "no plan"),
+            rule("updates", 3, "as many updates as the samples allow", "no plan"),
             rule(
                 "traffic",
                 4,

@@ -1,10 +1,10 @@
-"""The training that tries a plan, as level-3.ipynb shows it: digits, on data-parallel ranks.
+"""The training loop that carries out a plan, as level-3.ipynb shows it: digits, data-parallel.
 
-This file loads torch: it is imported on ranks, and never before.
+This module imports torch. Only ranks import it.
 """
 
 # mypy: disable-error-code="no-untyped-call"
-# The loop is as people write it.
+# The loop is written as most people write theirs, without full type annotations.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""03/run_2: over after two epochs."""
+"""03/run_2, "Over after two epochs": the schedule steps once per microbatch."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ PART = script_part(
     "dtlab.units.unit03.runs.train_2",
     scene(4, (64, 4)),
     accumulated,
-    rates_and_end(
-        linear, "schedule", "the schedule goes one step for each update, on 2 and 3 ranks"
-    ),
+    rates_and_end(linear, "schedule", "the schedule makes one step per update, on 2 and 3 ranks"),
     SYMPTOMS,
     ["schedule.step()"],
-    "Which line moves the rate on, and how often does it run?",
+    "Which line changes the rate, and how often does it run?",
     proof=proof(
         measured,
         "moving",
-        "Count those in the list of rates that are above 0.",
+        "Count the entries above 0 in the list of rates.",
         {
             "updates": "these are all updates. In how many is the rate not 0?",
             "updates - moving": "these are the updates without a rate.",
-            "moving - 1": "they are counted from 0: how many are there?",
+            "moving - 1": "these are counted from 0. How many are there?",
         },
         unit="updates",
     ),

@@ -1,4 +1,4 @@
-"""03/run_3: the right rate, and too far."""
+"""03/run_3, "The right rate, and too far": losses are not divided by the microbatches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dtlab.units.unit03.run_trials import (
 
 
 def of_gradients(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
-    """What all gradients may be multiplied with, and where that comes from."""
+    """Yields factors by which all gradients may be off, and the cause of each."""
     yield case.passes, "An update has as many microbatches: divide each loss by their number."
-    yield 1 / case.passes, "An update has as many microbatches: they are divided by twice."
+    yield 1 / case.passes, "An update has as many microbatches: you divide by their number twice."
     yield (
         case.passes / ranks,
         f"That is {case.passes} microbatches by {ranks} ranks. DDP has divided by one of the two "
@@ -39,20 +39,20 @@ PART = script_part(
     rates_and_end(
         linear,
         "gradient",
-        "updates go along the gradient of the mean loss, on 2 and 3 ranks",
+        "updates follow the gradient of the mean loss, on 2 and 3 ranks",
         of_gradients,
     ),
     SYMPTOMS,
     ["loss = F.cross_entropy(outputs, labels)", "loss.backward()"],
-    "`.grad` is a sum. Of what, and by what is it divided?",
+    "`.grad` is a sum. Of which gradients, and by what is it divided?",
     proof=proof(
         measured,
         "stretch",
         "Divide the length of the first update by its rate times the length of the mean gradient.",
         {
-            "1 / stretch": "that is the other way round.",
+            "1 / stretch": "that is the inverse.",
             "ranks * stretch": "DDP has averaged over the ranks already.",
-            "1": "then it would be as long as it should be. Divide the lengths.",
+            "1": "this would be right if the update had the right length. Divide the lengths.",
         },
         unit="times",
         tolerance=0.02,

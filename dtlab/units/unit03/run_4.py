@@ -1,4 +1,4 @@
-"""03/run_4: eight passes, eight times the rate."""
+"""03/run_4, "Eight passes, eight times the rate": the rate grows although the batch does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dtlab.units.unit03.run_trials import (
 
 
 def one_recipe(seed: int) -> list[Trial]:
-    """`script(model, data, epochs, batch, rate, accumulate)`: one GPU's batch, shared out."""
+    """Trials of `script(model, data, epochs, batch, rate, accumulate)`: one GPU's batch, split."""
     draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
@@ -34,7 +34,7 @@ def one_recipe(seed: int) -> list[Trial]:
 
 
 def _of_recipe(case: Training, ranks: int) -> list[float]:
-    """The rates of updates whose peak is that of the recipe."""
+    """The rate of each update, with the peak of the recipe."""
     batch, peak, _ = case.more
     return schedule(peak, case.updates(ranks), BASE_BATCH / batch)
 
@@ -50,7 +50,7 @@ PART = script_part(
     rates_and_end(_of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"),
     SYMPTOMS,
     ["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
-    "What is it that the rate should grow with, and does that grow here?",
+    "With what should the rate grow, and does that grow here?",
     proof=proof(
         measured,
         "batch",

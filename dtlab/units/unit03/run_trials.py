@@ -1,8 +1,8 @@
-"""The four training runs 03/run_1 to 03/run_4: what a check runs of them, and their symptoms.
+"""Trials, measurements and symptoms of the four training runs 03/run_1 to 03/run_4.
 
-The scripts are in `runs`, as the notebook shows them. Symptom and number are measured in a run of
-the broken script on digits. The mended one is judged by how far each of its updates moves the
-parameters, and by where it ends.
+The scripts are in `runs`, as the notebook shows them. The symptom and the number are measured in a
+run of the broken script on digits. The repaired script is judged by how far each of its updates
+moves the parameters, and by its final parameters.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ __all__ = [
 BASE_BATCH, BASE_RATE = 32, 0.05  # the recipe of one process: samples of an update, and its rate
 BATCH, RATE = 512, 0.8  # of the runs in the notebook
 MOMENTUM = 0.9  # of all the scripts
-_WARM_UP = 3, 8  # of the updates, as a fraction
-_LIMIT = 30.0  # seconds for a broken run, which takes one
-_ASTRAY = 0.05  # of the length of an update; rounding takes a thousandth
+_WARM_UP = 3, 8  # the warm-up's part of the updates, as a fraction
+_LIMIT = 30.0  # seconds for a broken run, which takes one second
+_ASTRAY = 0.05  # of the length of an update; rounding causes a thousandth
 _NEAR = 0.01  # of the highest rate
-_ABOUT, _TWICE = 1.1, 1.5  # times: about the same; more than any of the scripts comes near
+_ABOUT, _TWICE = 1.1, 1.5  # factors: about the same; clearly more, which no script comes near
 
-RatesOf = Callable[[Training, int], Sequence[float]]  # of each update, on so many ranks
-Factors = Callable[[Training, int], Iterator[tuple[float, str]]]  # and where they come from
+RatesOf = Callable[[Training, int], Sequence[float]]  # (case, ranks) -> the rate of each update
+Factors = Callable[[Training, int], Iterator[tuple[float, str]]]  # factors and their causes
 
 
 def schedule(
     peak: float, updates: int, start_factor: float, warm: int | None = None
 ) -> list[float]:
-    """The rate of each update as the scripts have it: a warm-up, then a cosine to 0.
+    """The rate of each update in the scripts: a linear warm-up, then a cosine to 0.
 
-    `warm` updates long, if not as long as the scripts have it.
+    The warm-up has `warm` updates; by default as many as in the scripts.
     """
     warm = _WARM_UP[0] * updates // _WARM_UP[1] if warm is None else warm
     rising = [start_factor + (1 - start_factor) * step / warm for step in range(warm)]
@@ -68,13 +68,13 @@ def schedule(
 
 
 def linear(case: Training, ranks: int) -> list[float]:
-    """The rates of updates whose peak grows with the batch, by the linear rule."""
+    """The rate of each update if the peak follows the linear rule."""
     batch = ranks * case.passes * case.micro_batch
     peak = BASE_RATE * batch / BASE_BATCH
     return schedule(peak, case.updates(ranks), BASE_BATCH / batch)
 
 
-# What a check runs ------------------------------------------------------------------------------
+# The trials of a check ---------------------------------------------------------------------------
 
 
 def scene(passes: int, more: tuple[float, ...]) -> Trial:
@@ -86,15 +86,16 @@ def scene(passes: int, more: tuple[float, ...]) -> Trial:
 def training(
     seed: int, samples: int, more: tuple[float, ...], passes: int, micro: int
 ) -> Training:
-    """What a mended script is given: a model large enough to be seen on the wire."""
+    """The case for a repaired script: a model large enough for its traffic to be measured."""
     return Training(seed, samples, 3, 256, more, passes, micro)
 
 
 def accumulated(seed: int) -> list[Trial]:
-    """`script(model, data, epochs, micro, accumulate)` on three ranks and on two.
+    """Trials of `script(model, data, epochs, micro, accumulate)` on three ranks and on two.
 
-    The batch is as many times 32 as neither ranks nor microbatches nor both are, nor its root.
-    And neither of the first trial's is 2: rates come to be off by that in other ways too.
+    The batch is chosen so that no two mistakes give the same factor: neither the ranks, nor the
+    microbatches, nor their product, nor a root equals batch / 32. In the first trial neither
+    number is 2, because other mistakes make rates wrong by a factor of 2, too.
     """
     draw = random.Random(seed)
 
@@ -111,15 +112,15 @@ def accumulated(seed: int) -> list[Trial]:
 
 
 class Move(NamedTuple):
-    """An update: the rate that goes so far, and what part of it goes elsewhere."""
+    """An update: the rate that explains its length, and the part in another direction."""
 
     rate: float
     astray: float
 
 
 def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
-    """The updates of a rank, each beside the mean gradient of its samples and the momentum."""
-    found = []
+    """The updates of a rank, compared with the samples' mean gradient and the momentum."""
+    updates = []
     ends = [*seen.before[case.passes :: case.passes], seen.after]
     velocity = 0 * seen.after
     for begin, end, step in zip(seen.before[:: case.passes], ends, steps, strict=False):
@@ -127,56 +128,58 @@ def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
         way = begin - end
         rate = float(way @ velocity) / max(float(velocity @ velocity), 1e-30)
         astray = float((way - rate * velocity).norm()) / max(float(way.norm()), 1e-12)
-        found.append(Move(rate, astray))
-    return found
+        updates.append(Move(rate, astray))
+    return updates
 
 
 def moved_within_an_update(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The parameters change between two microbatches of one update."""
+    """Objects if the parameters change between two microbatches of one update."""
     rows = results[0].before
     for place in range(1, len(rows)):
         number = place % case.passes
         if number and not rows[place].equal(rows[place - 1]):
             return (
-                f"the parameters move within an update, before its microbatch {number + 1} of "
-                f"{case.passes}. The optimizer steps once, after the last one."
+                f"the parameters change within an update, before its microbatch {number + 1} of "
+                f"{case.passes}. The optimizer must step once, after the last one."
             )
     return ""
 
 
 def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
-    """Updates are longer or shorter than their rates make them, or go elsewhere.
+    """Makes an objection to updates that do not match their rates in length or direction.
 
-    `factors` says why all of them are, by the same factor.
+    `factors` explains updates that are all wrong by the same factor.
     """
 
     def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
         wanted = rates_of(case, len(results))
-        found = moves(case, results[0], steps_of(case, results))
-        if len(found) != len(wanted):
+        updates = moves(case, results[0], steps_of(case, results))
+        if len(updates) != len(wanted):
             return (
-                f"rank 0 makes {len(results[0].passes)} forward passes. {len(wanted)} updates of "
-                f"{case.passes} microbatches are {len(wanted) * case.passes}."
+                f"rank 0 makes {len(results[0].passes)} forward passes, but {len(wanted)} updates "
+                f"of {case.passes} microbatches take {len(wanted) * case.passes}."
             )
-        if found[0].astray > _ASTRAY:
+        if updates[0].astray > _ASTRAY:
             return (
-                "the first update does not go along the gradient of the mean loss over all its "
+                "the first update does not follow the gradient of the mean loss over all its "
                 "microbatches and ranks. What is in `.grad` when the optimizer steps?"
             )
-        rates = [move.rate for move in found]
+        rates = [move.rate for move in updates]
         if _alike(rates, wanted):
             return ""
         far = [abs(got - want) for got, want in zip(rates, wanted, strict=True)]
-        place = next(n for n, one in enumerate(far) if one >= _NEAR * max(wanted))
+        place = next(n for n, error in enumerate(far) if error >= _NEAR * max(wanted))
         times = sum(rates) / sum(wanted)
         words = (
-            f"update {place} of {len(wanted)}, counted from 0, goes as far as a rate of "
-            f"{rates[place]:.3g} takes it; it should be {wanted[place]:.3g}."
+            f"update {place} of {len(wanted)}, counted from 0, is as long as with a rate of "
+            f"{rates[place]:.3g}; it should be {wanted[place]:.3g}."
         )
-        if not _alike(rates, [times * one for one in wanted]):
+        if not _alike(rates, [times * rate for rate in wanted]):
             return f"{words} {_why_another_schedule(case, rates, wanted)}"
         known = factors(case, len(results))
-        why = next((why for one, why in known if math.isclose(one, times, rel_tol=_NEAR)), "")
+        why = next(
+            (why for factor, why in known if math.isclose(factor, times, rel_tol=_NEAR)), ""
+        )
         return f"{words} All of them go {times:.3g} times as far as they should. {why}".rstrip()
 
     return objection
@@ -188,30 +191,30 @@ def _alike(rates: Sequence[float], wanted: Sequence[float]) -> bool:
 
 
 def _why_another_schedule(case: Training, rates: Sequence[float], wanted: Sequence[float]) -> str:
-    """What to say of a schedule that goes too fast or too slowly, or of another one."""
+    """Explains a schedule that is too fast or too slow, or another schedule."""
     updates = len(wanted)
     for count in range(2, updates + 1):
         if _alike(rates, [*wanted[::count], *[0.0] * updates][:updates]):
-            return f"The schedule goes {count} steps where it should go one."
+            return f"The schedule makes {count} steps where it should make one."
         if _alike(rates, [wanted[step // count] for step in range(updates)]):
             often = "never goes on" if count == updates else f"goes one step in {count} updates"
             return f"The schedule {often}: how often does `schedule.step()` run?"
     start, warm = wanted[0] / max(wanted), wanted.index(max(wanted))
-    for rising in (warm, case.passes * warm, None):  # of so many microbatches that are told
+    for rising in (warm, case.passes * warm, None):  # warm-ups that a learner may have passed
         told = schedule(max(wanted), case.passes * updates, start, rising)
         if _alike(rates, told[case.passes - 1 :: case.passes]):
             return (
-                "The schedule goes one step for each microbatch, and was told of as many: it "
-                "counts them, and not updates."
+                "The schedule makes one step per microbatch, and its length was given in "
+                "microbatches: count updates."
             )
     return (
-        "Print the rates, and compare them with the schedule that is asked for: one step for each "
+        "Print the rates, and compare them with the schedule in the task: one step for each "
         f"of {updates} updates."
     )
 
 
 def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
-    """What all rates may be multiplied with, and where that comes from."""
+    """Yields factors by which all rates may be off, and the cause of each."""
     batch = ranks * case.passes * case.micro_batch
     times = batch / BASE_BATCH
     yield (
@@ -219,11 +222,11 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
         "An update has as many microbatches. Each loss is divided by their number, and the rate "
         "grows with samples.",
     )
-    yield 1 / case.passes, "An update has as many microbatches: they are divided by twice."
-    yield ranks, f"There are {ranks} ranks. How many samples does an update take, all in all?"
+    yield 1 / case.passes, "An update has as many microbatches: you divide by their number twice."
+    yield ranks, f"There are {ranks} ranks. How many samples does an update take in all?"
     yield 1 / ranks, "An update takes the samples of all ranks, not those of one."
     yield 1 / times, f"That is the rate of batch {BASE_BATCH}; an update takes {batch} samples."
-    yield 1 / math.sqrt(times), "That is the square-root rule; the linear one is asked for."
+    yield 1 / math.sqrt(times), "That is the square-root rule; use the linear rule."
     yield case.passes / times, "The batch grows with the ranks too, not with microbatches alone."
     yield ranks / times, "The batch grows with the microbatches too, not with the ranks alone."
     yield ranks * case.passes / times, "Count samples, not forward passes."
@@ -233,14 +236,14 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
 def rates_and_end(
     rates_of: RatesOf, name: str, right: str, factors: Factors = of_rates
 ) -> tuple[Rule, Rule]:
-    """Two criteria: how far updates go, under a name of its own, and where they end."""
+    """Makes two criteria: `name` for the length of updates, and one for the final parameters."""
     rates = other_rates(rates_of, factors)
     begin = criterion(name, 1, right, too_large_passes, moved_within_an_update, rates)
     as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))
     return begin, trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)
 
 
-# What is measured in a broken run ---------------------------------------------------------------
+# What is measured in a broken run ----------------------------------------------------------------
 
 
 def _rates(scene: Scene) -> list[float]:
@@ -248,14 +251,14 @@ def _rates(scene: Scene) -> list[float]:
 
 
 def measured(scene: Scene) -> dict[str, float]:
-    """What the numbers of the diagnoses are about.
+    """The measured numbers for which the diagnoses ask.
 
-    `batch`: the samples of an update over all ranks; `times`: the peak that the linear rule has
-    for them, beside that of the run; `stretch`: the length of the first update, beside what its
-    rate and the mean gradient make it.
+    `batch`: the samples of an update over all ranks. `times`: the peak by the linear rule for
+    this batch, divided by the peak of the run. `stretch`: the length of the first update, divided
+    by the length that its rate and the mean gradient give.
     """
     case, rates = scene.case, _rates(scene)
-    batch = sum(len(one) for own in scene.results for one in own.passes) / len(rates)
+    batch = sum(len(batch) for rank in scene.results for batch in rank.passes) / len(rates)
     (move,) = moves(case, scene.results[0], steps_of(case, scene.results)[:1])
     return {
         "batch": batch,
@@ -273,7 +276,7 @@ def _peak(scene: Scene) -> tuple[float, str]:
     times = measured(scene)["times"]
     other = "a higher" if times > _ABOUT else "a lower" if _ABOUT * times < 1 else "about the same"
     peak = f"the peak rate was {max(_rates(scene)):.3g}"
-    return times, f"{peak}; for such updates the linear rule has {other} one"
+    return times, f"{peak}; for such updates the linear rule gives {other} one"
 
 
 @SYMPTOMS.add("rate too low", "the peak rate fits a smaller batch than an update takes")

@@ -1,10 +1,10 @@
-"""The four training runs of Level III that fail in silence, as level-3.ipynb shows them.
+"""The four training runs of Level III that fail without an error, as level-3.ipynb shows them.
 
-This file loads torch: it is imported when a check runs, never before.
+This module imports torch. It is imported only when a check runs.
 """
 
 # mypy: disable-error-code="no-untyped-call, var-annotated"
-# Scripts are as people write them.
+# The scripts are written as most people write theirs, without full type annotations.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""03/scaled_rate: the rate for k times the batch, why, and the way up to it."""
+"""03/scaled_rate: the learning rate for k times the batch, its reason, and its warm-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtlab.grading.questions.declared import asked, choice, number
 
 def _draw(draw: Random) -> Values:
     times, base_batch = draw.choice((4, 9, 16)), draw.choice((32, 64, 128, 256))
-    # So short a warm-up that a line which is a step off is off by more than a rounded answer.
+    # The warm-up is short, so that a line one step off differs by more than rounding an answer.
     epochs, steps = draw.choice(((2, 5), (2, 8), (2, 10), (3, 4), (3, 5), (3, 8), (5, 4)))
     warmup = epochs * steps
     parts = draw.choice([parts for parts in (4, 5) if warmup % parts == 0])
@@ -33,7 +33,7 @@ _ARGUMENTS = {
     "variance": "the gradient has 1/k of its variance, and the rate makes up for that",
     "slope": "the gradient is 1/k as long, and the rate makes up for that",
 }
-_NOT_SHORTER = "the mean over more samples loses noise, and nothing else of its length."
+_NOT_SHORTER = "the mean over more samples loses noise, and the rest of it keeps its length."
 
 PART = Part(
     "03/scaled_rate",
@@ -57,23 +57,23 @@ PART = Part(
             "sgd",
             "the learning rate for SGD with the large batch, by the rule of Goyal et al.",
             "full",
-            "How many steps with the small batch does one with the large batch stand for?",
+            "How many steps with the small batch does one step with the large batch replace?",
             {
                 "sqrt(k) * rate": "this is the other rule. One step should go as far as k did.",
-                "rate": "with a k-th of the steps, the weights get a k-th as far.",
-                "rate / k": "there are fewer steps to an epoch now, and this makes them shorter.",
+                "rate": "with 1/k of the steps, the weights move only 1/k as far.",
+                "rate / k": "an epoch has fewer steps now, and this makes them shorter, too.",
             },
         ),
         number(
             "adam",
             "the learning rate for Adam with the large batch, by the rule of Malladi et al.",
             "sqrt(k) * adam_rate",
-            "Adam divides by the length of gradients, and where these are mostly noise, it has "
-            "become less. So what signal there is counts more already.",
+            "Adam divides by the length of gradients. If they are mostly noise, that length "
+            "falls with the batch, so the signal counts more already.",
             {
                 "k * adam_rate": "this is the rule for SGD. Adam divides by the length of noisy "
-                "gradients, which has become less with the larger batch.",
-                "adam_rate": "to divide by the length of gradients makes up for a part of k only.",
+                "gradients, which is smaller with the larger batch.",
+                "adam_rate": "dividing by the length of gradients makes up for only a part of k.",
                 "sqrt(k) * rate": "this starts from the rate of SGD.",
             },
         ),
@@ -84,22 +84,22 @@ PART = Part(
             "steps",
             "Write down the weights after k small steps, and after a large one.",
             {
-                "noise": "how does the noise of an update go with k under this rule?",
-                "variance": "texts often say so. But noise is the root of a variance: to keep it "
-                "as large as it was, another rate would do.",
+                "noise": "how does the noise of an update change with k under this rule?",
+                "variance": "texts often say so. But noise is the root of a variance: another "
+                "rate would keep it as large as it was.",
                 "slope": _NOT_SHORTER,
             },
             explained=True,
         ),
         choice(
             "sqrt_because",
-            "the argument by which texts come to the square root of k for SGD as well",
+            "the argument from which texts derive the square root of k for SGD as well",
             _ARGUMENTS,
             "noise",
-            "How large is the noise in a mean over k times the samples? And times the rate?",
+            "How large is the noise in a mean over k times the samples, and that times the rate?",
             {
-                "steps": "that takes k times the rate. A root of k goes less far.",
-                "variance": "to make up for 1/k takes k. Where does a root come in?",
+                "steps": "that needs k times the rate. With the root of k, a step goes less far.",
+                "variance": "to make up for 1/k needs k. Where would a root come from?",
                 "slope": _NOT_SHORTER,
             },
             explained=True,
@@ -110,7 +110,7 @@ PART = Part(
             "warmup",
             "Each image is seen once in an epoch. How many steps is that?",
             {
-                "k * warmup": "so many it would be with the small batch.",
+                "k * warmup": "this is right for the small batch.",
                 "images / batch": "this is one epoch. How many are there in the warm-up?",
                 "images * epochs": "these are images. A step takes a batch of them.",
             },
@@ -122,18 +122,18 @@ PART = Part(
             "the learning rate of SGD in step {step} of the warm-up: a straight line from 1/k of "
             "`sgd` in step 0 to `sgd` in the first step after the warm-up",
             "rate + rise * step / warmup",
-            "Where does the line begin, where does it end, and what part of the way is done?",
+            "Where does the line begin, where does it end, and what part of it is done?",
             {
                 "full * step / warmup": "this line begins at 0. Where does this one begin?",
-                "rate + full * step / warmup": "this goes up by all of `sgd`, and ends above it. "
-                "The way is shorter: it does not begin at 0.",
-                "rate + rate * step / warmup": "this goes up to twice the rate of the small "
+                "rate + full * step / warmup": "this rises by all of `sgd`, and ends above it. "
+                "The line does not begin at 0, so it rises by less.",
+                "rate + rate * step / warmup": "this rises to twice the rate of the small "
                 "batch. Where does the line end?",
                 "full - rise * step / warmup": "this goes down the line.",
-                "rate + rise * step / (warmup - 1)": "this line is at `sgd` in the last step of "
+                "rate + rise * step / (warmup - 1)": "this line reaches `sgd` in the last step of "
                 "the warm-up already.",
-                "rate + rise * (step + 1) / warmup": "steps count from 0: in step 0 nothing of "
-                "the way is done.",
+                "rate + rise * (step + 1) / warmup": "steps count from 0: in step 0 the line has "
+                "not risen yet.",
                 "rate": "this is step 0.",
                 "full": "this is the rate after the warm-up.",
             },

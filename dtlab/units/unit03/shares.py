@@ -1,4 +1,4 @@
-"""What each microbatch of each rank gives in one step, computed in one process."""
+"""The gradient and the loss of each microbatch of each rank in a step, computed in one process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Pair = tuple["Tensor", "Tensor"]
 
 @dataclass(frozen=True)
 class Shares:
-    """One step of a group of ranks, `members`; ranks beside it are there too.
+    """One step of a group of ranks, `members`. It includes the ranks outside the group.
 
-    By rank and microbatch, `sums` are the gradients of the loss added up over the samples, each
-    as one vector over all parameters that have one; `losses` are these losses, and `counts` the
-    numbers of samples. `names` and `shapes` are those of the parameters, `there` says which have a
-    gradient, and `before` is what was in `.grad`.
+    By rank and microbatch: `sums` are the gradients of the loss summed over the samples, each as
+    one vector over all parameters that have a gradient; `losses` are these summed losses, and
+    `counts` the numbers of samples. `names` and `shapes` describe the parameters, `there` says
+    which of them have a gradient, and `before` is what was in `.grad`.
     """
 
     members: tuple[int, ...]
@@ -37,8 +37,8 @@ class Shares:
     before: Tensor
 
     def total(self, ranks: Sequence[int]) -> Tensor:
-        """The gradient of the loss added up over all samples of these ranks."""
-        every = [one for rank in ranks for one in self.sums[rank]]
+        """The gradient of the loss summed over all samples of these ranks."""
+        every = [vector for rank in ranks for vector in self.sums[rank]]
         return sum(every[1:], every[0])
 
     def samples(self, ranks: Sequence[int]) -> int:
@@ -52,7 +52,7 @@ class Shares:
 
     @property
     def wanted(self) -> Tensor:
-        """What `.grad` should have: that, added to what was there."""
+        """The expected content of `.grad`: `mean` added to `before`."""
         return self.before + self.mean
 
     @property
@@ -63,9 +63,9 @@ class Shares:
 
 
 def loss_sum(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss that learners are given: squared errors, added up over the samples.
+    """The loss function given to learners: squared errors, summed over the samples.
 
-    They are weighed by the targets, so that another number comes of swapped arguments.
+    They are weighted by the targets, so that swapped arguments give another number.
     """
     return ((outputs - targets).square() * targets.abs()).sum()
 
@@ -76,22 +76,22 @@ def shares_of(
     members: tuple[int, ...],
     before: Sequence[Tensor] | None,
 ) -> list[Shares]:
-    """The shares in each step of a module that is trained in steps with what is wanted.
+    """The shares in each step of a module that is trained with the expected gradients.
 
-    `steps` are the microbatches of all ranks. The module is another one afterwards.
+    `steps` holds the microbatches of all ranks. The module is modified.
     """
     import torch
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-    found = []
+    all_shares = []
     for batches in steps:
         shares = _shares(module, batches, members, before)
-        found.append(shares)
+        all_shares.append(shares)
         with torch.no_grad():
             every = zip(module.parameters(), shares.there, strict=True)
             trained = [parameter for parameter, there in every if there]
             vector_to_parameters(parameters_to_vector(trained) - RATE * shares.wanted, trained)
-    return found
+    return all_shares
 
 
 def _shares(
@@ -110,15 +110,17 @@ def _shares(
             module.zero_grad()
             loss = loss_sum(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            gradients = [one.grad for one in module.parameters()]
-            sums[rank].append(torch.cat([one.flatten() for one in gradients if one is not None]))
+            gradients = [grad.grad for grad in module.parameters()]
+            sums[rank].append(
+                torch.cat([grad.flatten() for grad in gradients if grad is not None])
+            )
             losses[rank].append(loss.item())
-    there = [one is not None for one in gradients]
-    old = [one.flatten() for one, is_there in zip(before or (), there, strict=False) if is_there]
+    there = [grad is not None for grad in gradients]
+    old = [grad.flatten() for grad, is_there in zip(before or (), there, strict=False) if is_there]
     return Shares(
         members,
         [name for name, _ in module.named_parameters()],
-        [tuple(one.shape) for one in module.parameters()],
+        [tuple(parameter.shape) for parameter in module.parameters()],
         there,
         sums,
         losses,
@@ -127,21 +129,21 @@ def _shares(
     )
 
 
-# What is wrong with an accumulated gradient or a loss, as far as the numbers tell ----------------
+# What is wrong with an accumulated gradient or a loss, as far as the numbers show it -------------
 
 
 def plain_value(value: Any) -> float | str:
-    """What a function returned, as a rank sends it: a number, or what it is in words."""
+    """Returns a number as float, and names the type of any other value."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> str:
-    """What is wrong with the gradients of a rank, one for each parameter; empty if nothing."""
+    """What is wrong with the gradients of a rank, one for each parameter; empty if nothing is."""
     import torch
 
-    kept = []
+    vectors = []
     every = zip(got, shares.names, shares.shapes, shares.there, strict=True)
     for gradient, name, shape, there in every:
         if gradient is not None and not there and not shares.before.any():
@@ -151,12 +153,12 @@ def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> 
         if gradient is not None and tuple(gradient.shape) != shape:
             return f"the gradient of {name} is {tuple(gradient.shape)} now."
         if gradient is not None and there:
-            kept.append(gradient.flatten())
-    vector = torch.cat(kept)
+            vectors.append(gradient.flatten())
+    vector = torch.cat(vectors)
     if close(vector, shares.wanted):
         return ""
     if not vector.isfinite().all():
-        return "not all of it are finite numbers: what is divided by nothing?"
+        return "not all numbers are finite: is there a division by zero?"
     known = _known(vector, shares, rank)
     return next(
         (words for value, words in known if close(vector, value)), _unknown(vector, shares)
@@ -166,19 +168,16 @@ def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> 
 def _unknown(got: Tensor, shares: Shares) -> str:
     times = float(got @ shares.wanted) / float(shares.wanted @ shares.wanted)
     if times > 0 and close(got, times * shares.wanted):
-        return (
-            f"this is {times:.3g} times the gradient that is wanted: by what are the losses "
-            "divided?"
-        )
+        return f"this is {times:.3g} times the expected gradient: by what are the losses divided?"
     worst = float((got - shares.wanted).abs().max())
     return (
-        f"this is off the gradient that is wanted by up to {worst:.2g}. Every sample counts the "
+        f"this differs from the expected gradient by up to {worst:.2g}. Every sample counts the "
         "same, whichever microbatch it is in: how many are there?"
     )
 
 
 def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
-    """Vectors that come of known mistakes, and what is said of each."""
+    """Yields vectors that known mistakes produce, and a message for each."""
     yield from _of_what_was_before(got, shares)
     if len(shares.members) < len(shares.sums):
         yield from _of_groups(shares)
@@ -188,7 +187,7 @@ def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str
 
 
 def _of_what_was_before(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """The new is right, and the old is not: whatever it has been multiplied by."""
+    """The new gradient is right, but the old content of `.grad` was scaled."""
     old, rest = shares.before, got - shares.mean
     if old.any():
         times = float(rest @ old) / float(old @ old)
@@ -199,7 +198,7 @@ def _of_what_was_before(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, s
 
 
 def _of_groups(shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """What comes of all ranks where a group is meant."""
+    """Mistakes that use all ranks instead of the group."""
     counted = "the samples of all ranks are counted"
     ratio = len(shares.sums) / len(shares.members)
     of_all = shares.total(shares.members) / shares.samples(list(shares.sums))
@@ -209,7 +208,7 @@ def _of_groups(shares: Shares) -> Iterator[tuple[Tensor, str]]:
 
 
 def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
-    """Mistakes that it takes several ranks for."""
+    """Mistakes that are possible only with several ranks."""
     size, samples = len(shares.members), shares.samples(shares.members)
     yield (
         shares.mean / size,
@@ -226,23 +225,23 @@ def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
         "this is the mean of the ranks' means: a sample counts for more on a rank with few. "
         "Divide by the samples of all ranks.",
     )
-    for journey in range(1, min(len(shares.sums[one]) for one in shares.members)):
+    for journey in range(1, min(len(shares.sums[member]) for member in shares.members)):
         early = _averaged(shares, lambda sums, counts, j=journey: sum(sums[:j]))
         yield (
             (early + sum(shares.sums[rank][journey:])) * size / samples,
-            "gradients travel before the last microbatch, and what comes after their journey "
-            "stays on its rank.",
+            "gradients are averaged before the last microbatch, and later gradients stay on "
+            "their rank.",
         )
     for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
         yield (
             shares.total([rank]) * scale,
-            "this comes from the rank's own samples alone: the last microbatch has to be outside "
-            "no_sync, and with it the wrapper averages all that has come together.",
+            "this is from the rank's own samples alone: run the last microbatch outside no_sync, "
+            "and the wrapper averages all that has been accumulated.",
         )
 
 
 def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """Mistakes that one process makes as well; wrappers give the mean of what ranks make."""
+    """Mistakes possible in one process too; wrappers average their results over the ranks."""
     size = len(shares.members)
     scale = size / shares.samples(shares.members)
     known: dict[str, Callable[[Any, Any], Any]] = {
@@ -261,10 +260,10 @@ def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
         "this is divided by the number of microbatches, not by the number of samples.": (
             lambda sums, counts: sum(sums) / len(sums)
         ),
-        "this is right where all microbatches have as many samples as the first: count those of "
+        "this is right if all microbatches have as many samples as the first: count those of "
         "each.": lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums)),
-        "only the last microbatch is in it: call backward for every one, and let .grad stay in "
-        "between.": lambda sums, counts: scale * sums[-1],
+        "only the last microbatch is in it: call backward for every one, and do not clear .grad "
+        "in between.": lambda sums, counts: scale * sums[-1],
         "only the first microbatch is in it.": lambda sums, counts: scale * sums[0],
         "the last microbatch is not in it.": lambda sums, counts: scale * (sum(sums) - sums[-1]),
     }
@@ -272,25 +271,29 @@ def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
 
 
 def _averaged(shares: Shares, of_rank: Callable[..., Any]) -> Tensor:
-    """The mean over the members of what each makes of its sums and counts."""
+    """The mean over the members of `of_rank(sums, counts)`."""
     each = [of_rank(shares.sums[rank], shares.counts[rank]) for rank in shares.members]
     total: Tensor = sum(each) / len(each)
     return total
 
 
 def _means(sums: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-    return [one / max(1, count) for one, count in zip(sums, counts, strict=True)]
+    return [total / max(1, count) for total, count in zip(sums, counts, strict=True)]
 
 
 def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
-    """What is wrong with the mean loss that a rank returned; empty if nothing."""
+    """What is wrong with the mean loss that a rank returned; empty if nothing is."""
     if isinstance(got, str):
-        return f"your function returns {got}, not a float; loss.item() makes one of a tensor."
+        return f"your function returns {got}, not a float; loss.item() converts a tensor."
     if _same(got, shares.loss):
         return ""
-    sums = {one: sum(shares.losses[one]) for one in shares.members}
-    means = {one: sums[one] / max(1, sum(shares.counts[one])) for one in shares.members}
-    micro = {one: _means(shares.losses[one], shares.counts[one]) for one in shares.members}
+    sums = {member: sum(shares.losses[member]) for member in shares.members}
+    means = {
+        member: sums[member] / max(1, sum(shares.counts[member])) for member in shares.members
+    }
+    micro = {
+        member: _means(shares.losses[member], shares.counts[member]) for member in shares.members
+    }
     every = [mean for each in micro.values() for mean in each]
     known = [(sum(sums.values()), "the sum of the losses, not their mean")]
     if len(shares.members) > 1:
@@ -301,10 +304,10 @@ def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
             (sum(every) / len(every), "the mean of the microbatches' means"),
         ]
     known.append((sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"))
-    plain = f"{got:.4g}, where the mean over the samples is {shares.loss:.4g}"
-    what = next((words for value, words in known if _same(got, value)), plain)
-    return f"your function returns {what}."
+    plain = f"{got:.4g}, but the mean over the samples is {shares.loss:.4g}"
+    meaning = next((words for value, words in known if _same(got, value)), plain)
+    return f"your function returns {meaning}."
 
 
 def _same(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=1e-4)  # rounding takes 1e-6
+    return math.isclose(got, wanted, rel_tol=1e-4)  # rounding errors are about 1e-6

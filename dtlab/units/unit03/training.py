@@ -1,10 +1,10 @@
-"""Steps with accumulated gradients, by a learner's function, and what must come of them.
+"""Runs steps that accumulate gradients with a learner's function, and checks the results.
 
     microbatches    3 samples   5 samples   1 sample      of one rank in one step
-    wanted          the gradient of the mean loss over all 9; of several ranks, over all of theirs
+    expected        the gradient of the mean loss over all 9, or over the samples of all ranks
 
-An `Accumulating` case draws a model and microbatches, has each rank go through its own ones, and
-compares what `.grad` has then with what one process computes here (`shares`).
+An `Accumulating` case draws a model and microbatches, lets each rank process its microbatches, and
+compares `.grad` with what one process computes here (`shares`).
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ __all__ = [
 
 FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
-Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # of each rank, in each step: its microbatches
+Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # microbatches of each rank in each step
 
-# Advice on a case that fails, by its topic.
+# Hints for a case that fails, by its topic.
 _ADVICE = {
-    "uneven": "Here ranks have other numbers of microbatches, and one has none but one of no "
-    "samples. Every rank has to take part in every all-reduce, whatever it has.",
-    "subgroups": "Groups of the wrappers: `process_group` of PyTorch's DDP, `group` of dtlab's "
-    "DataParallel. Hand it to dist.all_reduce and dist.get_world_size.",
+    "uneven": "Here ranks have different numbers of microbatches, and one rank has only an empty "
+    "one. Every rank must take part in every all-reduce, even without samples.",
+    "subgroups": "The wrappers' group is `process_group` of PyTorch's DDP, `group` of dtlab's "
+    "DataParallel. Pass it to dist.all_reduce and dist.get_world_size.",
 }
 _WRAPPERS = {"": "", "ddp": " in PyTorch's DDP", "dtlab": " in dtlab's DataParallel"}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What one rank trains, and on what: `steps` are its own microbatches, `members` its group.
+    """The model and the microbatches of one rank in all `steps`, and the members of its group.
 
-    `before` is what `.grad` has at the beginning of each step, None where it has nothing.
+    `before` is the content of `.grad` at the beginning of each step, None if it is empty.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Accumulating(Reducing):
-    """`fn(model, loss_sum, micro_batches)` in every step; `topic` says what it is to show."""
+    """Calls `fn(model, loss_sum, micro_batches)` in every step; `topic` names its criterion."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {"equal": ("once", "graphs", "loss"), "uneven": ("loss",)}
@@ -101,7 +101,7 @@ class Accumulating(Reducing):
         return _ADVICE.get(self.topic, "") if self.wrapper else ""
 
     def micro_batches(self, rank: int, step: int) -> list[Pair]:
-        """What one rank goes through in one step."""
+        """The microbatches of one rank in one step."""
         import torch
 
         generator = torch.Generator().manual_seed((self.seed * 1009 + rank) * 97 + step)
@@ -113,13 +113,15 @@ class Accumulating(Reducing):
         return [(inputs[cut].clone(), targets[cut].clone()) for cut in cuts]
 
     def before(self) -> list[Tensor] | None:
-        """What is in `.grad` before every step."""
+        """The content of `.grad` before every step; None if it is empty."""
         import torch
 
         if not self.has_before:
             return None
         generator = torch.Generator().manual_seed(self.seed + 5)
-        return [torch.randn(one.shape, generator=generator) for one in self.net.state(self.seed)]
+        return [
+            torch.randn(tensor.shape, generator=generator) for tensor in self.net.state(self.seed)
+        ]
 
     def given(self, rank: int, world_size: int) -> Arguments:
         return Arguments(
@@ -139,20 +141,20 @@ class Accumulating(Reducing):
         from dtlab.units.unit03.graphs import Graphs
 
         module, model = begin(given)
-        graphs, seen = Graphs(module), []
+        graphs, notes = Graphs(module), []
         with finished_calls(*FINISHED, refuse=True) as finished:
             for micro_batches in given.steps:
                 _put_before(module, given.before)
                 with span("step"), graphs.watched() as passes:
                     loss = fn(model, loss_sum, micro_batches)
                 gradients = gradients_of(module)
-                seen.append((gradients, plain_value(loss), passes))
+                notes.append((gradients, plain_value(loss), passes))
                 sgd_step(module, [gradients])
-        return {"steps": seen, "finished": sorted(finished)}
+        return {"steps": notes, "finished": sorted(finished)}
 
     @cached_property
     def shares(self) -> dict[tuple[int, ...], list[Shares]]:
-        """For each group, and then each step: what every microbatch of every rank gives."""
+        """For each group and each step, the gradient of every microbatch of every rank."""
         everyone = range(len(self.sizes))
         batches = [
             {rank: self.micro_batches(rank, step) for rank in everyone}
@@ -168,7 +170,7 @@ class Accumulating(Reducing):
         return [4 * step.wanted.numel() for step in next(iter(self.shares.values()))]
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        others: list[Fault] = []  # they count where the gradients are right
+        others: list[Fault] = []  # reported only if the gradients are right
         for members, steps in self.shares.items():
             for step, shares in enumerate(steps):
                 for rank in members:
@@ -189,12 +191,12 @@ class Accumulating(Reducing):
 
 
 def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
-    """What is wrong with the forward passes of a step: samples, and tensors held before each."""
+    """What is wrong with a step's forward passes: (samples, tensors held before), one for each."""
     for number, (samples, held) in enumerate(passes):
         if samples > largest:
             return (
                 f"the model gets {samples} samples at once, and the largest microbatch has "
-                f"{largest}: memory is what accumulation is for."
+                f"{largest}: accumulation is meant to save memory."
             )
         if held:
             return (
@@ -206,7 +208,7 @@ def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
 
 
 def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
-    """Runs on every rank: the module, and what the learner is given: it, or a wrapper round it."""
+    """Runs on every rank: returns the module, and the module or wrapper for the learner."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -214,15 +216,15 @@ def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
     from dtlab.parallel.data import DataParallel
 
     module = filled(given.kind, given.sizes, given.state)
-    made = {group: dist.new_group(list(group)) for group in given.groups}
-    group = made.get(given.members)
+    created = {group: dist.new_group(list(group)) for group in given.groups}
+    group = created.get(given.members)
     if given.wrapper == "ddp":
         return module, DistributedDataParallel(module, process_group=group)
     return module, DataParallel(module, group=group) if given.wrapper else module
 
 
 def gradients_of(module: nn.Module) -> list[Tensor | None]:
-    """Copies of what `.grad` has."""
+    """Copies the gradients of a module."""
     return [None if one.grad is None else one.grad.detach().clone() for one in module.parameters()]
 
 
@@ -234,7 +236,7 @@ def _put_before(module: nn.Module, before: Sequence[Tensor] | None) -> None:
 
 
 def in_each_step(seen: Seen, topic: str) -> Iterator[tuple[str, int, list[Event]]]:
-    """What several ranks did in each step of a topic: where, the bytes to add up, the events."""
+    """Yields each step of a topic on several ranks: place, bytes to average, and events."""
     for one in of_topic(seen, topic):
         if one.trial.world_size == 1:
             continue

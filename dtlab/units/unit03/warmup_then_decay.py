@@ -1,4 +1,4 @@
-"""03/warmup_then_decay: a learning rate that goes up in a line, down a cosine, and can resume."""
+"""03/warmup_then_decay: a learning-rate schedule with linear warm-up and cosine decay."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Curve", "Scheduled", "still_optimizer", "wrong_stretches"]
 
-# The curve, and what is wrong with another one ---------------------------------------------------
+# The curve, and what may be wrong with it --------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What part of the base rate each optimizer step has, counted from 0.
+    """The factor of the base rate in each optimizer step, counted from 0.
 
     1     ┤      ╭──╮
-          │    ╱     ╲        step 0 has `start`, step `warmup` is the first with all of it,
-    start ┤  ╱         ╲      and from step `total` on it is zero
+          │    ╱     ╲        step 0 has `start`, step `warmup` is the first with factor 1,
+    start ┤  ╱         ╲      and from step `total` on the factor is 0
     0     ┤              ╲____
           └──┬────┬────────┬─
              0  warmup   total
@@ -43,7 +43,7 @@ class Curve:
         return f"{self.warmup} of {self.total} steps warm-up from {self.start:g}"
 
     def factor(self, step: int) -> float:
-        """What part of the base rate a step has."""
+        """The factor of the base rate in this step."""
         if step < self.warmup:
             return self.start + (1 - self.start) * step / self.warmup
         if step >= self.total:
@@ -60,13 +60,13 @@ def _same(factor: float, wanted: float) -> bool:
 
 
 def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
-    """What is wrong with each stretch of a curve, in order; empty where nothing is."""
+    """What is wrong with each stretch of a curve, in order; empty if nothing is."""
     warmup, total = curve.warmup, curve.total
 
     def wrong(
         steps: range, known: Mapping[str, Callable[[int], float]], later: str, at_first: str = ""
     ) -> str:
-        """The first wrong step, and advice: of a `known` mistake, or by where that step is."""
+        """Names the first wrong step, with a hint from a `known` mistake or from its place."""
         step = next((k for k in steps if not _same(factors[k], curve.factor(k))), None)
         if step is None:
             return ""
@@ -85,15 +85,15 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
                 "This comes one step too early: step 0 has start_factor.": (
                     lambda k: curve.factor(k + 1)
                 ),
-                "It goes on two steps at a time: only scheduler.step() should move it.": (
+                "It moves two steps at a time: only scheduler.step() should move it.": (
                     lambda k: curve.factor(2 * k)
                 ),
-                "This is the factor times the rate before. Multiply self.base_lrs.": (
+                "This multiplies the previous rate by the factor. Multiply self.base_lrs.": (
                     lambda k: math.prod(map(curve.factor, range(k + 1)))
                 ),
             },
-            "It goes up in a straight line from start_factor to 1, where warmup_steps ends.",
-            at_first="Already the first step has the rate times start_factor.",
+            "It rises in a straight line from start_factor to 1, reached at warmup_steps.",
+            at_first="The first step already has the rate times start_factor.",
         ),
         "decay": wrong(
             range(warmup, total),
@@ -101,10 +101,10 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
                 "This cosine begins at step 0. Begin it where the warm-up ends.": (
                     lambda k: _cosine(k / total)
                 ),
-                "This cosine is as long as total_steps. Less is left after the warm-up.": (
+                "This cosine is total_steps long. Fewer steps are left after the warm-up.": (
                     lambda k: _cosine((k - warmup) / total)
                 ),
-                "Zero comes one step too early: step total_steps is the first that has it.": (
+                "Zero comes one step too early: step total_steps is the first at zero.": (
                     lambda k: _cosine((k - warmup) / (total - warmup - 1))
                 ),
                 "This is one step too early: step warmup_steps still has the full rate.": (
@@ -116,7 +116,7 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
         "end": wrong(
             range(total, len(factors)),
             {},
-            "After total_steps it goes up again: what does your formula say of progress above 1?",
+            "After total_steps it rises again: what does your formula give for progress above 1?",
             at_first="From step total_steps on the rate is zero.",
         ),
     }
@@ -124,23 +124,23 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
 
 def _off(step: int, factor: float, curve: Curve, where: str = "") -> str:
     return (
-        f"step {step}{where}: the rate is {factor:.4g} times the base rate, where "
-        f"{curve.factor(step):.4g} times is wanted."
+        f"step {step}{where}: the rate is {factor:.4g} times the base rate, but it should be "
+        f"{curve.factor(step):.4g} times."
     )
 
 
-# What ranks do with a learner's schedule ---------------------------------------------------------
+# What the rank does with a learner's schedule ----------------------------------------------------
 
 _FINISHED = ("dtlab.training.learning_rate", "torch.optim.lr_scheduler")
-_BASES = ("LRScheduler", "LambdaLR")  # they know of no curve
+_BASES = ("LRScheduler", "LambdaLR")  # these do not contain the curve
 
 
 @dataclass(frozen=True)
 class Scheduled(Faulty):
-    """`fn(optimizer, warmup_steps, total_steps, start_factor)`, and `steps` of both.
+    """Calls `fn(optimizer, warmup_steps, total_steps, start_factor)`, and steps both.
 
-    `bases` are the rates of the parameter groups. With the topic "resume", all begins anew after
-    these steps with what was saved, and the next ones are looked at.
+    `bases` are the rates of the parameter groups. With the topic "resume", the rank then builds
+    new objects, loads the saved states, and judges the next `steps`.
     """
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
@@ -173,27 +173,27 @@ class Scheduled(Faulty):
             return optimizer, fn(optimizer, *given["arguments"])
 
         def rates() -> list[list[list[float]]]:
-            """Before each step of the optimizer: its rates, and what the schedule says of them."""
-            seen = []
+            """For each step, the optimizer's rates before it and those of `get_last_lr()`."""
+            steps = []
             for _ in range(given["steps"]):
                 now = [group["lr"] for group in optimizer.param_groups]
-                seen.append([list(map(float, one)) for one in (now, scheduler.get_last_lr())])
+                steps.append([list(map(float, one)) for one in (now, scheduler.get_last_lr())])
                 optimizer.step()
                 scheduler.step()
-            return seen
+            return steps
 
         with finished_calls(*_FINISHED, refuse=True, allowed=_BASES) as finished:
             optimizer, scheduler = begin()
             if not isinstance(scheduler, LRScheduler):
-                what = "None" if scheduler is None else f"a {type(scheduler).__name__}"
-                return {"trouble": f"WarmupThenDecay(...) makes {what}, not an LRScheduler."}
+                kind = "None" if scheduler is None else f"a {type(scheduler).__name__}"
+                return {"trouble": f"WarmupThenDecay(...) makes {kind}, not an LRScheduler."}
             seen = rates()
             if given["resumes"]:
                 saved = optimizer.state_dict()
                 try:
                     state = _from_a_file(scheduler.state_dict())
                 except TypeError as error:
-                    return {"trouble": f"state_dict() has {error}: keep to plain numbers."}
+                    return {"trouble": f"state_dict() has {error}: store plain numbers only."}
                 optimizer, scheduler = begin()
                 optimizer.load_state_dict(saved)
                 scheduler.load_state_dict(state)
@@ -229,13 +229,13 @@ class Scheduled(Faulty):
             if len(now) != len(last) or not all(map(math.isclose, now, last)):
                 yield (
                     "groups",
-                    f"step {step}: get_last_lr() gives {last}, and the optimizer has {now}. Leave "
-                    "step() to LRScheduler, and say in get_lr() what the rates are.",
+                    f"step {step}: get_last_lr() gives {last}, but the optimizer has {now}. Leave "
+                    "step() to LRScheduler, and return the rates from get_lr().",
                 )
                 return
 
     def _wrong_stretches(self, factors: Sequence[float]) -> Iterator[Fault]:
-        """A stretch waits where the one before it is wrong too: a shifted curve costs once."""
+        """Blocks a stretch if the one before it is wrong: a shifted curve loses points once."""
         before = ""
         for name, wrong in wrong_stretches(self.curve, factors).items():
             if wrong:
@@ -243,32 +243,32 @@ class Scheduled(Faulty):
             before = wrong
 
     def _look_at(self, factors: Mapping[int, Sequence[float]], step: int, group: int) -> str:
-        """Advice on the factor of this step and group, which is wrong."""
+        """A hint for the factor of this step and group, which is wrong."""
         if self.topic == "edges":
             return _EDGES
         rate, wanted = factors[step][group] * self.bases[group], self.curve.factor(step)
         if wanted and any(_same(rate / base, wanted) for base in self.bases):
             return "That is the base rate of another group: self.base_lrs has all of them."
         anew = [_same(one, self.curve.factor(k)) for k, (one, *_) in enumerate(factors.values())]
-        if self.topic == "resume" and all(anew[1:]):  # the first rate is the optimizer's own
+        if self.topic == "resume" and all(anew[1:]):  # the optimizer restored the first rate
             return (
-                "The schedule begins from the start again: self.last_epoch says where it is, and "
-                "LRScheduler puts it and your attributes into the state."
+                "The schedule begins from the start again: self.last_epoch holds the step, and "
+                "LRScheduler saves it and your attributes in the state."
             )
         return ""
 
 
 _EDGES = (
-    "There may be no warm-up, and nothing but a warm-up: then step total_steps is at zero, after "
-    "the line."
+    "There may be no warm-up, or nothing but a warm-up. In the latter case step total_steps is "
+    "at zero, right after the line."
 )
 
 
 def still_optimizer(bases: Sequence[float]) -> Optimizer:
-    """An optimizer that has a parameter group for each of these rates, and changes nothing.
+    """An optimizer with a parameter group for each of these rates that changes no parameter.
 
-    It takes groups, and saves and loads them, by itself: what PyTorch's own does at the first call
-    imports its compiler, a second or two.
+    It manages groups and states itself, because PyTorch's own methods import its compiler at the
+    first call, which takes a second or two.
     """
     import torch
 
@@ -291,27 +291,27 @@ def still_optimizer(bases: Sequence[float]) -> Optimizer:
 
 
 def _from_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as a checkpoint gives it back. Raises TypeError for what one cannot hold."""
+    """Saves and loads a state like a checkpoint. Raises TypeError for unsupported values."""
     import torch
 
-    found = {}
+    loaded = {}
     for name, value in state.items():
         file = io.BytesIO()
         try:
             torch.save(value, file)
             file.seek(0)
-            found[name] = torch.load(file, weights_only=True)
+            loaded[name] = torch.load(file, weights_only=True)
         except Exception as error:
             kind = type(value).__name__
             raise TypeError(f"{name!r}, a {kind}, which a checkpoint cannot hold") from error
-    return found
+    return loaded
 
 
 # The part ----------------------------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Three curves past their ends; no warm-up, and nothing but that; groups; resuming."""
+    """Trials of curves past their ends, of missing stretches, of groups, and of resuming."""
     draw = random.Random(seed)
 
     def curve(warmup: int, decay: int) -> Curve:
@@ -341,19 +341,19 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("warmup", 2, "goes up in a straight line from start_factor to 1"),
-            rule("decay", 2, "goes down half a cosine to zero", "decay waits"),
+            rule("warmup", 2, "rises in a straight line from start_factor to 1"),
+            rule("decay", 2, "falls to zero along half a cosine", "decay waits"),
             rule("end", 1, "stays at zero from total_steps on", "end waits"),
             rule(
                 "edges",
                 1,
-                "right without a warm-up, and with nothing else",
+                "right without a warm-up, and with only a warm-up",
                 "warmup",
                 "decay",
                 "end",
             ),
             rule("groups", 1, "every parameter group has its own base rate", "warmup", "decay"),
-            rule("resume", 2, "goes on in the middle, from state_dict()", "warmup", "decay"),
+            rule("resume", 2, "resumes in the middle, from state_dict()", "warmup", "decay"),
         ),
     ),
     reference="dtlab.training.learning_rate.WarmupThenDecay",

@@ -1,6 +1,6 @@
 """Unit 04, precision and activation memory."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# The parts in course order, Level I first. Each name is a module that defines `PART`.
 PARTS = (
     "representable", "scaler_steps", "sixteen_bytes", "activation_bytes",
     "checkpoint_spacing",

@@ -1,4 +1,4 @@
-"""04/checkpoint_every: a checkpoint for every k layers, and none for the last group.
+"""04/checkpoint_every: a checkpoint over every k layers, except over the last group.
 
 layers        0 1 2 | 3 4 5 | 6         7 layers, k = 3
 checkpoints   [0 1 2] [3 4 5]           the last group has none
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation")
-ALLOWED = "checkpoint", "Call", "Surroundings"  # and what the library's `checkpoint` is made of
+ALLOWED = "checkpoint", "Call", "Surroundings"  # the library's `checkpoint` and its parts
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class Spanning(Faulty):
-    """`fn(layers, k, x, checkpoint)` for layers from size to size."""
+    """Calls `fn(layers, k, x, checkpoint)` with linear layers between these sizes."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -48,7 +48,7 @@ class Spanning(Faulty):
 
     @property
     def groups(self) -> list[list[int]]:
-        """The layers of each group, by their numbers."""
+        """The numbers of the layers in each group."""
         layers = range(len(self.sizes) - 1)
         return [list(layers[start : start + self.k]) for start in layers[:: self.k]]
 
@@ -61,14 +61,14 @@ class Spanning(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        import dtlab.training.activation  # noqa: F401  before calls into it are looked at
+        import dtlab.training.activation  # noqa: F401  import before its calls are watched
 
         with finished_calls(*FINISHED, refuse=True, allowed=ALLOWED) as finished:
             steps = _train(fn, **given)
         return {"steps": steps, "finished": sorted(finished)}
 
     def _right(self, layers: list[Any], k: int, x: Tensor, checkpoint: Any) -> Any:
-        """The function that is asked for."""
+        """The correct function, with checkpoints over all groups but the last."""
         from torch import nn
 
         *first, last = (nn.Sequential(*(layers[n] for n in group)) for group in self.groups)
@@ -87,16 +87,19 @@ class Spanning(Faulty):
             spans = step["spans"]
             before = [span for span in spans if span != last or self.topic == "edges"]
             if before != groups:
-                asked = f" is one over each of {_in_words(groups)}" if groups else ": none"
+                expected = f" is one over each of {_in_words(groups)}" if groups else ": none"
                 yield (
                     "groups" if self.topic == "equal" else "edges",
-                    f"checkpoints are over the layers {_in_words(before)}; asked for{asked}.",
+                    f"checkpoints are over the layers {_in_words(before)}; asked for{expected}.",
                 )
             if self.topic == "edges":
                 continue
             if step["saved"] > right["saved"]:
-                kept, least = amount(step["saved"]), amount(right["saved"])
-                yield "groups", f"{kept} are kept for backward; {least} are enough. {_GOES_ON}"
+                held, least = amount(step["saved"]), amount(right["saved"])
+                yield (
+                    "groups",
+                    f"{held} are bytes_kept for backward; {least} are enough. {_GOES_ON}",
+                )
             if last in spans:
                 yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"
             for layer, (got, enough) in enumerate(zip(step["runs"], right["runs"], strict=True)):
@@ -105,23 +108,23 @@ class Spanning(Faulty):
                     yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 
-_CHANGED = "the list of layers is another one afterwards: leave it as it is."
+_CHANGED = "the list of layers has changed afterwards: leave it as it is."
 _ARGUMENT = (
-    "The function runs again in backward. What it reads from a loop's variable then has its last "
-    "value: hand it over as an argument."
+    "The function runs again in backward. If it reads a loop variable, that has its last value by "
+    "then: pass it as an argument."
 )
-_AT_ONCE = "Backward begins with it, so it is whole again at once: that saves no memory."
+_AT_ONCE = "Backward begins with this group, so it is recomputed at once: that saves no memory."
 _ENOUGH = "once in forward, and once more under a checkpoint."
-_GOES_ON = "Is what comes out of a checkpoint what goes on?"
+_GOES_ON = "Do you pass the output of each checkpoint on to the next layer?"
 
 
 def _in_words(spans: Sequence[Sequence[int]]) -> str:
-    """Layers that are under a checkpoint together: "[0, 1, 2], [3, 4]"."""
+    """The groups of layers that are under a checkpoint together: "[0, 1, 2], [3, 4]"."""
     return ", ".join(map(str, spans)) or "none"
 
 
 def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
-    """What is wrong with output or gradients of a step; empty if nothing is."""
+    """What is wrong with the output or the gradients of a step; empty if nothing is."""
     if step["output"].shape != right["output"].shape:
         return f"the output has the shape {list(step['output'].shape)}."
     if not close(step["output"], right["output"]):
@@ -130,7 +133,7 @@ def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
     for number, (got, wanted) in enumerate(pairs):
         of = f"layer {(number - 1) // 2}" if number else "x"
         if got is None:
-            return f"no gradient comes to {of}."
+            return f"no gradient arrives at {of}."
         if not close(got, wanted):
             return f"the gradient of {of} is not that of the layers."
     return _CHANGED if step["changed"] else ""
@@ -139,11 +142,11 @@ def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
 def _train(
     fn: Callable[..., Any], seed: int, sizes: Sequence[int], rows: int, k: int
 ) -> list[dict[str, Any]]:
-    """What is seen of each step, with the same list of layers.
+    """Runs the steps with one list of layers, and records each step.
 
-    `spans` are the layers that ran within each checkpoint, in forward; `runs` how often each layer
-    ran in forward and backward together; `saved` the bytes kept in between. `changed` says whether
-    the list of layers is another one afterwards.
+    `spans` holds the layers that ran within each checkpoint in forward, `runs` how often each
+    layer ran in forward and backward together, and `saved` the bytes kept for backward. `changed`
+    says whether the function modified its list of layers.
     """
     import torch
 
@@ -173,41 +176,41 @@ def _train(
             spans.append(open_spans.pop())
 
     layers = [seeded(Layer(number), seed + number) for number in range(len(runs))]
-    kept = [one for layer in layers for one in layer.parameters()]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
     steps = []
     with torch.random.fork_rng(devices=[]):
         for step in range(STEPS):
             torch.manual_seed(seed + step)
             x = torch.randn(rows, sizes[0], requires_grad=True)
-            for parameter in kept:
+            for parameter in parameters:
                 parameter.grad = None
-            saved = Saved([*kept, x])
+            saved = Saved([*parameters, x])
             spans.clear()
             runs[:] = [0] * len(runs)
             handed = list(layers)
             with saved.hooks():
                 output = fn(handed, k, x, noting)
-            seen: dict[str, Any] = {
+            record: dict[str, Any] = {
                 "output": output.detach().clone(),
                 "spans": list(spans),
                 "changed": handed != layers,
             }
             loss = (output * weights_of(output)).sum()
             del output
-            seen["saved"] = saved.bytes
+            record["saved"] = saved.bytes
             loss.backward()
-            gradients = [one.grad for one in (x, *kept)]
-            seen["gradients"] = [None if one is None else one.clone() for one in gradients]
-            steps.append(seen | {"runs": list(runs)})
+            gradients = [tensor.grad for tensor in (x, *parameters)]
+            record["gradients"] = [None if grad is None else grad.clone() for grad in gradients]
+            steps.append(record | {"runs": list(runs)})
     return steps
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Groups that divide the layers, and that do not; then one group, one layer, k of 1."""
+    """Trials with k that divides the layers or not; with one group, one layer, and k of 1."""
     draw = random.Random(seed)
 
     def case(topic: str, count: int, k: int) -> Spanning:
-        # Alike within, so that a layer can stand in another's place: only numbers tell.
+        # Inner layers have one shape, so that swapped layers are noticed only by their results.
         sizes = (draw.randint(3, 5), *[draw.randint(6, 9)] * (count - 1), draw.randint(3, 5))
         return Spanning(draw.randrange(10**6), sizes, draw.randint(3, 6), k, topic)
 
@@ -218,7 +221,7 @@ def _trials(seed: int) -> list[Trial]:
         case("equal", draw.choice((9, 11)), 4),
     ]
     n = draw.randint(3, 6)
-    edges = [case("edges", *one) for one in ((n, n), (n, n + 3), (1, 1), (n, 1), (1, 2))]
+    edges = [case("edges", *sizes) for sizes in ((n, n), (n, n + 3), (1, 1), (n, 1), (1, 2))]
     return [Trial(1, equal), Trial(1, edges)]
 
 
@@ -239,7 +242,7 @@ PART = Part(
             rule("runs", 1, "layers under a checkpoint run twice, all others once", *_BEFORE),
             rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
         ),
-        compiles=True,  # so that PyTorch's own checkpoint is refused at once: it imports that
+        compiles=True,  # PyTorch's own checkpoint imports the compiler: this refuses it at once
     ),
     reference="dtlab.training.activation.checkpoint_every",
 )

@@ -1,6 +1,6 @@
-"""04/checkpoint_spacing: what is kept, and what is computed again.
+"""04/checkpoint_spacing: the memory and the recomputation of evenly spaced checkpoints.
 
-Of n layers each k-th input is kept; a segment of k layers runs forward again before it runs
+Of n layers every k-th input is kept; a segment of k layers runs forward again before it runs
 backward (Chen et al. 2016, "Training deep nets with sublinear memory cost").
 """
 
@@ -13,7 +13,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-_MODELS = (  # layers, and how many times its input a layer keeps: the best spacing is whole
+_MODELS = (  # layers, and what a layer keeps in multiples of its input: the best k is whole
     (36, 4), (48, 3), (54, 6), (64, 4), (72, 2), (75, 3), (80, 5), (96, 6), (100, 4),
 )  # fmt: skip
 
@@ -44,14 +44,14 @@ _QUESTIONS = asked(
     ],
     number(
         "peak",
-        "what is in memory at the peak with a checkpoint every {spacing} layers",
+        "the memory at the peak with a checkpoint every {spacing} layers",
         "segments * input + spacing * kept",
         "How many inputs are kept, and how many layers are in the segment that runs backward?",
         {
-            "spacing * input + segments * kept": "this takes the number of segments for k.",
+            "spacing * input + segments * kept": "this confuses k with the number of segments.",
             "segments * input": "these are the checkpoints. What does a segment need?",
-            "segments * input + kept": "a segment is computed again as a whole.",
-            "layers * kept": "so it is without checkpoints.",
+            "segments * input + kept": "a segment is recomputed as a whole.",
+            "layers * kept": "this is right without checkpoints.",
         },
         unit="MB",
     ),
@@ -61,23 +61,23 @@ _QUESTIONS = asked(
         "best",
         "Write the peak with k for the spacing. Where are its two terms equal?",
         {
-            "sqrt(layers)": "so it is if a layer keeps no more than its input.",
+            "sqrt(layers)": "this is right if a layer keeps no more than its input.",
             "layers / best": "this is the number of segments at the lowest peak.",
-            "1": "this keeps every input. Fewer checkpoints with longer segments take less.",
-            "layers * input / kept": "and the root of it?",
+            "1": "this keeps every input. Fewer checkpoints with longer segments need less.",
+            "layers * input / kept": "what about the root of it?",
         },
         exact=True,
     ),
     number(
         "again",
-        "how many layers run forward once more in a step with the best spacing",
+        "how many layers run forward a second time in a step with the best spacing",
         "layers",
-        "Which layers have nothing left from the forward pass but, at most, their input?",
+        "Which layers keep nothing from the forward pass except, at most, their input?",
         {
-            "layers / best": "so many segments there are. How many layers of each run again?",
-            "layers - best": "this spares the last segment. It is a checkpoint too.",
-            "layers - layers / best": "this spares the first layer of each segment. Its input "
-            "is kept, and nothing of what it computed.",
+            "layers / best": "this is the number of segments. How many layers of each run again?",
+            "layers - best": "this omits the last segment. It is under a checkpoint too.",
+            "layers - layers / best": "this omits the first layer of each segment. Its input "
+            "is kept, but nothing that it computed.",
             "layers * best": "each segment runs again once, not once for each of its layers.",
         },
         exact=True,
@@ -86,10 +86,10 @@ _QUESTIONS = asked(
         "flops",
         "how many more FLOPs a step takes, if a backward pass takes twice those of a forward pass",
         "100 / 3",
-        "Count in forward passes: what is a step without checkpoints, and what with them?",
+        "Count in forward passes: how many make a step without checkpoints, and one with them?",
         {
-            "25": "this is the part of the longer step. Beside the shorter one?",
-            "50": "this is beside the backward pass alone.",
+            "25": "this is the part of the longer step. Compare with the shorter one.",
+            "50": "this compares with the backward pass alone.",
             "100": "the forward pass runs twice, the backward pass once.",
         },
         unit="%",
@@ -100,8 +100,8 @@ _QUESTIONS = asked(
         "100 * (1 - before / after)",
         "The same samples take longer. How many are done in a second, before and after?",
         {
-            "100 * (after / before - 1)": "so much longer a step takes. What is done in 1 s?",
-            "25": "this is worked out from FLOPs. What do the measured times say?",
+            "100 * (after / before - 1)": "a step takes this much longer. What is done in 1 s?",
+            "25": "this follows from FLOPs. What do the measured times say?",
             "100 * before / after": "this is what is left.",
         },
         unit="%",

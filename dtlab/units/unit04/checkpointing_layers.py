@@ -1,4 +1,4 @@
-"""What ranks run by a learner's checkpoint. This file loads torch: imported when one runs."""
+"""Layers and steps on which ranks run a learner's checkpoint. Imports torch, so import it late."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -20,9 +20,9 @@ Apply = Callable[..., Tensor]
 
 
 class Gated(nn.Module):
-    """Two linear layers; between them what other inputs there are: a scale, a mask, places.
+    """Two linear layers, with the other inputs applied in between: a scale, a mask, places.
 
-    Knows how often it was run, and which of the tensors that it made are still there.
+    Counts its runs, and knows which of the tensors that it created are still alive.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -46,19 +46,19 @@ class Gated(nn.Module):
 
     @property
     def alive(self) -> int:
-        """How many of the tensors that it made are still in memory."""
+        """How many of the tensors that the layer created are still in memory."""
         return sum(each() is not None for each in self._made)
 
 
 class Saved:
-    """Bytes that autograd saves in a forward pass, each storage once, without some tensors'."""
+    """The bytes that autograd saves in a forward pass: each storage once, without some tensors."""
 
     def __init__(self, but: Sequence[Tensor]) -> None:
-        self._but = {one.untyped_storage().data_ptr() for one in but}
+        self._but = {tensor.untyped_storage().data_ptr() for tensor in but}
         self._kept: list[weakref.ref[Any]] = []
 
     def hooks(self) -> saved_tensors_hooks:
-        """To be entered for the forward pass."""
+        """The hooks to enter for the forward pass."""
 
         def keep(tensor: Tensor) -> _Holder:
             holder = _Holder(tensor.detach())
@@ -69,10 +69,10 @@ class Saved:
 
     @property
     def bytes(self) -> int:
-        """Of what is still saved."""
+        """The bytes that are still saved."""
         holders = [holder for each in self._kept if (holder := each()) is not None]
         storages = [holder.tensor.untyped_storage() for holder in holders]
-        sizes = {one.data_ptr(): one.nbytes() for one in storages}
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         return sum(size for place, size in sizes.items() if place not in self._but)
 
 
@@ -82,7 +82,7 @@ class _Holder:
 
 
 def seeded(module: Any, seed: int) -> Any:
-    """The module with other contents, drawn from a seed."""
+    """Fills the module with parameters drawn from a seed, and returns it."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -91,71 +91,71 @@ def seeded(module: Any, seed: int) -> Any:
 
 
 def _inputs(given: dict[str, Any]) -> list[Tensor]:
-    """What a `Gated` layer takes: "x"; then "scale" (trained), "mask" (not), "places" (whole)."""
+    """Inputs of a `Gated` layer: "x"; then "scale" (trained), "mask" (not), "places" (indices)."""
     generator, rows = torch.Generator().manual_seed(given["seed"]), given["rows"]
-    made = []
+    inputs = []
     for kind in given["kinds"]:
         width = given["width" if kind == "x" else "hidden"]
         drawn = torch.randn(rows, width, generator=generator)
         places = torch.randint(rows, (rows + 2,), generator=generator)
         other = {"places": places, "mask": (drawn > 0).float()}
-        made.append(other[kind] if kind in other else drawn.requires_grad_())
-    return made
+        inputs.append(other[kind] if kind in other else drawn.requires_grad_())
+    return inputs
 
 
 def put_before(tensors: Sequence[Tensor | None], seed: int) -> list[Tensor | None]:
-    """What is in `.grad` of each before backward: numbers for every other one, else None."""
+    """The content of `.grad` of each tensor before backward: numbers or None, in turn."""
     return [
         None
-        if one is None or place % 2 == 0
-        else torch.randn(one.shape, generator=torch.Generator().manual_seed(seed + 7 + place))
-        for place, one in enumerate(tensors)
+        if tensor is None or place % 2 == 0
+        else torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed + 7 + place))
+        for place, tensor in enumerate(tensors)
     ]
 
 
 def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
-    """What a `Recomputing` case sees: layers are run by `apply(layer, *inputs)`."""
+    """Runs a `Recomputing` case with `apply(layer, *inputs)`, and returns its observations."""
     topic, seed = given["topic"], given["seed"]
     sizes = given["width"], given["hidden"]
     inputs = _inputs(given)
     before = seeded(nn.Linear(sizes[0], sizes[0]), seed + 3)
     layers = [seeded(Gated(*sizes), seed + number) for number in range(1 + (topic == "chain"))]
-    trained = [*inputs, *(one for layer in layers for one in layer.parameters())]
+    trained = [*inputs, *(parameter for layer in layers for parameter in layer.parameters())]
     if topic == "chain":
         trained += before.parameters()
     for tensor, old in zip(trained, put_before(trained, seed), strict=True):
         tensor.grad = old if tensor.requires_grad else None
     saved = Saved(trained)
-    # Under hooks autograd does not notice changes in place: so only where nothing else is asked.
+    # Under hooks autograd does not notice changes in place, so use them only if memory is judged.
     with saved.hooks() if topic == "result" else nullcontext():
         x = before(inputs[0]).tanh() if topic == "chain" else inputs[0] * 1
         output = apply(layers[0], x, *inputs[1:])
         output = apply(layers[1], output) if topic == "chain" else output
-    seen = {"output": output.detach().clone()}
+    record = {"output": output.detach().clone()}
     loss = (output * weights_of(output)).sum() if output.requires_grad else None
     del output
     if topic == "result":
         if any(layer.alive for layer in layers):
-            gc.collect()  # a cycle may keep tensors for a while: that is no fault
+            gc.collect()  # a reference cycle may keep tensors alive: that is not judged
         alive = sum(layer.alive for layer in layers)
-        return seen | {"alive": alive, "saved": saved.bytes - x.nbytes}
+        return record | {"alive": alive, "saved": saved.bytes - x.nbytes}
     ran = layers[0].runs
     raised = _backward(loss, x if topic == "changed" else None)
-    return seen | {
-        "gradients": [None if one.grad is None else one.grad.clone() for one in trained],
+    return record | {
+        "gradients": [None if tensor.grad is None else tensor.grad.clone() for tensor in trained],
         "runs": [ran, layers[0].runs - ran],
         "raised": raised,
     }
 
 
 def weights_of(output: Tensor) -> Tensor:
-    """The gradient that the output gets: no ones."""
+    """The gradient of the loss by the output; its numbers differ from one another."""
     numbers = torch.arange(output.numel(), dtype=torch.float32)
     return (numbers.cos() + 0.5).view(output.shape)
 
 
 def _backward(loss: Tensor | None, changed: Tensor | None) -> str | None:
-    """Run backward; if a tensor is changed before, return the error that this raises."""
+    """Runs backward; if a tensor is changed before, returns the error that this raises."""
     if loss is None:
         raise RuntimeError("the output has no gradient: requires_grad is False")
     if changed is None:

@@ -1,14 +1,14 @@
-"""04/fit: a model within a limit of memory, at the least recomputation.
+"""04/fit: fit a model into a memory limit with the least recomputation.
 
-`fit(layers, limit)` is called on a rank, for several models. A real step of ours (`fit_training`)
+A rank calls `fit(layers, limit)` for several models. A real step of the course (`fit_training`)
 then carries out each plan, and its peak and operations are judged.
 
     layer           0         1         2          under a checkpoint: 1
     backward is     at 2:     kept 0 + input 1 + peak 2
-    at 1:           kept 0 + peak 1                 it was run again, and is whole
+    at 1:           kept 0 + peak 1                 it was recomputed, and is whole
     at 0:           peak 0
 
-A layer is Linear(width, hidden), so many GELUs, Linear(hidden, next width).
+A layer is Linear(width, hidden), some GELUs, Linear(hidden, next width).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Plan = tuple[int, ...]  # the layers under a checkpoint, by their numbers
 
 MARGIN = 1.01  # of the least work: the next plan that fits costs more
 _NEXT = 1.015  # of the least work: a model is drawn again unless the next plan costs more
-_NEAR = 1.5  # of the least work: rules of thumb, thought through, are within it
-_SCALARS = 64  # bytes: the loss and the like, which no table has
-_LIMIT = 20.0  # seconds: all plans of twelve layers take a second in plain Python
+_NEAR = 1.5  # of the least work: careful rules of thumb are within it
+_SCALARS = 64  # bytes: the loss and other scalars, which no table lists
+_LIMIT = 20.0  # seconds: trying all plans of twelve layers takes a second in plain Python
 
 
 class Layer(NamedTuple):
-    """Sizes of a layer: what goes in, what is within, how many GELUs, what comes out."""
+    """Sizes of a layer: of its input, of its hidden tensors, the number of GELUs, its output."""
 
     width: int
     hidden: int
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """Layers for a batch of `rows`, and a `limit` in bytes."""
+    """Layers for a batch of `rows`, and a memory `limit` in bytes."""
 
     layers: tuple[Layer, ...]
     rows: int
@@ -62,27 +62,29 @@ class Model:
         """For each layer: bytes of its input, bytes kept, bytes at its peak, operations."""
         return [
             {
-                "input": 4 * self.rows * one.width,
-                "kept": 4 * self.rows * (one.width + (one.gelus + 1) * one.hidden),
-                # Beside what is kept: the gradients of the output and of what is within.
-                "peak": 4 * self.rows * (one.width + (one.gelus + 2) * one.hidden + one.out),
-                "work": 2 * self.rows * one.width * one.hidden,  # the last product is not needed
+                "input": 4 * self.rows * layer.width,
+                "kept": 4 * self.rows * (layer.width + (layer.gelus + 1) * layer.hidden),
+                # Besides the kept bytes: the gradients of the output and of hidden tensors.
+                "peak": 4
+                * self.rows
+                * (layer.width + (layer.gelus + 2) * layer.hidden + layer.out),
+                "work": 2 * self.rows * layer.width * layer.hidden,  # without the last product
             }
-            for one in self.layers
+            for layer in self.layers
         ]
 
     def peaks(self, plan: Plan) -> list[int]:
-        """Bytes in memory while backward is at each layer."""
-        kept = [one["input" if n in plan else "kept"] for n, one in enumerate(self.table)]
+        """The bytes in memory while backward is at each layer."""
+        kept = [row["input" if n in plan else "kept"] for n, row in enumerate(self.table)]
         before = accumulate(kept, initial=0)
-        return [there + one["peak"] for there, one in zip(before, self.table, strict=False)]
+        return [there + row["peak"] for there, row in zip(before, self.table, strict=False)]
 
     def peak(self, plan: Plan) -> int:
-        """The most of them."""
+        """The largest of `peaks`, in bytes."""
         return max(self.peaks(plan))
 
     def work(self, plan: Plan) -> int:
-        """Operations to run the layers of a plan again."""
+        """The operations for running the layers of a plan again."""
         return sum(self.table[number]["work"] for number in plan)
 
     def fits(self, plan: Plan) -> bool:
@@ -91,18 +93,18 @@ class Model:
 
     @cached_property
     def every(self) -> tuple[Array, Array, Array]:
-        """Of all plans: the layers in them, 0 or 1 [plans, layers]; bytes kept of each; work."""
+        """All plans: layers as 0 or 1, and bytes kept, both [plans, layers]; work [plans]."""
         count = len(self.layers)
         chosen = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
-        column = {name: np.array([one[name] for one in self.table]) for name in self.table[0]}
+        column = {name: np.array([row[name] for row in self.table]) for name in self.table[0]}
         kept = np.where(chosen, column["input"], column["kept"])
         return chosen, kept, chosen @ column["work"]
 
     @cached_property
     def best(self) -> tuple[Plan, int, int]:
-        """Of all plans that fit the one of least work; its work, and the next larger one."""
+        """The plan of least work that fits, its work, and the next larger work that fits."""
         _, kept, work = self.every
-        peaks = np.cumsum(kept, axis=1) - kept + [one["peak"] for one in self.table]
+        peaks = np.cumsum(kept, axis=1) - kept + [row["peak"] for row in self.table]
         fits = peaks.max(axis=1) <= self.limit
         plan = self.cheapest(fits)
         if plan is None:
@@ -111,7 +113,7 @@ class Model:
         return plan, least, others[0] if others else least
 
     def cheapest(self, fits: Array) -> Plan | None:
-        """The plan of least work among those that fit, None if none does."""
+        """The plan of least work among those that fit; None if none does."""
         chosen, _, work = self.every
         if not fits.any():
             return None
@@ -120,9 +122,9 @@ class Model:
 
 
 def rules_of_thumb(model: Model) -> dict[str, Plan | None]:
-    """The plans of simple rules, by name; None where they do not fit. None of them is best."""
+    """The plans of simple rules, by name; None if a rule finds none. No rule finds the best."""
     table, layers = model.table, range(len(model.layers))
-    saved = [one["kept"] - one["input"] for one in table]
+    saved = [row["kept"] - row["input"] for row in table]
     orders: dict[str, Callable[[int], float]] = {
         "the largest first": lambda n: -saved[n],
         "the least work first": lambda n: table[n]["work"],
@@ -130,20 +132,20 @@ def rules_of_thumb(model: Model) -> dict[str, Plan | None]:
         "from the front": lambda n: n,
         "from the back": lambda n: -n,
     }
-    found: dict[str, Plan | None] = {"all": tuple(layers)}
+    plans: dict[str, Plan | None] = {"all": tuple(layers)}
     for name, key in orders.items():
         order = sorted(layers, key=key)
-        plans = (tuple(sorted(order[:count])) for count in range(len(order) + 1))
-        plan = next(filter(model.fits, plans), None)
-        found[name] = plan
-        found[f"{name}, then what is not needed out"] = plan and _thinned(model, plan)
-    at_once = model.every[1].sum(axis=1) + max(one["peak"] for one in table)
-    found["as if all peaked at once"] = model.cheapest(at_once <= model.limit)
-    return found
+        candidates = (tuple(sorted(order[:count])) for count in range(len(order) + 1))
+        plan = next(filter(model.fits, candidates), None)
+        plans[name] = plan
+        plans[f"{name}, then what is not needed out"] = plan and _thinned(model, plan)
+    at_once = model.every[1].sum(axis=1) + max(row["peak"] for row in table)
+    plans["as if all peaked at once"] = model.cheapest(at_once <= model.limit)
+    return plans
 
 
 def _thinned(model: Model, plan: Plan) -> Plan:
-    """Without what it fits without, the most work first."""
+    """Removes each layer without which the plan still fits, the most work first."""
     for number in sorted(plan, key=lambda n: -model.table[n]["work"]):
         fewer = tuple(n for n in plan if n != number)
         if model.fits(fewer):
@@ -152,26 +154,26 @@ def _thinned(model: Model, plan: Plan) -> Plan:
 
 
 def draw_model(draw: random.Random, count: int, exact: bool = False) -> Model:
-    """A model with a limit that one plan fits best, and that no rule of thumb finds.
+    """Draws a model and a limit with a single best plan that no rule of thumb finds.
 
-    With `exact`, the best plan has not a byte to spare.
+    With `exact`, the peak of the best plan equals the limit.
     """
     for _ in range(1000):
         model = _drawn(draw, count)
-        # Between the least that it can take and what it takes without checkpoints.
+        # Between the least memory that it can need and what it needs without checkpoints.
         least, most = model.peak(tuple(range(count))), model.peak(())
         model = replace(model, limit=int(least + draw.uniform(0.3, 0.7) * (most - least)))
         if exact:
             model = replace(model, limit=model.peak(model.best[0]))
         _, work, following = model.best
-        thumbs = [one for one in rules_of_thumb(model).values() if one is not None]
+        thumbs = [plan for plan in rules_of_thumb(model).values() if plan is not None]
         if work and min(following, *map(model.work, thumbs)) > _NEXT * work:
             return model
     raise AssertionError("no draw has a single best plan that rules of thumb miss")
 
 
 def _drawn(draw: random.Random, count: int) -> Model:
-    # Few numbers come out at last: a loss has copies of them, which no layer's row counts.
+    # The last output is small, because the loss holds copies of it that no row of a layer counts.
     widths = [*(8 * draw.randint(2, 10) for _ in range(count)), 8 * draw.randint(1, 2)]
     layers = [
         Layer(width, 8 * draw.randint(4, 28), draw.randint(1, 4), out)
@@ -182,9 +184,9 @@ def _drawn(draw: random.Random, count: int) -> Model:
 
 @dataclass(frozen=True)
 class Fitting(Faulty):
-    """`fit(layers, limit)`: the plan for one model.
+    """Calls `fit(layers, limit)`, and judges the plan for one model.
 
-    `kind`: "fit" if some plan fits, "free" if none is needed, "never" if not even all do.
+    `kind`: "fit" if some plan fits, "free" if no checkpoint is needed, "never" if none fits.
     """
 
     model: Model
@@ -204,19 +206,19 @@ class Fitting(Faulty):
         if hasattr(plan, "tolist"):
             plan = plan.tolist()
         if isinstance(plan, list | tuple | set | frozenset | range):
-            plan = [one if type(one) is int else str(one)[:40] for one in plan]
+            plan = [number if type(number) is int else str(number)[:40] for number in plan]
         elif plan is not None:
             plan = type(plan).__name__
         return {"plan": plan}
 
     def opened(self, result: Any) -> Noted:
-        """Says in `wrong` why something is no plan: no step is run by it then."""
+        """Puts into `wrong` why this is not a valid plan; then no step is run."""
         plan, count = result["plan"], len(self.model.layers)
         wrong = f"returns {plan[:40]}" if isinstance(plan, str) else ""
         if plan is not None and not wrong:
-            odd = [one for one in plan if not isinstance(one, int) or not 0 <= one < count]
+            odd = [item for item in plan if not isinstance(item, int) or not 0 <= item < count]
             if odd:
-                wrong = f"has {odd[0]} in its plan, and layers are numbered 0 to {count - 1}"
+                wrong = f"has {odd[0]} in its plan, but layers are numbered 0 to {count - 1}"
             elif len(set(plan)) < len(plan):
                 wrong = "has a layer in its plan twice"
         return Noted({"plan": plan, "wrong": wrong})
@@ -227,19 +229,19 @@ class Fitting(Faulty):
             yield "fits", f"fit {wrong}. Return a list of layers by their numbers: [0, 3]."
             yield "form", wrong
         elif self.kind == "fit" and plan is None:
-            yield "fits", "returns None, and there is a plan that fits."
+            yield "fits", "returns None, but there is a plan that fits."
         elif self.kind != "fit" and plan != _EDGES[self.kind][1]:
             why, right = _EDGES[self.kind]
-            yield "edges", f"{why}, and fit returns {plan}, not {right}."
+            yield "edges", f"{why}, but fit returns {plan}, not {right}."
 
 
 @dataclass(frozen=True)
 class Step(Faulty):
-    """A real step by a plan, on a rank of ours."""
+    """Runs a real step by a plan, on a rank of the course."""
 
     model: Model
     plan: Plan
-    topic: str = ""  # an error in it is not the learner's
+    topic: str = ""  # an error here is not the learner's fault
 
     def __str__(self) -> str:
         return str(Fitting(self.model))
@@ -248,7 +250,7 @@ class Step(Faulty):
         return criterion != "edges"
 
     def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        return [list(one) for one in self.model.layers], list(self.plan), self.model.rows
+        return [list(layer) for layer in self.model.layers], list(self.plan), self.model.rows
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -264,8 +266,8 @@ class Step(Faulty):
                 "fits",
                 f"with checkpoints over {list(self.plan)} a real step has {peak:,} bytes at its "
                 f"peak, {peak - self.model.limit:,} too many. Backward is at layer {layer} then: "
-                f"{amount(at_layer)} there, and {amount(peaks[layer] - at_layer)} kept of the "
-                f"layers before it. {_WHOLE}",
+                f"{amount(at_layer)} for that layer, and {amount(peaks[layer] - at_layer)} kept "
+                f"for the layers before it. {_WHOLE}",
             )
         least = self.model.best[1]
         for name, most in (("near", _NEAR), ("least", MARGIN)):
@@ -278,12 +280,12 @@ class Step(Faulty):
 
 
 _EDGES: dict[str, tuple[str, list[int] | None]] = {
-    "free": ("it fits to the byte without a checkpoint", []),
-    "never": ("with all layers under checkpoints it is a byte too many", None),
+    "free": ("the model fits to the byte without a checkpoint", []),
+    "never": ("even with all layers under checkpoints it needs one byte too many", None),
 }
-_WHOLE = "A layer is whole while backward is at it, with a checkpoint or without."
+_WHOLE = "While backward is at a layer, all its tensors are in memory, with or without checkpoint."
 _ADVICE = {
-    "near": "Which layers are cheap to run again for what they keep? Which are no use?",
+    "near": "Which layers are cheap to run again, for the memory they keep? Which do not help?",
     "least": "No order of the layers finds it. How many plans are there in all?",
 }
 
@@ -295,7 +297,7 @@ def _measure(*given: Any) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Four models, one of them to the byte; one that fits as it is, and one that never does."""
+    """Four models, one without a byte to spare; one without checkpoints; one that never fits."""
     draw = random.Random(seed)
     models = [draw_model(draw, count) for count in (8, 10, 12)]
     models.append(draw_model(draw, 10, exact=True))
@@ -310,7 +312,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _steps(seen: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
-    """A real step for each plan of the four models."""
+    """The trial that runs a real step for each valid plan of the four models."""
     cases = []
     for case, (noted, *_) in zip(seen[0].trial.cases, seen[0].results, strict=False):
         assert isinstance(case, Fitting)
@@ -331,7 +333,7 @@ PART = Part(
         rules=(
             rule("fits", 4, "a real step stays within the limit, in four models"),
             rule("near", 3, f"at most {_NEAR:g} times the least recomputation", "fits"),
-            rule("least", 5, "the least recomputation there can be", "fits", "near"),
+            rule("least", 5, "the least recomputation that is possible", "fits", "near"),
             rule("edges", 2, "no checkpoint if none is needed, None if nothing fits", "form"),
         ),
     ),

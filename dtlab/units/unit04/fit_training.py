@@ -1,4 +1,4 @@
-"""The step that tries a plan of 04/fit, as level-3.ipynb shows it. This file loads torch."""
+"""The step that carries out a plan of 04/fit, as level-3.ipynb shows it. Imports torch."""
 
 from __future__ import annotations
 

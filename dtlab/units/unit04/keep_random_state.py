@@ -1,7 +1,7 @@
 """04/keep_random_state: a second run draws the numbers of the first, and changes no others.
 
-first   more   again   after           with second runs
-first   more           after           wanted: the program's own are the same without them
+first   more   again   after           with a second run ("again")
+first   more           after           expected: the program's own numbers do not change
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.units.unit04.recompute import FINISHED
 
-Numbers = list[list[float]]  # of PyTorch's own generator, and of each that is handed over
+Numbers = list[list[float]]  # of PyTorch's default generator, and of each generator passed in
 
 
 @dataclass(frozen=True)
 class Drawing(Faulty):
-    """`fn(*generators)`, then first run, and `runs` second ones; the last may end in an error."""
+    """Calls `fn(*generators)`, draws, and draws in `runs` second runs; the last may raise."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -52,27 +52,27 @@ class Drawing(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         with finished_calls(*FINISHED, refuse=True) as finished:
-            seen = _draw(fn, given)
-        return seen | {"finished": sorted(finished)}
+            record = _draw(fn, given)
+        return record | {"finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (seen,) = results
+        (record,) = results
         wanted = _draw(None, self.given(0, 1))
-        first, again, after = seen["first"], seen["again"], seen["after"]
+        first, again, after = record["first"], record["again"], record["after"]
         if self.topic == "same":
             if again[0] != first:
-                shown = (", ".join(f"{one:.3f}" for one in run[0]) for run in (again[0], first))
+                shown = (", ".join(f"{x:.3f}" for x in run[0]) for run in (again[0], first))
                 why = _NEXT if again[0][0][:2] == wanted["after"][0][0] else _KEPT
-                runs = " and ".join(f"[{one}]" for one in shown)
+                runs = " and ".join(f"[{numbers}]" for numbers in shown)
                 yield "same", f"the second run and the first draw {runs}. {why}"
             if first != wanted["first"]:
-                wrong = "the first run draws other numbers than it would without you."
+                wrong = "the first run draws other numbers than it would without your function."
                 yield "after", f"{wrong} {_LOOK}"
             elif after != wanted["after"]:
-                why = _REPEATED if after[0] == seen["more"] else _PUT_BACK
+                why = _REPEATED if after[0] == record["more"] else _PUT_BACK
                 yield "after", f"after the second run the program draws other numbers. {why}"
             return
-        if not seen["through"]:
+        if not record["through"]:
             yield self.topic, "the error does not come through: do not suppress it."
         advice = _ADVICE[self.topic]
         for number in range(self.runs):
@@ -83,31 +83,31 @@ class Drawing(Faulty):
                 if got != right:
                     yield self.topic, f"in {run} {name} draws other numbers. {advice}"
                 if then != right_then:
-                    yield self.topic, f"after {run} {name} goes on with other numbers. {advice}"
+                    yield self.topic, f"after {run} {name} continues with other numbers. {advice}"
 
 
-_A_FUNCTION = "Return a function: each call of it gives something for `with`."
+_A_FUNCTION = "Return a function: each call of it must return a context manager for `with`."
 _ADVICE = {
-    "generators": "Keep and put back the states of all generators.",
-    "often": "What is kept has to be there for the next time too.",
-    "error": "What is put back in `finally` is put back after an error, too.",
+    "generators": "Save and restore the states of all generators.",
+    "often": "The saved state must still be there for the next run.",
+    "error": "Restore the state in `finally`, so that it is restored after an error, too.",
 }
-_KEPT = "Is the state kept before the first run, and put back before the second one draws?"
-_NEXT = "The program would draw these next: put back the state that was kept at the call."
-_LOOK = "To keep a state is to look at it, not to set it."
-_REPEATED = "They are those that came after the first run, once more."
-_PUT_BACK = "Put back, after the second run, the state from just before it."
+_KEPT = "Do you save the state before the first run, and restore it before the second one draws?"
+_NEXT = "The program would draw these next: restore the state that was saved at the call."
+_LOOK = "Saving a state must not change it."
+_REPEATED = "They repeat the numbers that came after the first run."
+_PUT_BACK = "After the second run, restore the state from just before it."
 
 
 class _Stop(Exception):
-    """Ends a second run early, once backward has all that it needs."""
+    """Ends a second run early, as checkpoints do when backward has all that it needs."""
 
 
 def _draw(fn: Callable[..., Any] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """What is drawn in the first run, after it, in each second run and after each of those.
+    """The numbers of the first run, those after it, and those of and after each second run.
 
-    It runs on every rank, and in the judge's process with no `fn`: then there are no second runs.
-    `through` says whether the error of the last one came through, if it fails.
+    It runs on every rank, and in the judge's process with `fn` None, without second runs.
+    `through` says whether the error of the last run propagated, if that run fails.
     """
     import torch
 
@@ -117,10 +117,10 @@ def _draw(fn: Callable[..., Any] | None, given: dict[str, Any]) -> dict[str, Any
         own = [torch.Generator().manual_seed(seed + 1 + n) for n in range(given["generators"])]
 
         def draw(count: int) -> Numbers:
-            drawn = [torch.rand(count), *(torch.rand(count, generator=one) for one in own)]
-            return [one.tolist() for one in drawn]
+            drawn = [torch.rand(count), *(torch.rand(count, generator=each) for each in own)]
+            return [numbers.tolist() for numbers in drawn]
 
-        draw(3)  # the program has drawn something before
+        draw(3)  # the program has drawn some numbers before
         again: Any = fn(*own) if fn is not None else None
         first, more = draw(4), draw(2)
         second, after, through = [], [], not given["fails"]
@@ -140,7 +140,7 @@ def _draw(fn: Callable[..., Any] | None, given: dict[str, Any]) -> dict[str, Any
 
 
 def _trials(seed: int) -> list[Trial]:
-    """A second run; two or three generators; three second runs; one that ends in an error."""
+    """Trials with one second run, several generators, three second runs, and an error."""
     draw = random.Random(seed)
 
     def case(topic: str, **more: Any) -> Trial:

@@ -1,8 +1,8 @@
-"""04/loss_scaler: scale, unscale, skip and update in a class that trains like PyTorch's.
+"""04/loss_scaler: a class that scales, unscales, skips and updates like PyTorch's GradScaler.
 
 The model is a sum of parameters times numbers, in fp16, so these numbers are its gradients. One
-of them says what happens: inf or NaN overflows at every scale, `LARGE` from a scale of 2^13 on,
-and with a finite loss. The judge goes through the same steps with the library's scaler.
+number decides what happens: inf or NaN overflows at every scale, and `LARGE` from a scale of 2^13
+on, although the loss is finite. The judge runs the same steps with the library's scaler.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 __all__ = ["PART", "Scaling", "train"]
 
 LARGE = 2.0**14
-SHAPES = (3, 2), (4,)  # of an optimizer's parameters, each in a group of its own
+SHAPES = (3, 2), (4,)  # of an optimizer's parameters, each in its own group
 START, RATE, MAX_NORM = 0.25, 0.25, 0.5
-_FACTOR = 2.0**-11  # of the loss: so a scale of 2^24 fits fp16 where gradients are ordinary
-_NEAR = 1e-3  # of the way that parameters go: rounding in fp16 is the same in both
+_FACTOR = 2.0**-11  # of the loss: with it, ordinary gradients fit fp16 at a scale of 2^24
+_NEAR = 1e-3  # of the distance that parameters move: both runs round in fp16 alike
 
 
 @dataclass(frozen=True)
 class Scaling(Faulty):
-    """`fn(init_scale, growth_interval)`, and steps with it.
+    """Calls `fn(init_scale, growth_interval)`, and trains for some steps with the scaler.
 
-    `kinds` has the steps of each rank, in each step a letter for each optimizer: its gradients
-    are ordinary (o), have inf or NaN (x), -inf (i) or a large number (L).
-    `clips`: whether each step calls `unscale_` and clips before the optimizer steps; `by_value`:
-    each number, so that none is inf any more. `backwards`: the second optimizer steps first.
+    `kinds` describes the steps of each rank, with one letter per step and optimizer: its gradients
+    are ordinary (o), have inf or NaN (x), -inf (i) or a large number (L). `clips` says for each
+    step whether it calls `unscale_` and clips before the optimizer steps. With `by_value`, each
+    number is clipped, so that none stays inf. With `backwards`, the second optimizer steps first.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -71,7 +71,7 @@ class Scaling(Faulty):
         return "A parameter that the loss does not depend on has None in .grad: leave it out."
 
     def numbers(self, rank: int) -> list[list[list[Tensor]]]:
-        """What a rank's parameters are multiplied with: of each step, optimizer, parameter."""
+        """The factors of a rank's parameters, by step, optimizer and parameter."""
         import torch
 
         draw = torch.Generator().manual_seed(self.seed * 101 + rank)
@@ -100,71 +100,71 @@ class Scaling(Faulty):
         with finished_calls(*FINISHED, refuse=True) as finished:
             scaler = fn(*given["arguments"])
             methods = "scale", "unscale_", "step", "update"
-            missing = [one for one in methods if not callable(getattr(scaler, one, None))]
-            seen = {"missing": missing} if missing else train(scaler, given)
-        return seen | {"finished": sorted(finished)}
+            missing = [name for name in methods if not callable(getattr(scaler, name, None))]
+            record = {"missing": missing} if missing else train(scaler, given)
+        return record | {"finished": sorted(finished)}
 
     def trained(self, scaler: Any) -> dict[str, Any]:
-        """The steps with any scaler, in one process with the numbers of all ranks."""
+        """Runs the steps with any scaler in one process, with the numbers of all ranks."""
         every = [self.numbers(rank) for rank in range(len(self.kinds))]
         return train(scaler, self.given(0, 1) | {"numbers": every})
 
     @cached_property
     def right(self) -> dict[str, Any]:
-        """The steps with the library's scaler."""
+        """The results of the steps with the library's scaler."""
         from dtlab.training.loss_scaling import DynamicLossScaler
 
         scaler = DynamicLossScaler(self.init_scale, growth_interval=self.growth_interval)
         return self.trained(scaler)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        for rank, seen in enumerate(results):
-            if seen.get("missing"):
-                yield "training", f"it has no method {', '.join(seen['missing'])}."
+        for rank, record in enumerate(results):
+            if record.get("missing"):
+                yield "training", f"your class has no method {', '.join(record['missing'])}."
                 return
             where = f"rank {rank}, " if len(results) > 1 else ""
-            scales = zip(seen["scales"], self.right["scales"], strict=True)
+            scales = zip(record["scales"], self.right["scales"], strict=True)
             other = next((step for step, (got, want) in enumerate(scales) if got != want), None)
             if self.topic == "scale" and other is not None:
-                before = ["good" if one == "o" else "overflow" for one in self.kinds[0]]
+                before = ["good" if kind == "o" else "overflow" for kind in self.kinds[0]]
                 yield (
                     "scale",
-                    f"step {other}: the scale is {seen['scales'][other]:g}, and should be "
+                    f"step {other}: the scale is {record['scales'][other]:g}, and should be "
                     f"{self.right['scales'][other]:g}. The steps before it: "
                     f"{', '.join(before[:other]) or 'none'}. {_ADVICE['scale']}",
                 )
-            step = None if self.topic == "scale" else self._first_wrong(seen["parameters"])
+            step = None if self.topic == "scale" else self._first_wrong(record["parameters"])
             if step is not None:
-                how = self._how_wrong(seen, step)
+                how = self._how_wrong(record, step)
                 advice = _ADVICE.get(self.topic, _BETWEEN if step else "")
                 yield self.topic, f"{where}step {step}: {how}\n{advice}".rstrip()
             elif self.topic == "optimizers" and other is not None:
-                wrong = "the scale is not halved once where one of them overflows."
+                wrong = "the scale is not halved once if one of them overflows."
                 yield "optimizers", f"{wrong}\n{_ADVICE['optimizers']}"
 
     def _first_wrong(self, parameters: Sequence[Tensor]) -> int | None:
-        """The first step after which parameters are not where they should be."""
+        """The first step after which the parameters are wrong; None if they are right."""
         right = self.right["parameters"]
         most = _NEAR * float((right[-1] - START).norm())
         off = (float((got - want).norm()) for got, want in zip(parameters, right, strict=True))
-        return next((step for step, one in enumerate(off) if not one <= most), None)  # or NaN
+        return next((step for step, error in enumerate(off) if not error <= most), None)  # or NaN
 
-    def _how_wrong(self, seen: Noted, step: int) -> str:
-        """What a step did to parameters that were right before it."""
-        made, wanted = (
+    def _how_wrong(self, record: Noted, step: int) -> str:
+        """What a step did wrong to parameters that were right before it."""
+        counts, wanted = (
             [now - old for old, now in zip(steps[step], steps[step + 1], strict=True)]
-            for steps in (seen["steps"], self.right["steps"])
+            for steps in (record["steps"], self.right["steps"])
         )
-        for number, (got, want) in enumerate(zip(made, wanted, strict=True)):
-            name = "the optimizer" if len(made) == 1 else f"optimizer {number + 1}"
+        for number, (got, want) in enumerate(zip(counts, wanted, strict=True)):
+            name = "the optimizer" if len(counts) == 1 else f"optimizer {number + 1}"
             if got and not want:
-                return f"{name} steps, and a gradient of it is inf or NaN."
+                return f"{name} steps, although one of its gradients is inf or NaN."
             if want and not got:
-                return f"{name} does not step, and all of its gradients are finite."
+                return f"{name} does not step, although all of its gradients are finite."
             if got != want:
                 return f"{name} steps {got} times."
         start = self.right["parameters"][step - 1] if step else START
-        way, right = seen["parameters"][step] - start, self.right["parameters"][step] - start
+        way, right = record["parameters"][step] - start, self.right["parameters"][step] - start
         factor = float((way * right).sum() / right.square().sum())
         if not math.isfinite(factor):
             return "parameters are inf or NaN."
@@ -178,36 +178,36 @@ class Scaling(Faulty):
 
 
 _DIVIDED = "Is every gradient divided once, by the scale of this step's loss?"
-_NOT_UNSCALED = "That is the scale: whoever has not called unscale_ leaves that to step."
-_BETWEEN = "The steps before it are right. What does one step leave behind for the next?"
+_NOT_UNSCALED = "That is the scale: if unscale_ has not been called, step must divide by it."
+_BETWEEN = "The steps before it are right. Which state does one step leave for the next?"
 _ADVICE = {
     "scale": (
-        "An overflow: that halves the scale, to any number. growth_interval good steps in a row: "
-        "they double the scale, counted anew after each overflow and each growth."
+        "An overflow halves the scale, to any number. growth_interval good steps in a row double "
+        "it; the count begins anew after each overflow and each growth."
     ),
     "skips": (
-        "Whether to step is asked anew in each step: is every element of every gradient finite? "
+        "Decide in each step anew whether to step: is every element of every gradient finite? "
         "inf and NaN stay what they are when they are divided."
     ),
     "clipping": (
-        "Between unscale_ and step the gradients are those of the loss, to be clipped; step "
-        "divides only what unscale_ has not, and skips all the same."
+        "Between unscale_ and step the gradients must be those of the loss, so that they can be "
+        "clipped. step divides only if unscale_ has not, and skips in both cases."
     ),
     "gradients": (
-        "The loss does not tell: it can be finite where a gradient overflows, and averaging "
-        "brings in another rank's gradients. Look at what the optimizer would step with."
+        "Do not judge by the loss: it can be finite if a gradient overflows, and averaging adds "
+        "another rank's gradients. Look at the gradients with which the optimizer would step."
     ),
     "optimizers": (
-        "What was found, and whether it was unscaled, is kept for each optimizer; one overflow "
-        "anywhere halves the scale, for both."
+        "Remember for each optimizer whether it overflowed and whether it was unscaled; one "
+        "overflow anywhere halves the scale, for both."
     ),
 }
 
 
 def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The scale before each step; parameters after it; how often optimizers stepped until then.
+    """Runs steps: the scale before each, the parameters and counts of optimizer steps after it.
 
-    The numbers are of one rank, or of several that are played here.
+    The numbers are those of one rank, or of several ranks that this process simulates.
     """
     import torch
     from torch.nn.utils import clip_grad_norm_, clip_grad_value_
@@ -217,7 +217,7 @@ def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
     clip: Any = clip_grad_value_ if given["by_value"] else clip_grad_norm_
     numbers = given["numbers"]
     models = [_model(given["ranks"]) for _ in numbers[0][0]]
-    optimizers = [Stepping([[one] for one in model.parameters()], RATE) for model in models]
+    optimizers = [Stepping([[each] for each in model.parameters()], RATE) for model in models]
     pairs = list(zip(models, optimizers, strict=True))
     scales, parameters, steps = [], [], [[0] * len(models)]
     for step, clips in enumerate(given["clips"]):
@@ -232,14 +232,14 @@ def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
         for _, optimizer in reversed(pairs) if given["backwards"] else pairs:
             scaler.step(optimizer)
         scaler.update()
-        every = [one.detach().reshape(-1) for model in models for one in model.parameters()]
+        every = [each.detach().reshape(-1) for model in models for each in model.parameters()]
         parameters.append(torch.cat(every).double())
         steps.append([optimizer.steps for optimizer in optimizers])
     return {"scales": scales, "parameters": parameters, "steps": steps}
 
 
 def _model(ranks: int) -> Any:
-    """Parameters, times numbers, added up; on several ranks within dtlab's DataParallel."""
+    """A model that sums parameters times numbers; on several ranks in dtlab's DataParallel."""
     import torch
     from torch import nn
 
@@ -253,8 +253,8 @@ def _model(ranks: int) -> Any:
 
         def forward(self, numbers: Sequence[Tensor]) -> Any:
             products = (
-                (one.half() * times.half()).float().sum()
-                for one, times in zip(self.own, numbers, strict=True)
+                (parameter.half() * times.half()).float().sum()
+                for parameter, times in zip(self.own, numbers, strict=True)
             )
             return sum(products) * _FACTOR
 
@@ -262,7 +262,7 @@ def _model(ranks: int) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Each topic is what one criterion is about."""
+    """Trials for each criterion; the topic of a case names it."""
     draw = random.Random(seed)
 
     def case(topic: str, *kinds: Sequence[str], **more: Any) -> Scaling:

@@ -1,6 +1,6 @@
-"""04/master_step: one step of an optimizer on fp32 copies of bf16 and fp16 parameters.
+"""04/master_step: one optimizer step on fp32 master weights of bf16 and fp16 parameters.
 
-The judge works out the masters in float64.
+The judge computes the masters in float64.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["PART", "Mastered"]
 FINISHED = "dtlab.training.master_weights", *SCALERS
 _SHAPES = (3, 2), (4,), (2, 2)
 _RATE = 2.0**-6
-_TINY = 2.0**-25  # no number of fp16: half of the smallest
-_NEAR, _ROUNDING = 1e-4, 5e-7  # of the way that masters go, and of where they are: they are fp32
+_TINY = 2.0**-25  # half of the smallest number of fp16, so it is 0 there
+_NEAR, _ROUNDING = 1e-4, 5e-7  # of the distance that masters move, and of their size: fp32
 
 
 @dataclass(frozen=True)
 class Mastered(Faulty):
-    """`fn(optimizer, parameters, masters, scale)` in every step.
+    """Calls `fn(optimizer, parameters, masters, scale)` in every step.
 
-    `kinds` says of each step what its gradients are: "o" ordinary, "x" with inf or NaN, "-" with
-    none for the second parameter, "t" so small that, divided in fp16, they would be 0.
+    `kinds` has one letter for the gradients of each step: "o" ordinary, "x" with inf or NaN, "-"
+    none for the second parameter, "t" so small that a division in fp16 would give 0.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -52,7 +52,7 @@ class Mastered(Faulty):
         return f"{len(self.kinds)} steps in {self.dtype}, a scale of {self.scale:g}"
 
     def gradients(self) -> list[list[Tensor | None]]:
-        """Of each step and parameter, times the scale, in the parameters' format."""
+        """The gradients of each step and parameter, times the scale, in the parameters' format."""
         import torch
 
         draw = torch.Generator().manual_seed(self.seed)
@@ -60,16 +60,16 @@ class Mastered(Faulty):
         for number, kind in enumerate(self.kinds):
             each = [0.5 + torch.rand(shape, generator=draw) for shape in _SHAPES]
             size = self.scale * (_TINY if kind == "t" else 1)
-            own = [(one * size).to(getattr(torch, self.dtype)) for one in each]
+            own = [(tensor * size).to(getattr(torch, self.dtype)) for tensor in each]
             if kind == "x":
                 own[number % len(own)].view(-1)[-1] = (math.nan, math.inf, -math.inf)[number % 3]
-            steps.append([None if (kind, k) == ("-", 1) else one for k, one in enumerate(own)])
+            steps.append([None if (kind, k) == ("-", 1) else grad for k, grad in enumerate(own)])
         return steps
 
     def start(self) -> list[Tensor]:
-        """Parameters at the beginning, in fp32: from 1 to 2, where bf16 has few numbers.
+        """The initial parameters in fp32: from 1 to 2, where bf16 has few numbers.
 
-        With tiny gradients they are tiny too, so that fp32 can tell where those lead.
+        With tiny gradients they are tiny too, so that fp32 can represent the change.
         """
         import torch
 
@@ -89,8 +89,8 @@ class Mastered(Faulty):
         from dtlab.units.unit04.stepping import Stepping, truth_of
 
         dtype = getattr(torch, given["dtype"])
-        parameters = [nn.Parameter(one.to(dtype)) for one in given["masters"]]
-        masters = [nn.Parameter(one) for one in given["masters"]]
+        parameters = [nn.Parameter(tensor.to(dtype)) for tensor in given["masters"]]
+        masters = [nn.Parameter(tensor) for tensor in given["masters"]]
         optimizer = Stepping([masters], _RATE)
         steps = []
         with finished_calls(*FINISHED, refuse=True) as finished:
@@ -100,18 +100,18 @@ class Mastered(Faulty):
                 returned = fn(optimizer, parameters, masters, given["scale"])
                 step: dict[str, Any] = {"returned": truth_of(returned), "hold": []}
                 for name, tensors in (("masters", masters), ("parameters", parameters)):
-                    step[name] = [one.detach().double() for one in tensors]
-                    step["hold"] += [name for one in tensors if one.grad is not None]
+                    step[name] = [tensor.detach().double() for tensor in tensors]
+                    step["hold"] += [name for tensor in tensors if tensor.grad is not None]
                 steps.append(step)
         return {"steps": steps, "finished": sorted(finished)}
 
     @cached_property
     def right(self) -> list[list[Tensor]]:
-        """The masters after each step, in float64: SGD with momentum where all is finite."""
+        """The masters after each step in float64: SGD with momentum, skipped on overflow."""
         import torch
 
-        masters = [one.double() for one in self.start()]
-        velocity = [torch.zeros_like(one) for one in masters]
+        masters = [tensor.double() for tensor in self.start()]
+        velocity = [torch.zeros_like(tensor) for tensor in masters]
         after = []
         for kind, gradients in zip(self.kinds, self.gradients(), strict=True):
             for k, gradient in enumerate(gradients):
@@ -133,18 +133,18 @@ class Mastered(Faulty):
             pairs = zip(step["masters"], step["parameters"], strict=True)
             if self.topic == "masters" and any((m.to(dtype) != p).any() for m, p in pairs):
                 wrong = f"step {number}: a parameter is not its master, rounded to {self.dtype}."
-                yield "copies", f"{wrong} It is written back after every step."
+                yield "copies", f"{wrong} Write it back after every step."
             if step["returned"] != int(kind != "x"):
                 did = "was skipped" if kind == "x" else "was made"
                 returns = {0: "False", 1: "True"}.get(step["returned"], step["returned"])
-                yield "skips", f"step {number} {did}, and it returns {returns}."
+                yield "skips", f"step {number} {did}, but it returns {returns}."
             if step["hold"]:
                 wrong = f"after step {number}, {step['hold'][0]} still have gradients."
                 yield "gradients", f"{wrong} {_ADVICE['gradients']}"
 
     def _wrong_masters(self, steps: Sequence[Any]) -> str:
-        """The first step after which a master is wrong, and how; empty if all are right."""
-        before = [one.double() for one in self.start()]
+        """Names the first step after which a master is wrong, and how; empty if none is."""
+        before = [tensor.double() for tensor in self.start()]
         for number, (step, right) in enumerate(zip(steps, self.right, strict=True)):
             for old, got, want in zip(before, step["masters"], right, strict=True):
                 way, size = float((want - old).norm()), float(want.norm())
@@ -155,36 +155,38 @@ class Mastered(Faulty):
         return ""
 
     def _how_wrong(self, step: Any, way: Tensor, wanted: Tensor, kind: str) -> str:
-        """Of a master that went one way and should have gone another."""
+        """Explains a master that moved by `way` and should have moved by `wanted`."""
         if kind == "x":
-            return "a gradient is inf or NaN, and the masters have changed: skip the step."
+            return "a gradient is inf or NaN, but the masters have changed: skip the step."
         if not float(wanted.norm()):
-            return "a master has moved whose parameter has no gradient in this step."
+            return "a master has moved although its parameter has no gradient in this step."
         if not float(way.norm()):
-            return "the masters stay where they are. Does the optimizer step, and with gradients?"
+            return "the masters do not change. Does the optimizer step, and with gradients?"
         pairs = zip(step["masters"], step["parameters"], strict=True)
         if all(master.equal(parameter) for master, parameter in pairs):
             return f"the masters have no more digits than {self.dtype}: they should be fp32."
         factor = float((way * wanted).sum() / wanted.square().sum())
         if self.scale != 1 and abs(factor / self.scale - 1) < 0.1:
-            return "the masters go as many times too far as the scale is large: divide by it."
-        return f"the masters go {factor:.3g} times as far as SGD in fp32 does with these."
+            return "the masters go too far by a factor of the scale: divide the gradients by it."
+        return (
+            f"the masters go {factor:.3g} times as far as SGD in fp32 does with these gradients."
+        )
 
 
 _ADVICE = {
     "small": (
-        "Divided by the scale, these gradients are too small for fp16. In which format is the "
-        "division?"
+        "Divided by the scale, these gradients are too small for fp16. In which format do you "
+        "divide?"
     ),
     "gradients": (
-        "After each step, made or skipped, set all gradients to None. A master has one only "
-        "where its parameter has: not zeros, and not the last one."
+        "After each step, made or skipped, set all gradients to None. A master must have a "
+        "gradient only if its parameter has one: not zeros, and not that of an earlier step."
     ),
 }
 
 
 def _trials(seed: int) -> list[Trial]:
-    """bf16 without a scale and fp16 with one; tiny gradients; overflows; missing ones."""
+    """Trials with bf16 unscaled and fp16 scaled, tiny gradients, overflows, missing gradients."""
     draw = random.Random(seed)
 
     def case(topic: str, kinds: str, dtype: str = "float16", scale: float = 2.0**12) -> Mastered:

@@ -1,8 +1,8 @@
-"""04/nan_run: a run in fp16 whose loss becomes NaN, since scaled gradients are clipped.
+"""04/nan_run: a run in fp16 whose loss becomes NaN, because it clips scaled gradients.
 
-The script is in `nan_run_script`, as the notebook shows it. Symptom and number are measured in a
-run of it on digits; the mended one is judged by the gradient that each step is made with, and by
-where it ends.
+The script is in `nan_run_script`, as the notebook shows it. The symptom and the number are
+measured in a run of it on digits. The repaired script is judged by the gradient that each step
+uses, and by its final parameters.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 __all__ = ["PART", "SYMPTOMS"]
 
 _MOMENTUM = 0.9
-_LIMIT = 30.0  # seconds for the broken run, which takes one
-_FAR = 1.5  # times max_norm: what rounding does not explain
-_NEAR = 0.25  # of a gradient: in fp16 a unit near 0 may be on where it is off in float64
-_EXACT = 0.02  # of its length, where it is clipped
+_LIMIT = 30.0  # seconds for the broken run, which takes one second
+_FAR = 1.5  # times max_norm: more than rounding explains
+_NEAR = 0.25  # of a gradient: fp16 rounding may switch a unit near 0 on that is off in float64
+_EXACT = 0.02  # of the length of a clipped gradient
 
 
 class Made(NamedTuple):
-    """A step that moved the parameters: its number, its gradient, and the true one.
+    """A step that moved the parameters: its number, the gradient it used, and the true one.
 
-    Both are of the sum over a rank's samples, averaged over the ranks, as one row.
+    Both gradients are of the sum over a rank's samples, averaged over the ranks, as one vector.
     """
 
     number: int
@@ -44,16 +44,16 @@ class Made(NamedTuple):
 
 
 def _made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
-    """The steps in which rank 0's parameters moved, where they and the gradient are finite.
+    """The steps in which rank 0's parameters moved, up to the first inf or NaN.
 
-    The gradient that SGD got follows from where the parameters went.
+    The gradient that SGD used is computed from the change of the parameters.
     """
     _, rate, _ = case.more
-    seen, found = results[0], []
-    ends = [*seen.before[1:], seen.after]
-    velocity = 0 * seen.after
+    rank_0, steps = results[0], []
+    ends = [*rank_0.before[1:], rank_0.after]
+    velocity = 0 * rank_0.after
     for number, (begin, end, step) in enumerate(
-        zip(seen.before, ends, steps_of(case, results), strict=False)
+        zip(rank_0.before, ends, steps_of(case, results), strict=False)
     ):
         if end.equal(begin):
             continue
@@ -63,26 +63,26 @@ def _made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
         true = gradient_of(case, begin, weights)
         if not bool(got.isfinite().all() and true.isfinite().all()):
             break
-        found.append(Made(number, got, true))
-    return found
+        steps.append(Made(number, got, true))
+    return steps
 
 
-# Symptoms, as the notebook lists them, and the number -------------------------------------------
+# The symptoms, as the notebook lists them, and the number ----------------------------------------
 
 SYMPTOMS = Symptoms()
 
 
 def _lengths(scene: Scene) -> list[float]:
-    """Of the gradients that steps were made with, as parts of max_norm."""
+    """The lengths of the gradients that steps used, in multiples of max_norm."""
     _, _, max_norm = scene.case.more
     return [float(step.got.norm()) / max_norm for step in _made_steps(scene.case, scene.results)]
 
 
 def _skipped(scene: Scene) -> list[bool]:
-    """Of each step, whether the parameters stayed where they were."""
-    seen = scene.results[0]
-    ends = [*seen.before[1:], seen.after]
-    return [end.equal(begin) for begin, end in zip(seen.before, ends, strict=True)]
+    """For each step, whether the parameters stayed the same."""
+    rank_0 = scene.results[0]
+    ends = [*rank_0.before[1:], rank_0.after]
+    return [end.equal(begin) for begin, end in zip(rank_0.before, ends, strict=True)]
 
 
 @SYMPTOMS.add("too long", "steps are made with gradients longer than max_norm")
@@ -99,7 +99,7 @@ def _too_short(scene: Scene) -> Finding:
 
 @SYMPTOMS.add("bad parameters", "a step was made with inf or NaN: parameters are")
 def _bad_parameters(scene: Scene) -> Finding:
-    bad = not all(bool(one.after.isfinite().all()) for one in scene.results)
+    bad = not all(bool(rank.after.isfinite().all()) for rank in scene.results)
     return Finding(bad, f"the parameters were {'not ' if bad else ''}finite in the end")
 
 
@@ -128,11 +128,11 @@ def _measured(scene: Scene) -> dict[str, float]:
     return {**times, "skipped": first, "length": _lengths(scene)[0]}
 
 
-# What the mended run has to do ------------------------------------------------------------------
+# What the repaired run must do -------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two ranks where every gradient is clipped, and three where none is."""
+    """Two ranks with gradients that are all clipped, and three with gradients that never are."""
     draw = random.Random(seed)
 
     def trial(ranks: int, max_norm: float, number: int) -> Trial:
@@ -146,26 +146,26 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """As many as there are batches, some of them skipped, and most of them made."""
+    """Objects unless rank 0 makes a pass per batch, and skips some steps but not most."""
     passes, wanted = len(results[0].passes), case.updates(len(results))
     if passes != wanted:
-        return f"rank 0 makes {passes} forward passes, and there are {wanted} batches for it."
+        return f"rank 0 makes {passes} forward passes, but there are {wanted} batches for it."
     made = len(_made_steps(case, results))
     if made == passes:
         return (
-            "no step is skipped, and at the scale of the script the first ones overflow. Is the "
-            "loss still scaled? What has to change is the clipping alone."
+            "no step is skipped, although the first ones overflow at the scale of the script. Is "
+            "the loss still scaled? Change only the clipping."
         )
     if 3 * made < passes:
         return (
-            f"{made} of {passes} steps are made; all others are skipped. What do they find in the "
-            "gradients, and how does the scale go?"
+            f"{made} of {passes} steps are made; all others are skipped. What is in their "
+            "gradients, and how does the scale change?"
         )
     return ""
 
 
 def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A step is not made with the mean gradient, cut to max_norm where it is longer."""
+    """Objects unless each step uses the mean gradient, clipped to max_norm if it is longer."""
     _, _, max_norm = case.more
     for step in _made_steps(case, results):
         got, true = float(step.got.norm()), float(step.true.norm())
@@ -183,33 +183,34 @@ def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) 
 
 
 _ANOTHER_WAY = (
-    "It does not point where that of the loss does: all gradients are cut by one factor."
+    "It does not point where that of the loss does: clip all gradients by one common factor."
 )
 
 
 def _why(got: float, true: float, max_norm: float) -> str:
-    """What a gradient of this length may come from."""
+    """Explains a gradient of this length, if the cause is known."""
     if got > (1 + _NEAR) * max(true, max_norm):
-        return "It is still times a scale: who divides by that, and when?"
+        return "It is still multiplied by a scale: where is it divided by that, and when?"
     if got > (1 + _EXACT) * max_norm:
         return (
-            "It is not cut as it should be: is it clipped at all, by its length? And when they "
-            "are compared, are the gradient and the limit both times the scale, or neither?"
+            "It is not clipped as it should be: is it clipped at all, by its length? And when the "
+            "two are compared, are the gradient and the limit both times the scale, or neither?"
         )
     if got < 0.1 * _NEAR * min(true, max_norm):
         return (
-            "It is cut far too much: times which number was it when it was compared with max_norm?"
+            "It is clipped far too much: by what was it multiplied when it was compared with "
+            "max_norm?"
         )
     if got < (1 - _EXACT) * min(true, max_norm):
         return (
-            "It is cut too far, and not by a scale: is it cut once, and to max_norm itself? What "
-            "is shorter stays as it is."
+            "It is clipped too much, and not by a scale: is it clipped once, and to max_norm "
+            "itself? Shorter gradients must stay as they are."
         )
     return ""
 
 
 def _ends_elsewhere(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """The parameters are no numbers in the end."""
+    """Objects if the final parameters are inf or NaN."""
     for rank, seen in enumerate(results):
         if not bool(seen.after.isfinite().all()):
             return f"rank {rank} ends with parameters that are inf or NaN."
@@ -245,20 +246,19 @@ PART = script_part(
     ),
     SYMPTOMS,
     ["limit = max_norm * scaler.get_scale()", "clip_grad_norm_(replica.parameters(), limit)"],
-    "Which line is there so that no gradient is longer than max_norm, and what does it compare "
-    "with what?",
+    "Which line limits the length of gradients to max_norm, and what does it compare with what?",
     proof=proof(
         _measured,
         "times",
-        "Gradients are compared with the limit while they are times the scale. Divide both by the "
-        "scale of the first step that was made.",
+        "Gradients are compared with the limit while they are multiplied by the scale. Divide "
+        "both by the scale of the first step that was made.",
         {
-            "1 / times": "that is the other way round.",
+            "1 / times": "that is the inverse.",
             "skipped": "that many steps were skipped before it.",
             "scale": "that is the scale of that step.",
             "times * case.more[2]": "that is the limit itself.",
-            "length": "that is how long the gradient was, and not the limit.",
-            "1": "then it would be what it should be.",
+            "length": "that is the length of the gradient, not the limit.",
+            "1": "this would be right if the limit were right.",
         },
         tolerance=0.001,
     ),

@@ -1,10 +1,10 @@
 """The training run of Level III whose loss becomes NaN, as level-3.ipynb shows it.
 
-This file loads torch: it is imported when a check runs, never before.
+This module imports torch. It is imported only when a check runs.
 """
 
 # mypy: disable-error-code="no-untyped-call, var-annotated"
-# Scripts are as people write them.
+# The script is written as most people write theirs, without full type annotations.
 
 from __future__ import annotations
 

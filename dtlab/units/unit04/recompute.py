@@ -1,6 +1,6 @@
-"""04/recompute: an autograd function that keeps the inputs alone, and runs a layer again.
+"""04/recompute: an autograd function that keeps only the inputs and runs a layer again.
 
-    forward    Recompute.apply(layer, x, ...)  ──>  the inputs are kept, and nothing that is made
+    forward    Recompute.apply(layer, x, ...)  ──>  keeps the inputs, and no intermediate tensors
     backward   the layer once more             ──>  gradients of inputs and parameters
 
 The judge computes the same without a checkpoint.
@@ -31,10 +31,10 @@ FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.traini
 
 @dataclass(frozen=True)
 class Recomputing(Faulty):
-    """`fn.apply(layer, *inputs)`, with inputs of these `kinds`; `topic` says what it is to show.
+    """Calls `fn.apply(layer, *inputs)`, with inputs of these `kinds`.
 
-    "result": forward alone. "gradients": also backward. "chain": two layers behind one that is run
-    as usual. "changed": x is changed in place before backward.
+    Topics: "result" runs forward alone, "gradients" also backward, "chain" two layers behind one
+    without a checkpoint. "changed" changes x in place before backward.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -59,36 +59,36 @@ class Recomputing(Faulty):
         from dtlab.units.unit04.checkpointing_layers import go_through
 
         with finished_calls(*FINISHED, refuse=True) as finished:
-            seen = go_through(given, fn.apply)  # type: ignore[attr-defined]
-        return seen | {"finished": sorted(finished)}
+            record = go_through(given, fn.apply)  # type: ignore[attr-defined]
+        return record | {"finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         from dtlab.units.unit04.checkpointing_layers import go_through
 
-        (seen,) = results
+        (record,) = results
         if self.topic == "changed":
-            if not seen["raised"]:
-                yield "changed", f"nobody notices that between forward and backward. {_NOTICES}"
+            if not record["raised"]:
+                yield "changed", f"no error reports that before backward. {_NOTICES}"
             return
         wanted = go_through(self.given(0, 1), lambda layer, *inputs: layer(*inputs))
         if self.topic == "result":
-            got, output = seen["output"], wanted["output"]
+            got, output = record["output"], wanted["output"]
             if got.shape != output.shape:
                 yield "result", f"the output is {list(got.shape)}, not {list(output.shape)}."
             elif not close(got, output):
                 off = float((got - output).abs().max())
                 yield "result", f"the output is off that of the layer by up to {off:.2g}."
-            if seen["alive"]:
-                some = f"{seen['alive']} of the tensors that the layer made"
+            if record["alive"]:
+                some = f"{record['alive']} of the tensors that the layer made"
                 yield "kept", f"after forward {some} are still there. {_STAYS}"
-            elif seen["saved"] > 0:
-                saved = f"{amount(seen['saved'])} are saved for backward beside the inputs"
-                yield "kept", f"{saved}. The inputs are enough: all else is computed from them."
+            elif record["saved"] > 0:
+                saved = f"{amount(record['saved'])} are saved for backward beside the inputs"
+                yield "kept", f"{saved}. Save only the inputs: all else is computed from them."
             return
-        wrong = self._wrong_gradient(seen["gradients"], wanted["gradients"])
+        wrong = self._wrong_gradient(record["gradients"], wanted["gradients"])
         if wrong:
             yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
-        forward, backward = seen["runs"]
+        forward, backward = record["runs"]
         if self.topic == "gradients" and (forward != 1 or backward > 1):
             runs = f"the layer runs {forward} times in forward and {backward} times in backward"
             yield "runs", f"{runs}. Once in each is enough, for any number of inputs."
@@ -98,7 +98,7 @@ class Recomputing(Faulty):
     def _wrong_gradient(
         self, gradients: Sequence[Tensor | None], wanted: Sequence[Tensor | None]
     ) -> str:
-        """The first gradient that is wrong, and how."""
+        """Names the first gradient that is wrong, and how; empty if none is."""
         from dtlab.units.unit04.checkpointing_layers import put_before
 
         layer = ["first.weight", "first.bias", "second.weight", "second.bias"]
@@ -114,7 +114,7 @@ class Recomputing(Faulty):
         return ""
 
     def advice(self, trouble: str) -> str:
-        """What to look at where PyTorch's words, or ours, do not say it."""
+        """A hint if the message itself does not show the cause; empty if there is none."""
         return next((advice for words, advice in _ADVICE.items() if words in trouble), "")
 
 
@@ -123,46 +123,43 @@ def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> 
     if wanted is None:
         return ""
     if got is None:
-        return "has not come: it is None."
+        return "is missing: it is None."
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}."
     if close(got, wanted):
         return ""
     new = wanted if before is None else wanted - before
     known = [
-        (wanted - new, "has not come: .grad is what it was before."),
-        (new, "has come, and what was in .grad before is gone: backward adds to it."),
-        (wanted + new, "has come twice."),
+        (wanted - new, "has not arrived: .grad is what it was before."),
+        (new, "has arrived, but what was in .grad before is gone: backward adds to it."),
+        (wanted + new, "was added twice."),
     ]
     off = f"is off by up to {float((got - wanted).abs().max()):.2g}."
     return next((words for other, words in known if close(got, other)), off)
 
 
 _STAYS = (
-    "Within forward autograd does not record by itself; what is put on ctx, or into "
-    "save_for_backward, stays."
+    "Inside forward, autograd does not record. Whatever you store on ctx or in save_for_backward "
+    "stays in memory."
 )
 _NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
 _ADVICE = {
-    "does not require grad": (
-        "In backward autograd does not record, unless it is told to: torch.enable_grad()."
-    ),
-    "the output has no gradient": "Has forward cut it off, or does apply not get the inputs?",
+    "does not require grad": ("In backward, autograd records only inside torch.enable_grad()."),
+    "the output has no gradient": "Does forward detach it, or does apply not get the inputs?",
     "incorrect number of gradients": (
-        "backward returns one gradient for each argument of forward but ctx: also for the layer, "
-        "which has None."
+        "backward must return one value for each argument of forward except ctx: also for the "
+        "layer, which gets None."
     ),
-    "only Tensors of floating point": "Only what had requires_grad gets it again.",
-    "second time": "The second run hangs on the graph of the first: cut the inputs off with "
-    "detach().",
-    "it is None": "Is the input of the second run one that gets a gradient, and is that returned?",
-    "is off by": "The gradient that comes into backward is that of the output: is it used?",
-    "has come twice": "Is the second run cut off from the graph of the first?",
+    "only Tensors of floating point": "Set requires_grad only on inputs that had it before.",
+    "second time": "The second run uses the graph of the first: cut the inputs off with detach().",
+    "it is None": "Does the input of the second run get a gradient, and do you return it?",
+    "is off by": "Do you use the gradient of the output, which backward receives?",
+    "added twice": "Is the second run cut off from the graph of the first?",
 }
 
 
 def _trials(seed: int) -> list[Trial]:
-    """One input; several, of which some have no gradient; a chain; an input that is changed."""
+    """Trials with one input, with several, some without gradient, a chain, a changed input."""
     draw = random.Random(seed)
 
     def case(topic: str, *kinds: str) -> Recomputing:
@@ -172,8 +169,8 @@ def _trials(seed: int) -> list[Trial]:
     several = draw.choice((("mask", "scale"), ("scale", "mask")))
     kinds = ("x",), ("x", "scale"), ("x", *several, "places")
     return [
-        Trial(1, [case("result", *one) for one in kinds]),
-        Trial(1, [case("gradients", *one) for one in kinds]),
+        Trial(1, [case("result", *each) for each in kinds]),
+        Trial(1, [case("gradients", *each) for each in kinds]),
         Trial(1, [case("chain", "x")]),
         Trial(1, [case("changed", "x")]),
     ]
@@ -195,7 +192,7 @@ PART = Part(
             rule("runs", 1, "once in forward and once in backward", "result", "gradients"),
             rule("changed", 1, "notices a changed input", "result", "gradients"),
         ),
-        compiles=True,  # a backward pass that is given a gradient imports a part of the compiler
+        compiles=True,  # backward with a gradient argument imports a part of the compiler
     ),
     reference="dtlab.training.activation.RunTwice",
     symbol="Recompute",

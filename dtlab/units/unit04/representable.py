@@ -1,4 +1,4 @@
-"""04/representable: which numbers a format holds, and what becomes of the others."""
+"""04/representable: which numbers a floating-point format holds, and how it rounds others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _one(kind: str, draw: Random) -> tuple[str, float]:
-    """A number of this kind, as it is written and as it is; kinds go by what they teach."""
+    """A number of this kind, as text and as a float. Each kind shows one property of formats."""
     if kind in ("subnormal", "tiny"):
         power = draw.randint(17, 23) if kind == "subnormal" else draw.randint(27, 40)
         return f"2^-{power}", 2.0**-power
@@ -51,10 +51,10 @@ def _one(kind: str, draw: Random) -> tuple[str, float]:
 def _weights(draw: Random) -> Values:
     """Weights and updates whose sizes mislead: the largest update is lost, smaller ones are not.
 
-    No weight is a power of two, or as near to one as its update goes.
+    No weight is a power of two, or closer to one than its update.
     """
     while True:
-        # exponent of the weight, and its update as a share of the spacing there
+        # exponent of the weight, and its update in multiples of the spacing there
         cases = {
             "heavy": (draw.choice((4, 5)), draw.uniform(0.2, 0.4)),
             "rounded up": (0, draw.uniform(0.6, 0.9)),
@@ -62,11 +62,11 @@ def _weights(draw: Random) -> Values:
             "light": (draw.choice((-5, -4)), draw.uniform(1.6, 3)),
         }
         order = draw.sample(list(cases), len(cases))
-        weights = [draw.choice((1.25, 1.5, 1.75)) * 2.0 ** cases[one][0] for one in order]
+        weights = [draw.choice((1.25, 1.5, 1.75)) * 2.0 ** cases[name][0] for name in order]
         spacings = [BF16.spacing(weight) for weight in weights]
         updates = [
-            float(f"{cases[one][1] * spacing:.1e}")
-            for one, spacing in zip(order, spacings, strict=True)
+            float(f"{cases[name][1] * spacing:.1e}")
+            for name, spacing in zip(order, spacings, strict=True)
         ]
         short = order.index("short")
         if 0.15 < spacings[short] / updates[short] / 2 % 1 < 0.85:  # clear of half-way
@@ -86,7 +86,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
 
 
 def _which(own: str, other: str, large: str, small: str, odd: str) -> Question:
-    """Asks which of the six values a format holds; the texts are about kinds of them."""
+    """Asks which of the six values a format holds; the hints belong to kinds of numbers."""
     wrong = {
         "large": large,
         "subnormal": small,
@@ -100,17 +100,17 @@ def _which(own: str, other: str, large: str, small: str, odd: str) -> Question:
         f"which of a to f {own} holds exactly",
         "abcdef",
         formula(f"held({own})"),
-        "Of each: does its exponent exist, and how many bits are there after the leading 1?",
+        "For each: does its exponent exist, and how many bits are there after the leading 1?",
         {
-            formula(f"held({other})"): "these are those of the other of the two formats.",
+            formula(f"held({other})"): "these are the ones that the other format holds.",
             **{formula(f"letter['{kind}']"): why for kind, why in wrong.items()},
         },
     )
 
 
 _EXPONENTS = (
-    "look at the largest of them and at the powers of two: which exponents do 8 bits make, and "
-    "how many bits after the leading 1 does each of these take?"
+    "look at the largest of them and at the powers of two: which exponents are possible with 8 "
+    "bits, and how many bits after the leading 1 does each of these need?"
 )
 
 _QUESTIONS = asked(
@@ -120,7 +120,7 @@ _QUESTIONS = asked(
         "fp16",
         "bf16",
         large="look at the largest of them: which exponents are there?",
-        small="look at the powers of two again: below 2^-14 fp16 goes on at the spacing that "
+        small="look at the powers of two again: below 2^-14 fp16 continues with the spacing that "
         "it has there. Down to where?",
         odd="look at the odd number: how far apart are numbers above 2048?",
     ),
@@ -129,29 +129,29 @@ _QUESTIONS = asked(
         "fp16",
         large=_EXPONENTS,
         small=_EXPONENTS,
-        odd="look at the odd number: how many bits does it take?",
+        odd="look at the odd number: how many bits does it need?",
     ),
     number(
         "spacing",
-        "how far apart numbers of the small format are from one another around x",
+        "the distance between neighbouring numbers of the small format around x",
         "spacing",
-        "Which power of two is just below x? Into how many steps is the way to the next cut?",
+        "Which power of two is just below x? Into how many steps is the range up to the next cut?",
         {
             "2.0**-mantissa_bits": "this is the spacing between 1 and 2. Each power of two "
             "doubles it.",
             "answer / 2": "this counts the leading 1 in the mantissa. It is not stored.",
-            "answer * 2**mantissa_bits": "so far it is to the next power of two.",
+            "answer * 2**mantissa_bits": "this is the distance to the next power of two.",
         },
         exact=True,
     ),
     number(
         "rounded",
-        "what x becomes in the small format",
+        "Between which two numbers does x lie, and which of them is nearer?",
         "small.rounded(x)",
         "Between which two numbers does x lie, and which of them is nearer?",
         {
-            "below_x": "this cuts off what finds no room. Which neighbour of x is nearer?",
-            "x": "this is x itself: it needs more bits than there are.",
+            "below_x": "this cuts off the bits that do not fit. Which neighbour of x is nearer?",
+            "x": "this is x itself, which needs more bits than there are.",
             "2 * below_x - answer": "x does not lie next to this one. Between which two?",
         },
         exact=True,
@@ -163,15 +163,15 @@ _QUESTIONS = asked(
             "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
             "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
             "small": "bf16 has no number as small as the one that is added",
-            "cut": "bits that find no room are cut off",
+            "cut": "bits that do not fit are cut off",
         },
         formula("'tie' if power == 8 else 'nearer'"),
         "What is the next number above 1, and where between the two does the sum lie?",
         {
-            formula("'nearer' if power == 8 else 'tie'"): "compare what is added to half of "
+            formula("'nearer' if power == 8 else 'tie'"): "compare the added number with half of "
             "the spacing above 1.",
             "small": "by itself bf16 holds it: it has as many exponents as fp32.",
-            "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. It goes to the nearest number.",
+            "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. bf16 rounds to the nearest number.",
         },
     ),
     number(
@@ -180,7 +180,7 @@ _QUESTIONS = asked(
         "gradient - 24",
         "What is the smallest number of fp16 above 0? Only the last of its bits is 1.",
         {
-            "gradient - 14": "then it is a normal number. fp16 goes on below those.",
+            "gradient - 14": "then it is a normal number. fp16 has smaller ones below those.",
             "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
             "bit 0.",
             "gradient": "then it is 1. It need not be as large as that.",
@@ -189,29 +189,29 @@ _QUESTIONS = asked(
     ),
     choices(
         "lost",
-        "which of the weights p, q, r, s bf16 leaves as they are: w - lr x g rounds to w",
+        "which of the weights p, q, r, s do not change in bf16: w - lr x g rounds to w",
         "pqrs",
         formula("below(0.5)"),
-        "For each weight: the power of two below it, the spacing there, and half of that.",
+        "For each weight, compute the power of two below it, the spacing there, and half of that.",
         {
             formula("smallest"): "these have the smallest updates. How large is each update "
-            "beside the spacing at its own weight?",
-            formula("below(1)"): "the updates of these are smaller than the spacing. Where "
-            "does rounding to the nearest take those that are more than half of it?",
-            formula("set('pqrs') - below(0.5)"): "this is upside down: these weights change.",
+            "compared with the spacing at its weight?",
+            formula("below(1)"): "the updates of these are smaller than the spacing. How does "
+            "rounding to the nearest treat updates of more than half of it?",
+            formula("set('pqrs') - below(0.5)"): "this is the opposite: these weights change.",
         },
     ),
     number(
         "master",
-        "weight {short} gets a master weight in fp32, and step after step the same update: "
-        "after how many steps is its bf16 copy another number for the first time?",
+        "weight {short} gets a master weight in fp32, and the same update in every step: "
+        "after how many steps does its bf16 copy change for the first time?",
         "int(updates_in_spacing / 2) + 1",
-        "How far does the master weight have to get, for another number to be nearer?",
+        "How far must the master weight move until another number is nearer?",
         {
             "int(updates_in_spacing) + 1": "by then the master weight is past the next "
             "number. Its copy is rounded to the nearest.",
-            "answer - 1": "after so many steps the master weight is not yet half-way.",
-            "1": "one update moves the master weight, but not its copy.",
+            "answer - 1": "after that many steps the master weight is not yet half-way.",
+            "1": "one update changes the master weight, but not its copy.",
         },
         exact=True,
     ),

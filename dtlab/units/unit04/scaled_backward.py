@@ -1,4 +1,4 @@
-"""04/scaled_backward: gradients that fp16 would lose, and whether any of them has overflowed.
+"""04/scaled_backward: scale gradients that fp16 would lose, and detect overflows.
 
     parameters, fp32  ──>  inputs and weights cast to fp16  ──>  outputs  ──>  loss x 5e-9
     gradients, fp32   <──  gradients in fp16, 0 below 3e-8   <────────────────────┘
@@ -28,17 +28,17 @@ __all__ = ["FINISHED", "PART", "Backwards"]
 
 FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.loss_scaling"
 _FACTOR = 5e-9  # of the loss: without a scale, its gradients are 0 in fp16
-_NEAR = 0.03  # of a gradient's length: rounding in fp16 takes a hundredth
-_EXACT, _CLOSE = 0.02, 0.1  # of a factor: one that should be 1, and one that is known
+_NEAR = 0.03  # of a gradient's length: rounding in fp16 causes a hundredth
+_EXACT, _CLOSE = 0.02, 0.1  # tolerances of a factor: of one that should be 1, of a known mistake
 
 
 @dataclass(frozen=True)
 class Backwards(Faulty):
-    """`fn(loss, optimizer, scale)` for the loss of a small net in fp16.
+    """Calls `fn(loss, optimizer, scale)` with the loss of a small net in fp16.
 
     The net has four parameters, in groups of `groups`; with `spare`, the optimizer also has a
-    parameter without a gradient and a frozen one. `bad` is what backward puts into the gradient
-    of the parameter `where`: into its first or last place, or everywhere if it is finite.
+    parameter without a gradient and a frozen one. Backward puts `bad` into the gradient of the
+    parameter `where`: into its first or last element, or into all elements if `bad` is finite.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -73,7 +73,7 @@ class Backwards(Faulty):
         from dtlab.units.unit04.stepping import Stepping, truth_of
 
         inputs, *weights, coefficients = _tensors(given["seed"])
-        parameters = [nn.Parameter(one) for one in weights]
+        parameters = [nn.Parameter(weight) for weight in weights]
         bad, where = given["bad"], given["where"]
         if bad:
             parameters[where].register_hook(lambda gradient: _with(gradient, bad, where))
@@ -89,8 +89,8 @@ class Backwards(Faulty):
         with finished_calls(*FINISHED, refuse=True) as finished:
             returned = fn(loss, optimizer, given["scale"])
         return {
-            "gradients": [one.grad for one in parameters],
-            "parameters": [one.detach() for one in parameters],
+            "gradients": [parameter.grad for parameter in parameters],
+            "parameters": [parameter.detach() for parameter in parameters],
             "steps": optimizer.steps,
             "returned": truth_of(returned),
             "finished": sorted(finished),
@@ -101,53 +101,56 @@ class Backwards(Faulty):
         """The gradients of the net's four parameters in float64, without `bad`."""
         import torch
 
-        inputs, *weights, coefficients = [one.double() for one in _tensors(drawn_seed(self.seed))]
-        parameters = [one.requires_grad_() for one in weights]
+        inputs, *weights, coefficients = [t.double() for t in _tensors(drawn_seed(self.seed))]
+        parameters = [weight.requires_grad_() for weight in weights]
         loss = _loss(inputs, parameters, coefficients, torch.double)
         return list(torch.autograd.grad(loss, parameters))
 
     def factors(self, gradients: Sequence[Tensor | None]) -> list[float] | None:
-        """By what factor each gradient is too large; None if one points somewhere else."""
-        found = []
+        """The factor by which each gradient is too large; None if one has another direction."""
+        factors = []
         for got, want in zip(gradients, self.true, strict=False):
             if got is None or not bool(got.isfinite().all()):
                 return None
             factor = float((got * want).sum() / want.square().sum())
             if not float((got - factor * want).norm()) <= _NEAR * abs(factor) * float(want.norm()):
                 return None
-            found.append(factor)
-        return found if all(found) else None
+            factors.append(factor)
+        return factors if all(factors) else None
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (seen,) = results
-        returned = seen["returned"]
+        (result,) = results
+        returned = result["returned"]
         if isinstance(returned, str):
-            yield "overflow", f"it returns {returned}, and not True or False."
+            yield "overflow", f"it returns {returned}, not True or False."
             yield "form", returned
         elif self.topic == "overflow" and not returned:
             number = "NaN" if math.isnan(self.bad) else f"{self.bad:g}"
             yield "overflow", f"it returns False. {number} counts too, in {_ANYWHERE}"
         elif self.topic != "overflow" and returned:
-            yield "finite", f"it returns True, and every gradient is finite. {_LARGE}"
+            yield "finite", f"it returns True, although every gradient is finite. {_LARGE}"
         if self.bad:
             return
-        gradients = [None if one is None else one.double() for one in seen["gradients"]]
+        gradients = [None if grad is None else grad.double() for grad in result["gradients"]]
         factors = self.factors(gradients)
         if factors is None:
             yield self.topic, _why_lost(gradients[:4])
         elif wrong := self._why_scaled(factors):
             yield "unscaled" if self.topic == "survives" else self.topic, wrong
-        elif any(one is not None for one in gradients[4:]):
-            yield self.topic, "a missing gradient is there now: leave `.grad` at None there."
-        if seen["steps"]:
-            yield "unscaled", f"the optimizer stepped {seen['steps']} times. The caller does that."
+        elif any(grad is not None for grad in gradients[4:]):
+            yield self.topic, "a missing gradient is there now: leave its `.grad` at None."
+        if result["steps"]:
+            yield (
+                "unscaled",
+                f"the optimizer stepped {result['steps']} times. The caller does that.",
+            )
         before = _tensors(drawn_seed(self.seed))[1:5]
-        if not all(one.equal(old) for one, old in zip(seen["parameters"], before, strict=False)):
+        if not all(one.equal(old) for one, old in zip(result["parameters"], before, strict=False)):
             yield "unscaled", "a parameter has changed. Divide only its gradient."
 
     def _why_scaled(self, factors: Sequence[float]) -> str:
-        """What is wrong with gradients that are these times too large; empty if nothing is."""
-        wrong = [one for one in factors if abs(one - 1) > _EXACT]
+        """Explains gradients that are too large by these factors; empty if they are right."""
+        wrong = [factor for factor in factors if abs(factor - 1) > _EXACT]
         if not wrong:
             return ""
         if len(wrong) < len(factors):
@@ -162,23 +165,23 @@ class Backwards(Faulty):
         return f"gradients are {wrong[0]:.3g} times those of the loss. {why}".rstrip()
 
 
-_ANYWHERE = "every element of every gradient: the step has to be skipped."
-_LARGE = "Large numbers are no overflow in fp32, and the sum of their squares may be inf."
+_ANYWHERE = "every element of every gradient: the step must be skipped."
+_LARGE = "Large numbers do not overflow in fp32, but the sum of their squares may be inf."
 
 
 def _why_lost(gradients: Sequence[Tensor | None]) -> str:
-    there = [one for one in gradients if one is not None]
+    there = [grad for grad in gradients if grad is not None]
     if len(there) < 4:
         return f"{4 - len(there)} of 4 parameters have no gradient. Call backward once."
-    if not any(bool(one.any()) for one in there):
+    if not any(bool(grad.any()) for grad in there):
         return "all gradients are 0. In fp16 they are too small: what must backward begin with?"
-    if not all(bool(one.isfinite().all()) for one in there):
-        return "gradients have inf or NaN, where nothing overflows. How large is the scaled loss?"
+    if not all(bool(grad.isfinite().all()) for grad in there):
+        return "gradients have inf or NaN, but nothing overflows. How large is the scaled loss?"
     return "a gradient does not point where that of the loss does. Has it lost digits in fp16?"
 
 
 def _tensors(seed: int) -> list[Tensor]:
-    """The inputs; then weight, bias, weight, bias; then what the outputs are weighted with."""
+    """The inputs; then weight, bias, weight, bias; then the coefficients of the outputs."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -186,18 +189,18 @@ def _tensors(seed: int) -> list[Tensor]:
 
 
 def _loss(inputs: Tensor, own: Sequence[Tensor], coefficients: Tensor, dtype: Any) -> Tensor:
-    """Of a net with one hidden layer that computes in `dtype`."""
+    """The loss of a net with one hidden layer that computes in `dtype`."""
     import torch
     import torch.nn.functional as F
 
-    w1, b1, w2, b2 = [one.to(dtype) for one in own]
+    w1, b1, w2, b2 = [parameter.to(dtype) for parameter in own]
     hidden = torch.tanh(F.linear(inputs.to(dtype), w1, b1))
     outputs = F.linear(hidden, w2, b2)
     return (outputs.to(coefficients.dtype) * coefficients).sum() * _FACTOR
 
 
 def _with(gradient: Tensor, number: float, where: int) -> Tensor:
-    """The gradient with a number in its first or last place, or in all of them."""
+    """The gradient with a number in its first or last element, or in all elements."""
     changed = gradient.clone()
     places = slice(None) if math.isfinite(number) else -1 if where % 2 else 0
     changed.view(-1)[places] = number
@@ -205,7 +208,7 @@ def _with(gradient: Tensor, number: float, where: int) -> Tensor:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two scales; several groups; inf and NaN in each gradient; large ones that are finite."""
+    """Trials with two scales, several groups, inf and NaN anywhere, and large finite numbers."""
     draw = random.Random(seed)
 
     def case(topic: str, **more: Any) -> Backwards:

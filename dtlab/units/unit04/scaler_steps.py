@@ -1,4 +1,4 @@
-"""04/scaler_steps: a dynamic loss scaler, followed by hand.
+"""04/scaler_steps: follow a dynamic loss scaler by hand.
 
 The rules are those of `torch.amp.GradScaler`.
 """
@@ -43,7 +43,7 @@ def _followed(
 ) -> list[int]:
     """Exponents of the scale before step 1, before step 2, ... and after the last one.
 
-    The keywords leave out one of the rules, or make growth wait for some more good steps.
+    The keywords leave out one of the rules, or delay growth by `late` good steps.
     """
     scale, good = int(given["start"]), 0
     scales = [scale]
@@ -66,16 +66,16 @@ _QUESTIONS = asked(
         "the scale of the loss in each of the steps 1 to 10, as a list of exponents: 14 "
         "stands for 2^14",
         "followed(given)[:-1]",
-        "Keep two numbers: the scale, and how many good steps there were since it changed.",
+        "Keep two numbers: the scale, and the number of good steps since it changed.",
         {
             "followed(given)[1:]": "these are the scales after each step, not those in it.",
             "[2**exponent for exponent in answer]": "write the exponents of these.",
-            "followed(given, overflow_clears=False)[:-1]": "here good steps from before an "
-            "overflow count on after it. It sets the count to 0.",
-            "followed(given, growth_clears=False)[:-1]": "here the scale goes on growing with "
+            "followed(given, overflow_clears=False)[:-1]": "here good steps before an overflow "
+            "still count after it. An overflow sets the count to 0.",
+            "followed(given, growth_clears=False)[:-1]": "here the scale keeps growing with "
             "each good step. Growth sets the count to 0.",
-            "followed(given, late=1)[:-1]": "here the scale grows one good step late. It does "
-            "so at the end of the last good step of `growth_interval`.",
+            "followed(given, late=1)[:-1]": "here the scale grows one good step late. It grows "
+            "at the end of the last good step of `growth_interval`.",
             "followed(given, grows=False)[:-1]": "here the scale never grows.",
         },
         points=2,
@@ -83,9 +83,9 @@ _QUESTIONS = asked(
     ),
     number(
         "updates",
-        "in how many of these 10 steps the weights change",
+        "in how many of these 10 steps do the weights change",
         "overflows.count(False)",
-        "What does `scaler.step(optimizer)` do where a gradient is inf?",
+        "What does `scaler.step(optimizer)` do if a gradient is inf?",
         {
             "10": "an update with inf would ruin the weights.",
             "overflows.count(True)": "these are the steps in which gradients overflow.",
@@ -102,21 +102,21 @@ _QUESTIONS = asked(
             "2**answer": "this is the scale. Write its exponent.",
             "answer + 1": "then the gradient is 2^16 = 65536. Is that a number of fp16?",
             "15 - gradient": "the gradient is smaller than 1: the scale may be larger.",
-            "15": "this is the exponent of the gradient after scaling. And that of the scale?",
+            "15": "this is the exponent of the gradient after scaling. What is that of the scale?",
         },
         exact=True,
     ),
     number(
         "skipped",
-        "from then on in the long run, the share of steps that are skipped because the scaler "
+        "in the long run after that, the share of steps that are skipped because the scaler "
         "tries the next larger scale",
         "100 / (interval + 1)",
         "Follow it from one overflow to the next. How many steps is that?",
         {
             "100 / interval": "this counts the good steps between two overflows alone.",
             "100 / (interval + 2)": "how many good steps are there between two overflows?",
-            "50": "so it is if the scale grows after each good step.",
-            "0": "the scaler does not know where fp16 ends. It tries again.",
+            "50": "this is right if the scale grows after each good step.",
+            "0": "the scaler does not know the limit of fp16. It tries again.",
         },
         unit="%",
     ),

@@ -1,4 +1,4 @@
-"""04/sixteen_bytes: which bytes of a parameter are what, by policy."""
+"""04/sixteen_bytes: the model states of each precision policy, in bytes per parameter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ mixed_fp32_accumulation   Nanotron, in "The Ultra-Scale Playbook"
 
 def _draw(draw: Random) -> Values:
     budget = draw.choice((24, 40, 48, 80)) * 2**30
-    largest = budget / draw.choice((8, 16, 18))  # bytes per parameter that just fit
+    largest = budget / draw.choice((8, 16, 18))  # parameters that just fit under some policy
     return {
         "policy": draw.choice(("mixed_fp32_grads", "mixed_fp32_accumulation")),
         "parameters": round(draw.uniform(0.945, 0.985) * largest / 1e9, 2),  # billions
@@ -59,7 +59,7 @@ _QUESTIONS = asked(
             "[2, 10 - gradients, 4, 8]": "how many sets of gradients are held? Which types?",
             "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
             "16 bits.",
-            "[2, gradients, 2, 8]": "this could do no more than the weight itself.",
+            "[2, gradients, 2, 8]": "a 16-bit master weight is no more exact than the weight.",
         },
         exact=True,
     ),
@@ -68,25 +68,25 @@ _QUESTIONS = asked(
         "the model states under your policy: weights, gradients, master weights and moments "
         "of all parameters",
         "state",
-        "Add up the bytes of one parameter. A billion of them is as many GB.",
+        "Add up the bytes of one parameter. For a billion of them, the sum is in GB.",
         {
             "16 * parameters": "this takes 16 bytes per parameter. Is that your policy?",
             "2 * parameters": "these are the 16-bit weights alone.",
-            "8 * parameters": "this is so where nothing at all is kept in fp32.",
+            "8 * parameters": "this would be right if nothing were kept in fp32.",
             "state - 8 * parameters": "8 bytes are missing, as many as Adam's moments.",
         },
         unit="GB",
     ),
     number(
         "missing",
-        "a text reckons: training takes four times the 16-bit weights. How much of `state` "
+        "a text claims: training needs four times the 16-bit weights. How much of `state` "
         "does that leave out?",
         "state - 8 * parameters",
-        "Four times 2 bytes per parameter: what is the difference to yours?",
+        "That is four times 2 bytes per parameter. How much more is yours?",
         {
-            "8 * parameters": "this is what the text has. What does it leave out?",
-            "state": "this is all of it. The text has a part.",
-            "state - 4 * parameters": "this takes four bytes. It says four times two.",
+            "8 * parameters": "this is what the text counts. What does it leave out?",
+            "state": "this is all of it. The text counts a part.",
+            "state - 4 * parameters": "this subtracts four bytes. The text counts four times two.",
         },
         unit="GB",
     ),
@@ -97,8 +97,8 @@ _QUESTIONS = asked(
         "Write down the four pieces of both, and add them up.",
         {
             "0.5": "texts often say so. Weights and gradients are halved. What is added?",
-            "0.75": "weights and gradients are halved. One piece is missing.",
-            "1.25": "this adds masters to full weights or gradients. Those have 16 bits.",
+            "0.75": "weights and gradients are halved. One of the four is missing.",
+            "1.25": "this adds masters to fp32 weights or gradients. Those have 16 bits.",
         },
     ),
     choices(
@@ -106,10 +106,10 @@ _QUESTIONS = asked(
         "under which policies the model states fit the GPU",
         tuple(_POLICIES),
         formula("fitting(1e9)"),
-        "Bytes per parameter times parameters, for each policy, beside the bytes of the GPU.",
+        "For each policy, compare bytes per parameter times parameters with the GPU's bytes.",
         {
             formula("fitting(2**30)"): "this compares GB with GiB: write both in bytes.",
-            formula("policies.keys() - fitting(1e9)"): "this is upside down.",
+            formula("policies.keys() - fitting(1e9)"): "this is the opposite.",
             "half_only": "look at `half_only` again: how many bytes per parameter is it?",
             "fp32": "look at `fp32` again: add up all that it keeps.",
         },
@@ -126,7 +126,7 @@ _QUESTIONS = asked(
             "traffic": "what DDP sends",
         },
         {"inputs"},
-        "Which tensors does autocast cast, and which are as the model was made?",
+        "Which tensors does autocast cast, and which keep the dtype of the model?",
         {
             "weights": "look at the weights again: autocast casts a copy of them.",
             "gradients": "look at .grad again: it has the dtype of its parameter.",

@@ -1,4 +1,4 @@
-"""An optimizer that counts its steps, and what a function returned. This file loads torch."""
+"""An optimizer that counts its steps, and a converter of return values. Imports torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Stepping", "truth_of"]
 
 
 class Stepping(Optimizer):
-    """SGD with a momentum of 0.9, for groups of parameters; `steps` counts how often it stepped.
+    """SGD with a momentum of 0.9, for groups of parameters; `steps` counts its steps.
 
-    What PyTorch's own does at the first call imports its compiler, a second or two: so this one
-    does by itself what needs it there.
+    PyTorch's own methods import its compiler at the first call, which takes a second or two. This
+    class replaces them.
     """
 
     def __init__(self, groups: Sequence[Sequence[nn.Parameter]], rate: float) -> None:
@@ -47,7 +47,7 @@ class Stepping(Optimizer):
 
 
 def truth_of(returned: Any) -> int | str:
-    """0 or 1 for a truth value, also for one in a tensor; otherwise its type in words."""
+    """0 or 1 for a truth value, also for one in a tensor; otherwise the type in words."""
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
         returned = returned.item()
     if isinstance(returned, bool | int | float):

@@ -1,4 +1,4 @@
-"""04/update_scale: the scale goes up after good steps in a row, and down at each overflow."""
+"""04/update_scale: grow the scale after good steps in a row, and shrink it at each overflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[float, int, bool, int]  # scale, good steps in a row, overflow, grow
 
 
 def next_scale(scale: float, good_steps: int, overflow: bool, interval: int) -> tuple[float, int]:
-    """The scale and the good steps in a row after this step."""
+    """The scale and the number of good steps in a row after this step."""
     if overflow:
         return scale / 2, 0
     return (2 * scale, 0) if good_steps + 1 == interval else (scale, good_steps + 1)
@@ -26,7 +26,7 @@ def next_scale(scale: float, good_steps: int, overflow: bool, interval: int) -> 
 
 @dataclass(frozen=True)
 class Updating(Faulty):
-    """`fn(scale, good_steps, overflow, growth_interval)` for each of the rows."""
+    """Calls `fn(scale, good_steps, overflow, growth_interval)` for each of the rows."""
 
     rows: tuple[Row, ...]
     topic: str = "backoff"
@@ -54,43 +54,43 @@ class Updating(Faulty):
             scale, good, overflow, interval = row
             call = f"update_scale({scale:g}, {good}, {overflow}, {interval})"
             if isinstance(result, str):
-                wrong = f"{call} returns {result}, and not a pair: the scale and the good steps."
+                wrong = f"{call} returns {result}, not a pair: the scale and the good steps."
                 yield "backoff", wrong
                 yield "form", wrong
                 return
             (new_scale, new_good), (right_scale, right_good) = result, next_scale(*row)
             if new_scale != right_scale:
-                wrong = f"{call} gives a scale of {new_scale:g}, and not {right_scale:g}."
+                wrong = f"{call} gives a scale of {new_scale:g}, not {right_scale:g}."
                 yield "backoff" if overflow else "growth", f"{wrong} {_why_scale(row, new_scale)}"
             if new_good != right_good:
                 if overflow:
                     why = "Good steps count in a row: an overflow ends the row."
                 elif good + 1 == interval:
-                    why = "The scale has just grown: the next growth takes as many good steps."
+                    why = "The scale has just grown: the next growth needs as many good steps."
                 else:
-                    why = "This step was a good one too."
-                wrong = f"{call} gives good steps: {new_good:g}, and not {right_good}."
+                    why = "This step was good, too."
+                wrong = f"{call} gives good steps: {new_good:g}, not {right_good}."
                 yield "reset" if overflow else "count", f"{wrong} {why}"
 
 
 def _why_scale(row: Row, new: float) -> str:
-    """Why this new scale is wrong after these steps."""
+    """Explains why this new scale is wrong after these steps."""
     scale, good, overflow, interval = row
     if overflow and new > scale:
-        return "An overflow says that the scale is too large already."
+        return "An overflow means that the scale is too large already."
     if overflow and new == scale:
         return "With the same scale the next step would overflow too."
     if overflow:
-        return "It is halved."
+        return "Halve it."
     if good + 1 < interval and new != scale:
-        return f"With this step there are {good + 1} good ones in a row; {interval} are wanted."
+        return f"With this step there are {good + 1} good ones in a row; {interval} are needed."
     if new == scale:
         return f"With this step there are {interval} good ones in a row."
-    return "It is doubled."
+    return "Double it."
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Overflows; good steps within an interval; the one that ends it."""
+    """Rows with overflows, with good steps within an interval, and with steps that end it."""
     draw = random.Random(seed)
 
     def row(good: int | None = None, overflow: bool = False, interval: int = 0) -> Row:

@@ -1,6 +1,6 @@
 """Unit 07, pipeline parallelism."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# The parts in course order, Level I first. Each name is a module that defines `PART`.
 PARTS = (
     "bubble", "in_flight", "timeline", "zero_bubble",
     "gpipe", "warm_up", "one_f_one_b", "peak_in_flight", "run", "balance_stages",

@@ -1,4 +1,4 @@
-"""07/balance_stages, extra: layers onto stages, the slowest of which is as fast as it can be."""
+"""07/balance_stages, extra: split layers into stages so that the slowest stage is fastest."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dtlab.grading.questions.quantities import short
 from dtlab.predict import balance_stages
 from dtlab.units.unit07.judging import LIMIT
 
-_NEAR = 1e-6  # of the best: a search by halving comes that close
-_ALMOST = 0.05  # of the best: the most by which a search that ends too early may be off
-_FEW = 12  # layers: a message lists the costs of fewer
+_NEAR = 1e-6  # of the best time: the precision of a bisection search
+_ALMOST = 0.05  # of the best time: the most by which a search that ends too early may be off
+_FEW = 12  # layers: a message lists the costs of fewer layers than this
 
 Cut = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Balancing(Faulty):
-    """`fn(costs, stages)`: what is no cut belongs to the topic, a slow cut to "best"."""
+    """Calls `fn(costs, stages)`. An invalid cut loses `topic`, a slow one loses "best"."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.balance",)
     alone = True
@@ -46,8 +46,8 @@ class Balancing(Faulty):
         if self.topic != "large" or "do not come back" not in trouble:
             return ""
         return (
-            f"Or it would end, and takes too long: the limit is {LIMIT:g} seconds, and fewer "
-            "layers were no trouble. How many cuts does it try?"
+            f"Or it would end, but takes too long: the limit is {LIMIT:g} seconds, and fewer "
+            "layers were no problem. How many cuts does it try?"
         )
 
     def given(self, rank: int, world_size: int) -> tuple[list[float], int]:
@@ -56,12 +56,12 @@ class Balancing(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[list[float], int]) -> dict[str, Any]:
         with finished_calls("dtlab.predict.balance", refuse=True) as finished:
-            found = fn(*given)
+            returned = fn(*given)
         try:
-            cut = [[int(layer) for layer in stage] for stage in found]
+            cut = [[int(layer) for layer in stage] for stage in returned]
         except (TypeError, ValueError):
             cut = None
-        return {"cut": cut, "text": short(found), "finished": sorted(finished)}
+        return {"cut": cut, "text": short(returned), "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         cut, text = results[0]["cut"], str(results[0]["text"])[:60]
@@ -74,12 +74,12 @@ class Balancing(Faulty):
         if slowest > least * (1 + _NEAR):
             yield (
                 "best",
-                f"the slowest stage takes {slowest:g}, and there is a cut in which it takes "
+                f"the slowest stage takes {slowest:g}, but there is a cut in which it takes "
                 f"{least:g}. {self._known(cut, slowest / least)}",
             )
 
     def _lacking(self, cut: Cut | None, text: str) -> str:
-        """Why this is no cut."""
+        """Says why this is not a valid cut; empty if it is one."""
         if cut is None:
             form = "Return a list of layers, by their numbers, for each stage: [[0, 1], [2]]."
             return f"it returns {text}. {form}"
@@ -89,18 +89,18 @@ class Balancing(Faulty):
             number = cut.index([])
             return f"stage {number} has no layer. How many does the stage before leave for it?"
         if [layer for stage in cut for layer in stage] != list(range(len(self.costs))):
-            return f"{text} is not every layer once, in order: a stage has layers in a row."
+            return f"{text} is not every layer once, in order: a stage has consecutive layers."
         return ""
 
     def _known(self, cut: Cut, times: float) -> str:
-        """Which mistake this may be; the cut takes so many times as long as the best one."""
+        """Suggests a mistake; the cut takes `times` as long as the best one."""
         sizes = [len(stage) for stage in cut]
         if max(sizes) - min(sizes) <= 1:
-            return "You give all stages equally many layers. What do they cost?"
+            return "You give all stages the same number of layers. What do the layers cost?"
         if self.topic == "cut":
             return (
-                "Only the slowest stage counts: for these costs neither filling one stage after "
-                "the other nor making all of them as alike as can be comes to the best cut."
+                "Only the slowest stage counts. For these costs, neither filling one stage after "
+                "the other nor making all stages as equal as possible gives the best cut."
             )
         if times <= 1 + _ALMOST:
             return "Yours comes close: does a search end too early, or are some cuts left out?"
@@ -112,10 +112,10 @@ def _slowest(costs: Sequence[float], cut: Sequence[Sequence[int]]) -> float:
 
 
 def _misleading(draw: random.Random, stages: int) -> tuple[float, ...]:
-    """Costs for which no usual guess is the best cut.
+    """Draws costs for which no common guess is the best cut.
 
-    The guesses are equal numbers of layers, stages filled up to the mean or over it, and stages
-    that are as alike as can be, by the sum of squares or by the spread.
+    The guesses are equal numbers of layers, stages filled up to the mean or past it, and stages
+    as equal as possible, by the sum of squares or by the spread.
     """
     while True:
         costs = tuple(draw.choice((1, 1, 2, 2, 3, 4, 5, 7)) for _ in range(stages * 2 + 2))
@@ -136,11 +136,11 @@ def _misleading(draw: random.Random, stages: int) -> tuple[float, ...]:
 def _filled(
     costs: Sequence[float], stages: int, over: int, is_full: Callable[[float, float], bool]
 ) -> Cut:
-    """Each stage up to the mean, with the layer that goes `over` it or without; last the rest."""
+    """Fills each stage to the mean, with (`over`) or without the layer that passes it."""
     mean, cut = sum(costs) / stages, [[0]]
     for layer in range(1, len(costs)):
-        filled = sum(costs[one] for one in cut[-1]) + (0 if over else costs[layer])
-        must = len(costs) - layer == stages - len(cut)  # no stage is left without a layer
+        filled = sum(costs[number] for number in cut[-1]) + (0 if over else costs[layer])
+        must = len(costs) - layer == stages - len(cut)  # every stage must get a layer
         if (is_full(filled, mean) or must) and len(cut) < stages:
             cut.append([])
         cut[-1].append(layer)
@@ -148,14 +148,14 @@ def _filled(
 
 
 def _all_times(costs: Sequence[float], stages: int) -> list[list[float]]:
-    """Of every cut the seconds of its stages."""
+    """The times of the stages, for every cut."""
     until = [0, *accumulate(costs)]
     bounds = ((0, *ends, len(costs)) for ends in combinations(range(1, len(costs)), stages - 1))
-    return [[until[b] - until[a] for a, b in pairwise(one)] for one in bounds]
+    return [[until[b] - until[a] for a, b in pairwise(ends)] for ends in bounds]
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Small ones that mislead; as many layers as stages, one stage, layers that cost nothing."""
+    """Small trials that mislead; edges: one layer per stage, one stage, layers without cost."""
     draw = random.Random(seed)
     small = [Balancing(_misleading(draw, stages), stages) for stages in (3, 4, 3)]
     costs = [float(draw.randint(1, 9)) for _ in range(5)]

@@ -1,8 +1,8 @@
-"""07/bubble: idle shares in two denominators, uneven stages, what is sent.
+"""07/bubble: the bubble over the ideal and the total time, uneven stages, and traffic.
 
 Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
 Megatron-LM", section 2.2: the bubble over the ideal time is (p-1)/m, interleaved (p-1)/(vm).
-Huang et al. 2019, "GPipe", section 2.3: (p-1)/(m+p-1), idle over all.
+Huang et al. 2019, "GPipe", section 2.3: (p-1)/(m+p-1), idle time over the total.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _draw(draw: Random) -> Values:
         "width": draw.choice((4096, 5120, 6144, 8192, 12288)),
     }
     example = (stages, given["count"]) == (4, 32)
-    on_the_edge = 100 * (stages - 1) % given["percent"] == 0  # where floats round up or down
+    on_the_edge = 100 * (stages - 1) % given["percent"] == 0  # float rounding would decide
     return _draw(draw) if example or on_the_edge else given
 
 
@@ -73,10 +73,10 @@ PART = Part(
             "total",
             "the same idle time over the time that the step takes",
             "total",
-            "The step takes the ideal time and the bubble.",
+            "The step takes the ideal time plus the bubble.",
             {
                 "ideal": "this is over the ideal time.",
-                "100 - answer": "this is what a stage computes.",
+                "100 - answer": "this is the share of computing.",
                 "100 * p / (m + p)": _ONE_TOO_MANY,
             },
             unit="%",
@@ -85,11 +85,12 @@ PART = Part(
             "used",
             "the share of time that a stage computes, with 1 and with p microbatches, as a list",
             "[100 / p, 100 * p / (2 * p - 1)]",
-            "With one microbatch one stage works at a time. And how long do p of them take?",
+            "With one microbatch, one stage works at a time. How long do p microbatches take?",
             {
                 "[100 - one for one in answer]": "this is the share of idle time.",
                 "[50, 50]": "texts say so. Draw the grid: how many cells are filled?",
-                "[100 / p, 100]": "all p stages work in one moment. And before it, and after?",
+                "[100 / p, 100]": "all p stages work at one moment only. What about before and "
+                "after it?",
             },
             unit="%",
         ),
@@ -97,11 +98,11 @@ PART = Part(
             "interleaved",
             "the bubble over the ideal time if each rank holds v chunks, interleaved",
             "ideal / chunks",
-            "A chunk takes a v-th part of a stage's time. For how many does the last rank wait?",
+            "A chunk takes 1/v of a stage's time. For how many chunks does the last rank wait?",
             {
                 "ideal": "this is with one chunk on each rank.",
                 "ideal * chunks": "more stages follow each other, but each is shorter.",
-                "100 / (1 + 100 / answer)": "this is over the total. The ideal time is asked for.",
+                "100 / (1 + 100 / answer)": "this is over the total, not over the ideal time.",
             },
             unit="%",
         ),
@@ -109,11 +110,11 @@ PART = Part(
             "microbatches",
             "without chunks: the fewest microbatches for at most {percent} % idle of the total",
             "ceil((p - 1) * (100 - percent) / percent)",
-            "Solve (p-1)/(m+p-1) for m; microbatches are whole.",
+            "Solve (p-1)/(m+p-1) for m; round up to a whole number.",
             {
                 "ceil(100 * (p - 1) / percent)": "this is over the ideal time. Which denominator "
-                "is asked for?",
-                "answer - 1": "with this many the idle share is still a little more than that.",
+                "does the question ask for?",
+                "answer - 1": "with this many the idle share is still slightly too large.",
                 "p * (100 - percent) // percent + 1": "this counts a stage too many.",
             },
             exact=True,
@@ -123,33 +124,37 @@ PART = Part(
             "makespan",
             "how long {inputs} microbatches take through your uneven stages, forward only",
             "makespan",
-            "Follow the first microbatch through all stages. How often does one come out then?",
+            "Follow the first microbatch through all stages. How often does one arrive after it?",
             {
-                "inputs * sum(times)": "here one begins when another is out of the last stage.",
-                "(inputs + 3) * max(times)": "this takes all for as slow as the slowest one.",
-                "(inputs + 3) * sum(times) / 4": "this has the same work in equal stages.",
-                "inputs * max(times)": "this is the slowest stage alone. And the others?",
+                "inputs * sum(times)": "here a microbatch starts only after the previous one has "
+                "left the last stage.",
+                "(inputs + 3) * max(times)": "this assumes that all stages are as slow as the "
+                "slowest one.",
+                "(inputs + 3) * sum(times) / 4": "this assumes the same work in equal stages.",
+                "inputs * max(times)": "this is the slowest stage alone. What about the others?",
             },
             unit="ms",
         ),
         number(
             "limit",
-            "how many times faster than one GPU your uneven stages are at most, with any m",
+            "the largest speedup of your uneven stages over one GPU, with any m",
             "sum(times) / max(times)",
             "In the long run: how often does a microbatch come out, and how often on one GPU?",
             {
-                "4": "so it would be if the four took the same time.",
-                "inputs * sum(times) / makespan": "this is with few of them. What with ever more?",
-                "max(times) / min(times)": "the slowest over the fastest. What does one GPU do?",
+                "4": "this would be right if the four took the same time.",
+                "inputs * sum(times) / makespan": "this is with few microbatches. What is it with "
+                "more and more?",
+                "max(times) / min(times)": "this compares two stages. How fast is one GPU?",
             },
         ),
         number(
             "boundary",
-            "what crosses one boundary of equal stages in a step, both ways, 16 bits per element",
+            "the bytes that cross one boundary of equal stages in a step, both ways, 16 bits per "
+            "element",
             "2 * 2 * size * tokens * width * m / 1e9",
             "b x s x h elements forward, as many gradients backward, for each microbatch.",
             {
-                "answer / 2": "half of it: is it one direction, or one byte for each element?",
+                "answer / 2": "this is half: is it one direction, or one byte per element?",
                 "answer / m": "this is one microbatch.",
                 "answer * (p - 1)": "these are all boundaries together.",
             },

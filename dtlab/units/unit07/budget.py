@@ -1,7 +1,7 @@
-"""07/budget: a schedule within a step's time and a rank's memory, for several settings.
+"""07/budget: find a schedule within a time limit and a memory limit, for several settings.
 
-`budget(setting)` is called on one rank. Then our own ranks carry out what it returned with a small
-model, and count the microbatches that they hold. Seconds are simulated.
+One rank calls `budget(setting)`. Then ranks of the course carry out the returned schedule with a
+small model, and count the microbatches that they hold. The time of a step is simulated.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from dtlab.schedules import (
 from dtlab.schedules.actions import Row
 from dtlab.units.unit07.judging import Carried, train
 
-# The settings: what a step may take, and what plans of the library come to ----------------------
+# The settings: the limits of a step, and the needs of the library's plans ------------------------
 #
 #     batch of 16 samples      m = 4                     m = 16
-#     memory                   4 samples in each of      1 sample in each of what is in flight
+#     memory                   4 samples per microbatch  1 sample per microbatch in flight
 #     time                     4 x fixed, long ends      16 x fixed, short ends
 #
-# A setting has the limits of one plan, its target. No other plan of the library is within both
-# limits. The target of the last setting lies between ZB-H1 and ZB-H2, so the library has none.
+# The limits of a setting are the needs of one plan, its target. No other plan of the library is
+# within both. The last setting's target lies between ZB-H1 and ZB-H2, so no library plan fits it.
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is to be trained on `ranks`, and within which limits.
+    """A model on `ranks`, its costs, and the limits of a step.
 
-    Seconds are those of one sample in a rank's part of the model, whatever chunks it is in;
-    `fixed` seconds are for each F and each B or I, however small; `message` seconds for what goes
-    to another rank. A step may take `step` seconds, and a rank hold activations of `memory`
-    samples.
+    Costs in seconds are for one sample in a rank's part of the model, however it is divided into
+    chunks. Each F and each B or I takes `fixed` seconds more, and each message to another rank
+    takes `message` seconds. A step may take `step` seconds, and a rank may hold the activations
+    of `memory` samples.
     """
 
     ranks: int
@@ -64,12 +64,12 @@ class Setting:
 
     @property
     def given(self) -> dict[str, Any]:
-        """As the learner's function gets it."""
+        """The setting as the dict that the learner's function receives."""
         return asdict(self)
 
     @property
     def counts(self) -> list[int]:
-        """The numbers of microbatches into which the batch can be cut evenly."""
+        """The numbers of microbatches into which the batch can be divided evenly."""
         return [count for count in range(1, self.samples + 1) if self.samples % count == 0]
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Setting:
 
 
 def costs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[Costs, float]:
-    """What a stage costs, and the samples that it counts for in memory: a chunk counts in part."""
+    """The costs of a stage, and its memory for a microbatch in samples of a whole rank."""
     setting, rows = Setting(**given), as_schedule(schedule)
     share = setting.samples / _num_microbatches(rows) / (len(stage_ranks(rows)) // setting.ranks)
     costs = Costs(
@@ -93,9 +93,9 @@ def costs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[Costs, 
 
 
 def needs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[float, float]:
-    """Seconds of a step, simulated, and the most samples whose activations a rank holds.
+    """The simulated seconds of a step, and the most samples whose activations a rank holds.
 
-    The schedule may be written as text.
+    The actions of the schedule may be text.
     """
     rows = as_schedule(schedule)
     costs, share = costs_of(given, rows)
@@ -107,7 +107,7 @@ def _num_microbatches(schedule: Schedule) -> int:
 
 
 class Plan(NamedTuple):
-    """A schedule and what it comes to: seconds, and samples that a rank holds at most."""
+    """A schedule and its needs: seconds of a step, and the most samples that a rank holds."""
 
     name: str
     schedule: Schedule
@@ -116,20 +116,20 @@ class Plan(NamedTuple):
 
 
 def library(setting: Setting) -> Iterator[Plan]:
-    """Every schedule of `dtlab.schedules`, in every number of microbatches."""
+    """Yields every schedule of `dtlab.schedules`, with every number of microbatches."""
     makes = {"naive": naive, "GPipe": gpipe, "1F1B": one_f_one_b, "ZB-H1": zb_h1, "ZB-H2": zb_h2}
     for count in setting.counts:
-        made = {name: make(setting.ranks, count) for name, make in makes.items()}
-        made |= {f"{v} chunks": interleaved(setting.ranks, count, v) for v in (2, 3, 4)}
-        for name, schedule in made.items():
+        schedules = {name: make(setting.ranks, count) for name, make in makes.items()}
+        schedules |= {f"{v} chunks": interleaved(setting.ranks, count, v) for v in (2, 3, 4)}
+        for name, schedule in schedules.items():
             yield Plan(name, schedule, *needs_of(setting.given, schedule))
 
 
 def between(num_stages: int, num_microbatches: int, in_flight: int) -> Schedule:
     """A zero-bubble schedule that holds `in_flight` microbatches on every rank.
 
-    num_stages of them is ZB-H1, 2 num_stages - 1 is ZB-H2. Each rank does as many forwards ahead
-    as that allows, and each W is as late as it allows.
+    With num_stages it is ZB-H1, with 2 num_stages - 1 ZB-H2. Each rank runs as many forwards ahead
+    as that allows, and each W as late as it allows.
     """
     rows = []
     for rank in range(num_stages):
@@ -148,9 +148,9 @@ def between(num_stages: int, num_microbatches: int, in_flight: int) -> Schedule:
     return as_schedule(rows)
 
 
-_ROOM, _APART = 1.002, 1.012  # times the target's seconds: the limit, and all other plans
+_ROOM, _APART = 1.002, 1.012  # times the target's seconds: the limit; the least of other plans
 
-# Samples; milliseconds of backward for the input, for the weights, fixed, and of a message.
+# Samples; then milliseconds: backward for the input, for the weights, fixed, of a message.
 # Forward takes 10.
 _STORIES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
     "ZB-H1": ((20, 24), (8, 10, 12), (6, 8, 10), (3, 4, 5), (0, 1)),
@@ -161,13 +161,13 @@ _STORIES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
 
 
 def draw_settings(draw: random.Random) -> list[Setting]:
-    """Four of them, on equally many ranks, one for each story; the last is in no library."""
+    """Draws four settings on equally many ranks; no plan of the library meets the last."""
     ranks = draw.choice((3, 4))
     return [_drawn(draw, ranks, story) for story in _STORIES]
 
 
 def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
-    """A setting whose limits one plan of that name meets, with few or many microbatches."""
+    """A setting whose limits only a plan of that name meets, not with too few microbatches."""
     for _ in range(1000):
         samples, *times = (draw.choice(each) for each in _STORIES[story])
         setting = Setting(ranks, samples, *(1e-3 * each for each in (10, *times)))
@@ -180,39 +180,41 @@ def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
                 for in_flight in range(ranks + 1, 2 * ranks - 1)
                 for schedule in [between(ranks, count, in_flight)]
             ]
-        found = [one for one in targets if one.name == story and _is_clear(one, plans, setting)]
-        if found:
-            target = draw.choice(found)
+        clear = [
+            plan for plan in targets if plan.name == story and _is_clear(plan, plans, setting)
+        ]
+        if clear:
+            target = draw.choice(clear)
             step = math.ceil(_ROOM * target.seconds * 1e4) / 1e4
             return replace(setting, step=step, memory=target.held)
     raise AssertionError(f"no draw has {story} as its only plan")
 
 
 def _is_clear(target: Plan, plans: Sequence[Plan], setting: Setting) -> bool:
-    """Whether all plans that hold no more are slower, and one that holds more is not.
+    """Whether all plans that hold no more are slower, and some plan that holds more is not.
 
-    Without chunks neither the most nor the fewest microbatches are the answer.
+    Without chunks, the target must not have the most or the fewest microbatches.
     """
     count = len(target.schedule[0]) // 3
     if "chunks" not in target.name and (count in (1, setting.samples) or count < setting.ranks):
         return False
-    others = [one for one in plans if (one.name, one.held) != (target.name, target.held)]
-    no_more = (one for one in others if one.held <= target.held)
-    return all(one.seconds > _APART * target.seconds for one in no_more) and any(
-        one.seconds <= target.seconds for one in others
+    others = [plan for plan in plans if (plan.name, plan.held) != (target.name, target.held)]
+    no_more = (plan for plan in others if plan.held <= target.held)
+    return all(plan.seconds > _APART * target.seconds for plan in no_more) and any(
+        plan.seconds <= target.seconds for plan in others
     )
 
 
-# What is judged: a schedule for each setting, and a real step by each ----------------------------
+# The checks: a schedule for each setting, and a real step by each --------------------------------
 
-_ASKED, _LIMIT = 10.0, 20.0  # seconds: a search takes one, all four steps half of one
-_MOST = 5000  # actions: no schedule that fits has a tenth of it
-_CLOSE = 1e-9  # what rounding of floats may do
+_ASKED, _LIMIT = 10.0, 20.0  # seconds: a search takes 1 s, all four steps half a second
+_MOST = 5000  # actions: a schedule that fits has less than a tenth of them
+_CLOSE = 1e-9  # float rounding
 
 
 @dataclass(frozen=True)
 class Planned(Faulty):
-    """`budget(setting)` returns a schedule that can run."""
+    """Checks that `budget(setting)` returns a schedule that can run."""
 
     alone = True
     topic = "runs"
@@ -227,11 +229,11 @@ class Planned(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        found = fn(given)
+        returned = fn(given)
         try:
-            rows = [[str(action) for action in row] for row in as_schedule(found)]
+            rows = [[str(action) for action in row] for row in as_schedule(returned)]
         except (TypeError, ValueError) as error:
-            return {"odd": f"{type(found).__name__}, which is no schedule: {error}"}
+            return {"odd": f"{type(returned).__name__}, which is no schedule: {error}"}
         count = sum(map(len, rows))
         return {"odd": f"a schedule of {count:,} actions"} if count > _MOST else {"rows": rows}
 
@@ -242,22 +244,22 @@ class Planned(Faulty):
             return
         schedule, ranks = as_schedule(results[0]["rows"]), self.setting.ranks
         if len(schedule) != ranks:
-            yield "runs", f"the schedule has {len(schedule)} rows, and there are {ranks} ranks."
+            yield "runs", f"the schedule has {len(schedule)} rows, but there are {ranks} ranks."
             return
         for flaw in find_faults(schedule):
             yield "runs", f"the schedule cannot run. {flaw.kind}: {flaw.message}"
             return
         count = _num_microbatches(schedule)
         if count not in self.setting.counts:
-            yield "runs", f"{self.setting.samples} samples cannot be cut evenly into {count}."
+            yield "runs", f"{self.setting.samples} samples cannot be divided evenly into {count}."
         homes = stage_ranks(schedule)
         if len({homes.count(rank) for rank in range(ranks)}) > 1:
-            yield "runs", "each rank must have as many stages as the others: they share the model."
+            yield "runs", "each rank must have the same number of stages: they share the model."
 
 
 @dataclass(frozen=True)
 class Stepping(Carried):
-    """A step by the schedule for a setting. Of the `last` setting both limits are "between"."""
+    """Runs a step by a schedule. In the `last` setting both limits belong to "between"."""
 
     setting: Setting
     last: bool
@@ -279,7 +281,7 @@ class Stepping(Carried):
             yield (
                 "between" if self.last else "memory",
                 f"rank {peaks.index(most)} holds {most} {piece} of {share * chunks:g} samples at "
-                f"its peak, activations of {most * share:g} samples, where {setting.memory:g} "
+                f"its peak, activations of {most * share:g} samples, but only {setting.memory:g} "
                 "fit. Fewer in flight, or smaller ones?",
             )
         seconds, _ = needs_of(setting.given, schedule)
@@ -292,9 +294,9 @@ class Stepping(Carried):
                 "between" if self.last else "step",
                 f"a step takes {1e3 * seconds:.1f} ms, {1e3 * (seconds - setting.step):.1f} too "
                 f"many. A rank computes for {1e3 * computed:.0f} of them, spends "
-                f"{1e3 * fixed:.0f} on what every F and every backward costs, and is idle for "
-                f"{1e3 * (seconds - fixed - computed):.0f}. Which of these would other "
-                "microbatches, or another schedule, change?",
+                f"{1e3 * fixed:.0f} on the fixed cost of every F and every backward, and is idle "
+                f"for {1e3 * (seconds - fixed - computed):.0f}. Which of these would change with "
+                "other microbatches, or with another schedule?",
             )
 
 
@@ -305,7 +307,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _steps(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """A real step by each schedule, all of them in one launch, once they can run."""
+    """The trial with a real step by each schedule, once all schedules can run."""
     if seen[0].mistakes:
         return []
     settings = [case.setting for case in seen[0].trial.cases if isinstance(case, Planned)]

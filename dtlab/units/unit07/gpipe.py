@@ -1,7 +1,7 @@
-"""07/gpipe: GPipe's schedule as lists, valid, carried out, with no slot lost.
+"""07/gpipe: write GPipe's schedule as lists that are valid, run on ranks, and waste no slot.
 
-Huang et al. 2019, "GPipe", figure 2c. It draws the backward passes in reverse order; in whichever
-order they come, they are as fast and hold as much.
+Huang et al. 2019, "GPipe", figure 2c. The figure draws the backward passes in reverse order. Any
+order takes the same time and holds the same number of microbatches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
-    """What is wrong with one that can run."""
+    """Yields what is wrong with a schedule that can run."""
     for rank, row in enumerate(schedule):
         kinds = "".join(action.kind for action in row)
         late = kinds.find("F", kinds.find("B"))
@@ -26,7 +26,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
             shown = grid(schedule, marked=[(rank, late)])
             yield (
                 "order",
-                f"rank {rank} does {row[late]} after a backward: in GPipe every rank does all of "
+                f"rank {rank} does {row[late]} after a backward: in GPipe every rank does all "
                 f"its forwards first.\n{shown}",
             )
             break
@@ -34,7 +34,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Small ones, of which the first is carried out; as many of both, fewer, and one."""
+    """Schedules of small sizes, with m = p, with m < p, and with p or m of 1. The first is run."""
     draw = random.Random(seed)
     stages, few = draw.randint(3, 5), draw.randint(4, 6)
     sizes = [(3, draw.randint(4, 6)), (stages, stages), (few, draw.randint(2, few - 1))]

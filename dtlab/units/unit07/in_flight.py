@@ -1,4 +1,4 @@
-"""07/in_flight: microbatches under way on each stage, and their bytes.
+"""07/in_flight: the microbatches in flight on each stage, and their bytes.
 
 Narayanan et al. 2021, section 2.2 (GPipe m, 1F1B p - i on stage i); Korthikanti et al. 2022,
 "Reducing activation recomputation in large transformer models", section 4.2.3 (interleaved).
@@ -47,10 +47,10 @@ PART = Part(
             "gpipe",
             "what one stage keeps at most under GPipe, nothing recomputed",
             "model * m / p",
-            "All forward passes come first. The layers of one stage, for all of them.",
+            "All forward passes come first. Count the layers of one stage, for all microbatches.",
             {
                 "model / p": "this is one microbatch.",
-                "model * m": "these are all layers. A stage has its own ones only.",
+                "model * m": "these are all layers. A stage has only its own layers.",
                 "model": "this is p microbatches. What is freed before the last forward ends?",
             },
             unit="GB",
@@ -59,23 +59,23 @@ PART = Part(
             "peaks",
             "microbatches that each stage keeps at most under 1F1B, as a list from stage 0 on",
             "[p - i for i in range(p)]",
-            "From the first forward pass of a stage on: how many more until its first backward?",
+            "After the first forward pass of a stage, how many more come before its backward?",
             {
-                "[i + 1 for i in range(p)]": "the wrong way round: which stage waits longest?",
+                "[i + 1 for i in range(p)]": "this is the reverse: which stage waits longest?",
                 "[p - 1 - i for i in range(p)]": _WARM_UP,
-                "[p] * p": "this is stage 0. Which stages wait for less?",
-                "[m] * p": "so it is under GPipe.",
+                "[p] * p": "this is right for stage 0. Which stages wait for less?",
+                "[m] * p": "this is right for GPipe.",
             },
             exact=True,
         ),
         number(
             "few",
-            "the same if a step has {few} microbatches only",
+            "the same if a step has only {few} microbatches",
             "[min(few, p - i) for i in range(p)]",
-            "Which stages get to their first backward before they run out of forwards?",
+            "Which stages reach their first backward before they run out of forwards?",
             {
                 "[p - i for i in range(p)]": "some of these are more than there are.",
-                "[few] * p": "so it is under GPipe. When can the last stage go backward?",
+                "[few] * p": "this is right for GPipe. When can the last stage go backward?",
                 "[min(few, p - 1 - i) for i in range(p)]": _WARM_UP,
             },
             exact=True,
@@ -84,10 +84,10 @@ PART = Part(
             "first_stage",
             "what stage 0 keeps at most under 1F1B, with m microbatches",
             "first_stage(layer * 1e6, layers, p) / 1e9",
-            "Layers of one stage, times the first of your `peaks`.",
+            "Take the layers of one stage, times the first of your `peaks`.",
             {
                 "model / p": "this is one microbatch.",
-                "model * m / p": "so it is under GPipe.",
+                "model * m / p": "this is right for GPipe.",
                 "model * (p - 1) / p": _WARM_UP,
             },
             unit="GB",
@@ -96,12 +96,12 @@ PART = Part(
             "interleaved",
             "what rank 0 keeps at most with v chunks, interleaved",
             "first_stage(layer * 1e6, layers, p, v) / 1e9",
-            "Your `first_stage`, and a factor that comes from a longer warm-up.",
+            "Multiply your `first_stage` by a factor that comes from the longer warm-up.",
             {
                 "model": "this is with one chunk: its warm-up is shorter.",
                 "model * (1 + (p - 1) / p)": "this is the factor for v = 1. A chunk is smaller.",
                 "model * v": "the warm-up grows, and each chunk is smaller.",
-                "model / v": "the bubble falls like that. What of the warm-up?",
+                "model / v": "the bubble falls like that. What about the warm-up?",
             },
             unit="GB",
         ),

@@ -1,4 +1,4 @@
-"""What parts of Level II share: schedules that are read, searched for faults, and carried out."""
+"""Shared code of Level II: reads schedules, searches them for faults, and runs them on ranks."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from dtlab.schedules.actions import clock
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-LIMIT = 2.0  # seconds for what runs without ranks: a right answer takes a hundredth
+LIMIT = 2.0  # seconds for a call without ranks: a right answer takes a hundredth of that
 
 
-# Schedules that an answer returns, read as the library reads them, and searched for faults -------
+# Schedules that an answer returns: read like the library's own, and searched for faults ----------
 #
-# fn(p, m) ──► rows of actions ──► complete? ──► can ranks do it? ──► what the part asks for
+# fn(p, m) ──► rows of actions ──► complete? ──► can ranks run it? ──► the part's own criteria
 #                                                then: on real ranks, see below
 
 _FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedules")
-_MOST, _SAID = 5_000, 3  # actions of a schedule; flaws that a message tells
+_MOST, _SAID = 5_000, 3  # the most actions of a schedule; the most flaws in a message
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'
 _HALVES = re.compile(r", nor \d+I\d+ and \d+W\d+")
 
 
 @dataclass(frozen=True)
 class Planned(Faulty):
-    """`fn(stages, count)`, a schedule; `more` says what else is wrong with one that can run.
+    """Calls `fn(stages, count)` for a schedule; `more` checks one that can run.
 
-    With the topic "edges", what makes a schedule incomplete or impossible belongs to it.
+    With the topic "edges", an incomplete or impossible schedule loses that criterion.
     """
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
@@ -60,12 +60,12 @@ class Planned(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[int, int]) -> dict[str, Any]:
         with finished_calls(*_FINISHED, refuse=True) as finished:
-            found = fn(*given)
-        return {"found": written(found), "finished": sorted(finished)}
+            returned = fn(*given)
+        return {"found": written(returned), "finished": sorted(finished)}
 
     def opened(self, result: Any) -> Noted:
-        found = result["found"]
-        return Noted({**result, "found": found if type(found) is str else as_schedule(found)})
+        rows = result["found"]
+        return Noted({**result, "found": rows if type(rows) is str else as_schedule(rows)})
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         schedule = results[0]["found"]
@@ -82,7 +82,7 @@ class Planned(Faulty):
         yield from self.more(schedule, self.stages, self.count)
 
     def _lacking(self, schedule: Schedule | str) -> str:
-        """What is missing, too often, or in another rank's list; empty if nothing is."""
+        """Says which actions are missing, doubled, or in another rank's list; empty if none."""
         if isinstance(schedule, str):
             return schedule[:300]
         if len(schedule) != self.stages:
@@ -90,13 +90,13 @@ class Planned(Faulty):
             return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r."
         flaws = [*_elsewhere(schedule)]
         for flaw in find_faults(schedule, self.stages, self.count):
-            if flaw.kind not in ("order", "wait"):  # the part does not ask for halves
+            if flaw.kind not in ("order", "wait"):  # this part does not use I and W
                 flaws.append(flaw._replace(message=_HALVES.sub("", flaw.message)))
         return _drawn(schedule, flaws) if flaws else ""
 
 
 def written(found: Any) -> list[list[str]] | str:
-    """The actions of a schedule as text, row by row; words where it is no schedule."""
+    """The actions of a schedule as text, row by row; a message if it is not a schedule."""
     if isinstance(found, str) or not isinstance(found, Iterable):
         return f"what is returned is {_named(found)}. {_FORM}"
     rows = list(found)
@@ -108,45 +108,48 @@ def written(found: Any) -> list[list[str]] | str:
         return f"there are {sum(map(len, rows)):,} actions in what is returned. Where do they end?"
     try:
         texts = [
-            [one if isinstance(one, str) else "{:d}{}{:d}".format(*Action(*one)) for one in row]
+            [
+                each if isinstance(each, str) else "{:d}{}{:d}".format(*Action(*each))
+                for each in row
+            ]
             for row in rows
         ]
-        return [[str(one) for one in row] for row in as_schedule(texts)]
+        return [[str(action) for action in row] for row in as_schedule(texts)]
     except (TypeError, ValueError, IndexError) as error:
         why = str(error) if "no action" in str(error) else "something in it is no action."
         return f"{why} {_FORM}"
 
 
 def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
-    """Says that the last action ends too late, every action being one slot."""
+    """Yields a fault if the last action ends too late; every action takes one slot."""
     slots = 1 + max(row[-1] for row in clock(schedule).slots)
     least = 2 * (count + stages - 1)
     if slots != least:
         yield (
             "time",
-            f"the last action ends after {slots} slots, and 2(m + p - 1) = {least} are enough. "
+            f"the last action ends after {slots} slots, but 2(m + p - 1) = {least} are enough. "
             f"Which rank waits, and for what?\n{grid(schedule)}",
         )
 
 
 def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
-    """What is wrong, above the grid in which it is marked."""
-    said = [flaw.message for flaw in flaws[:_SAID]]
-    said += [f"And {len(flaws) - _SAID} more."] * (len(flaws) > _SAID)
+    """The messages of flaws, above the grid in which their actions are marked."""
+    messages = [flaw.message for flaw in flaws[:_SAID]]
+    messages += [f"And {len(flaws) - _SAID} more."] * (len(flaws) > _SAID)
     marked = {place for flaw in flaws for place in flaw.places}
-    return "\n".join([*said, grid(schedule, marked=marked)])
+    return "\n".join([*messages, grid(schedule, marked=marked)])
 
 
 def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
-    """Actions of other stages, and halves of a backward."""
+    """Yields the actions of other stages, and the halves I and W of a backward."""
     for rank, row in enumerate(schedule):
         for index, action in enumerate(row):
             if action.kind in "IW":
-                what = f"{action} on rank {rank} is half a backward: write B, the whole of it."
-                yield Flaw("unknown", what, ((rank, index),))
+                message = f"{action} on rank {rank} is half a backward: write B, the whole of it."
+                yield Flaw("unknown", message, ((rank, index),))
             elif action.stage != rank:
-                what = f"rank {rank} does {action}: rank r has stage r."
-                yield Flaw("placement", what, ((rank, index),))
+                message = f"rank {rank} does {action}: rank r has stage r."
+                yield Flaw("placement", message, ((rank, index),))
 
 
 def _counted(count: int, one: str, plural: str = "s") -> str:
@@ -159,11 +162,11 @@ def _named(found: Any) -> str:
     return "None" if found is None else f"a {type(found).__name__}"
 
 
-# A schedule of an answer, carried out by the library's executor on real ranks of ours ------------
+# An answer's schedule, carried out by the library's executor on ranks of the course --------------
 #
 # rank r  its stages, drawn ── run_schedule(schedule) ──► gradients ──► are they those of one
 #                                                                       process?
-# The answer's code does not run any more: its schedule came back as text, and passed as valid.
+# The answer's code no longer runs: its schedule was returned as text, and it is valid.
 
 COMMON = (
     rule("complete", 2, "each action once, in the list of its rank"),
@@ -173,12 +176,12 @@ _WIDTH, _HIDDEN = 4, 5
 
 
 def stage_net(width: int, hidden: int) -> Net:
-    """What a stage computes: two layers, from `width` to `width`."""
+    """The layers of a stage: two linear layers, from `width` over `hidden` to `width`."""
     return Net("chain", (width, hidden, width), "two layers")
 
 
 def batch_of(seed: int, sizes: Sequence[int], width: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Inputs and targets, by microbatch."""
+    """Draws inputs and targets, as one tensor per microbatch."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -187,14 +190,14 @@ def batch_of(seed: int, sizes: Sequence[int], width: int) -> tuple[list[Tensor],
 
 
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
-    """The mean over the samples of squares, each with a weight that follows from its target."""
+    """The mean over the samples of squared errors, weighted by their targets."""
     return ((output - target).square() * (1 + target.square())).mean()
 
 
 def one_process(
     modules: Sequence[nn.Module], inputs: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> list[list[Tensor]]:
-    """By stage, the gradients of the mean over all samples of all microbatches."""
+    """The gradients of the mean loss over all samples of all microbatches, by stage."""
     import torch
 
     output = torch.cat(list(inputs))
@@ -203,16 +206,17 @@ def one_process(
     loss: Any = loss_of(output, torch.cat(list(targets)))
     loss.backward()
     return [
-        [one.grad for one in module.parameters() if one.grad is not None] for module in modules
+        [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        for module in modules
     ]
 
 
 @dataclass(frozen=True)
 class Carried(Faulty):
-    """A step of training by this schedule; microbatches of two samples, the last one of three."""
+    """A training step by this schedule. Microbatches have two samples, the last one three."""
 
     topic = "runs"
-    guilty = ""  # if it crashes, the machine was too busy
+    guilty = ""  # a crash means that the machine was too busy
 
     schedule: Schedule
     seed: int
@@ -225,7 +229,7 @@ class Carried(Faulty):
 
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets, by microbatch."""
+        """The inputs and targets, as one tensor per microbatch."""
         others = max(action.microbatch for action in self.schedule[0])
         return batch_of(self.seed, [2] * others + [3], _WIDTH)
 
@@ -263,7 +267,7 @@ class Carried(Faulty):
 
 
 def train(given: dict[str, Any]) -> dict[str, Any]:
-    """On a rank: a step by the library's executor, as `Carried` gives it."""
+    """Runs on a rank: a step with the library's executor, from the arguments of `Carried`."""
     from dtlab.grading.checking.modules import filled
     from dtlab.parallel.pipeline import PipelineStage, run_schedule
 
@@ -272,12 +276,12 @@ def train(given: dict[str, Any]) -> dict[str, Any]:
         for stage, state in given["states"]
     ]
     result = run_schedule(given["rows"], stages, given["inputs"], given["targets"], loss_of)
-    gradients = [one.grad for stage in stages for one in stage.module.parameters()]
+    gradients = [each.grad for stage in stages for each in stage.module.parameters()]
     return {"gradients": gradients, "peak": result.peak_in_flight}
 
 
 def carried_out(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """The first schedule of an answer on real ranks, once it is one that can run."""
+    """The trial that runs the first schedule of an answer on real ranks, if it is valid."""
     case = seen[0].trial.cases[0]
     if seen[0].error is not None or not isinstance(case, Planned):
         return []

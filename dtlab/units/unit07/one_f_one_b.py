@@ -1,4 +1,4 @@
-"""07/one_f_one_b: 1F1B as lists. It differs from GPipe in what a rank must hold.
+"""07/one_f_one_b: write 1F1B as lists. Unlike GPipe, it limits what a rank must hold.
 
 Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using
 Megatron-LM", section 2.2.1 (PipeDream-Flush).
@@ -19,13 +19,13 @@ from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
-    """What is wrong with one that can run."""
+    """Yields what is wrong with a schedule that can run."""
     for rank, peak in enumerate(peak_in_flight(schedule)):
         enough = min(count, stages - rank)
         if peak > enough:
             yield (
                 "memory",
-                f"rank {rank} holds {peak} microbatches at once, and {enough} are enough: when "
+                f"rank {rank} holds {peak} microbatches at once, but {enough} are enough: when "
                 f"could its first backward begin?\n{grid(schedule)}",
             )
             break
@@ -33,7 +33,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Enough microbatches; then few of them, one, and a single stage."""
+    """Trials with enough microbatches; then with few, with one, and with a single stage."""
     draw = random.Random(seed)
     stages, deep = draw.randint(3, 5), draw.randint(4, 6)
     sizes = [(3, draw.randint(5, 7)), (stages, stages), (4, draw.randint(5, 9)), (2, 4)]

@@ -1,8 +1,8 @@
-"""07/one_slow_stage: what caps a pipeline, read off a trace, and a cut that lifts the cap.
+"""07/one_slow_stage: read from a trace what limits a pipeline, and cut its layers better.
 
-`one_slow_stage(trace, goal)` is called with three traces. What it returns is compared with the
-seconds of which the traces were made, so nothing depends on how busy the machine is. The first cut
-is then run with stand-ins on an emulated cluster, and the report says how fast that was.
+`one_slow_stage(trace, goal)` is called with three traces. The answers are compared with the layer
+times from which the traces were made, so nothing depends on the load of the machine. The first cut
+is then run with stand-in layers on an emulated cluster, and the report gives the measured speedup.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dtlab.predict import Cluster, Costs, Link, balance_stages, simulate
 from dtlab.schedules import gpipe
 from dtlab.trace import Event, Trace
 
-# Layers: an even split of them is slow, and leaves the trace -------------------------------------
+# Layers: an even split of them is slow, and produces the trace -----------------------------------
 #
 #     layers   12 of about 4 ms    36 others of about 0.5 ms    four ranks, twelve layers each
-#     stages   48  6  6  5         sum / max = 1.35             the most that this cut can bring
+#     stages   48  6  6  5         sum / max = 1.35             the largest speedup of this cut
 #     cut anew 17 16 16 16         sum / max = 3.8
 
 Cut = list[list[int]]
@@ -34,7 +34,7 @@ Cut = list[list[int]]
 
 @dataclass(frozen=True)
 class Layers:
-    """Seconds of each layer for a microbatch, forward and backward, and the speedup to reach.
+    """The time of each layer for a microbatch, forward and backward, and the speedup to reach.
 
     `compiles` is the rank that takes longest in the first step.
     """
@@ -46,58 +46,58 @@ class Layers:
 
     @property
     def even(self) -> Cut:
-        """As many layers on each rank."""
+        """The cut with the same number of layers on each rank."""
         each = len(self.seconds) // self.ranks
         return [list(range(each * rank, each * (rank + 1))) for rank in range(self.ranks)]
 
     @cached_property
     def best(self) -> Cut:
-        """The cut whose slowest stage is fastest."""
+        """The cut with the fastest slowest stage."""
         return [list(part) for part in balance_stages(self.seconds, self.ranks)]
 
     def times(self, cut: Sequence[Sequence[int]]) -> list[float]:
-        """Seconds of each stage for a microbatch."""
+        """The seconds of each stage for a microbatch."""
         return [math.fsum(self.seconds[layer] for layer in part) for part in cut]
 
     @property
     def slow(self) -> int:
-        """The stage that caps the even split."""
+        """The stage that limits the even split."""
         times = self.times(self.even)
         return times.index(max(times))
 
     def ceiling(self, cut: Sequence[Sequence[int]]) -> float:
-        """How many times as fast as one rank a cut can be at most."""
+        """The upper bound of a cut's speedup over one rank."""
         return sum(self.seconds) / max(self.times(cut))
 
     def speedup(self, cut: Sequence[Sequence[int]], num_microbatches: int) -> float:
-        """How many times as fast as one rank a cut is, as simulated."""
+        """The simulated speedup of a cut over one rank."""
         step = simulate(gpipe(self.ranks, num_microbatches), _costs(self.times(cut))).duration
         return num_microbatches * sum(self.seconds) / step
 
 
 def _costs(times: Sequence[float], message: float = 0.0) -> Costs:
-    """Of stages that take this long: a third each for F, I and W."""
-    thirds = [each / 3 for each in times]
+    """The costs of stages that take this long: a third each for F, I and W."""
+    thirds = [time / 3 for time in times]
     return Costs(thirds, thirds, thirds, message)
 
 
 def filled(seconds: Sequence[float], ranks: int) -> Cut:
-    """The cut of a greedy rule: a stage is full once it has its share of the time."""
+    """The cut of a greedy rule that closes a stage once it has its share of the time."""
     cut: Cut = [[]]
     for layer, each in enumerate(seconds):
-        over = sum(seconds[one] for one in cut[-1]) + each / 2 > sum(seconds) / ranks
+        over = sum(seconds[number] for number in cut[-1]) + each / 2 > sum(seconds) / ranks
         if cut[-1] and over and len(cut) < ranks:
             cut.append([])
         cut[-1].append(layer)
     return cut
 
 
-_BEGUN: Final = 4  # microbatches of the run that is slow
+_BEGUN: Final = 4  # microbatches of the slow run
 _EACH: Final = 12  # layers of a stage in the even split
 
 
 def draw_layers(draw: random.Random, ranks: int, goal: float) -> Layers:
-    """Layers of which an even split brings little, and a greedy cut is not the best one."""
+    """Draws layers for which an even split is slow, and a greedy cut is not the best one."""
     for _ in range(5000):
         slow = draw.randrange(ranks)
         most = 8 if ranks > 3 else 12
@@ -115,8 +115,8 @@ def draw_layers(draw: random.Random, ranks: int, goal: float) -> Layers:
     raise AssertionError("no draw has a best cut that a greedy rule misses")
 
 
-# The trace has three steps of GPipe. In the first one another rank takes far longer than in later
-# ones, as a rank does that compiles its kernels. So the sums over all steps are misleading.
+# The trace has three steps of GPipe. In the first step another rank takes far longer than later,
+# like a rank that compiles its kernels. So sums over all steps are misleading.
 
 _STEPS: Final = 3
 _MESSAGE, _GAP = 1e-4, 5e-3  # seconds: of a message; between steps
@@ -140,7 +140,7 @@ def events_of(layers: Layers) -> list[Event]:
 
 
 def _pieces(layers: Layers, span: Event, step: int) -> Iterator[Event]:
-    """The layers in a stage's forward; in its backward the last layer first, in two pieces."""
+    """The layers inside a stage's forward; inside its backward in reverse, in two pieces each."""
     own = layers.even[span.extra["stage"]]
     if span.name == "backward":
         own = [layer for layer in reversed(own) for _ in range(2)]
@@ -153,18 +153,18 @@ def _pieces(layers: Layers, span: Event, step: int) -> Iterator[Event]:
         start = end
 
 
-# What is judged: the answer for each trace -------------------------------------------------------
+# The check: the answer for each trace ------------------------------------------------------------
 
 _KEYS: Final = ("stage", "ceiling", "cut", "num_microbatches")
 _MOST: Final = 500  # microbatches
-_SPARE: Final = 2  # so many microbatches less must miss the goal
+_SPARE: Final = 2  # with this many microbatches less, the answer must miss the goal
 
 
 @dataclass(frozen=True)
 class Sight(Faulty):
-    """`one_slow_stage(trace, goal)` on the trace of some layers, split evenly.
+    """Calls `one_slow_stage(trace, goal)` with the trace of some layers, split evenly.
 
-    What cannot be read is a fault of "stage", and of "form", for which the other criteria wait.
+    An unreadable answer loses "stage", and "form", for which the other criteria wait.
     """
 
     alone = True
@@ -181,48 +181,48 @@ class Sight(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
         rows, goal = given
-        found = fn(Trace([Event(*row) for row in rows]), goal)
-        if not isinstance(found, Mapping):
-            return {"type": type(found).__name__}
-        return {key: _plain(found[key]) for key in _KEYS if key in found}
+        answer = fn(Trace([Event(*row) for row in rows]), goal)
+        if not isinstance(answer, Mapping):
+            return {"type": type(answer).__name__}
+        return {key: _plain(answer[key]) for key in _KEYS if key in answer}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         stage, ceiling, cut, count = values = [results[0].get(key) for key in _KEYS]
         if None in values:
             kind = results[0].get("type")
-            what = str(kind)[:80] if kind else f"dict that has no {_KEYS[values.index(None)]!r}"
-            words = f"one_slow_stage returns a {what}. Return a dict with {_KEYS}."
+            form = str(kind)[:80] if kind else f"dict that has no {_KEYS[values.index(None)]!r}"
+            words = f"one_slow_stage returns a {form}. Return a dict with {_KEYS}."
             yield from (("stage", words), ("form", words))
             return
         yield from self._of_trace(stage, ceiling)
         if not self._is_cut(cut):
-            odd = f'"cut" is no list of {self.layers.ranks} lists that have all layers in order.'
+            odd = f'"cut" is not a list of {self.layers.ranks} lists with all layers in order.'
             yield from (("cut", odd), ("goal", odd))
             return
         yield from self._of_cut(cut)
         if _is_whole(count) and 1 <= count <= _MOST:
             yield from self._of_count(cut, count)
         else:
-            yield "goal", f'"num_microbatches" is no whole number from 1 to {_MOST}.'
+            yield "goal", f'"num_microbatches" is not a whole number from 1 to {_MOST}.'
 
     def _of_trace(self, stage: Any, ceiling: Any) -> Iterator[Fault]:
-        """What is wrong with what is read off the trace."""
+        """Yields what is wrong with the values read from the trace."""
         layers = self.layers
         if not _is_whole(stage):
-            yield "stage", '"stage" is no whole number.'
+            yield "stage", '"stage" is not a whole number.'
         elif stage != layers.slow:
             why = "Which one is never idle once the first step is over?"
             if stage == layers.compiles:
-                why = "It takes long in the first step, and never again."
-            yield "stage", f"stage {stage} is not what the others wait for. {why}"
+                why = "It takes long only in the first step."
+            yield "stage", f"stage {stage} is not the one for which the others wait. {why}"
         right = layers.ceiling(layers.even)
         if not isinstance(ceiling, int | float):
-            yield "ceiling", '"ceiling" is no number.'
+            yield "ceiling", '"ceiling" is not a number.'
         elif not abs(ceiling - right) <= 0.02 * right:
             yield (
                 "ceiling",
-                f"you call this cut {ceiling:.2f} times as fast as one rank at most, and its "
-                f"ceiling is {'lower' if ceiling > right else 'higher'}. From the second "
+                f"you say that this cut is at most {ceiling:.2f} times as fast as one rank, but "
+                f"its ceiling is {'lower' if ceiling > right else 'higher'}. From the second "
                 "microbatch on, how often does one come out?",
             )
 
@@ -239,8 +239,8 @@ class Sight(Faulty):
             yield (
                 "cut",
                 f"in [{spans}] stage {times.index(max(times))} takes {max(times) / best:.2f} "
-                "times as long as the slowest stage of the best cut. What do layers cost once "
-                "kernels are compiled, and are all cuts compared?",
+                "times as long as the slowest stage of the best cut. What do layers cost after "
+                "kernels are compiled, and do you compare all cuts?",
             )
 
     def _of_count(self, cut: Cut, count: int) -> Iterator[Fault]:
@@ -249,8 +249,8 @@ class Sight(Faulty):
         if got < enough:
             yield (
                 "goal",
-                f"{count} microbatches with your cut are {got:.2f} times as fast as one rank, and "
-                f"{layers.goal:g} is the goal. With this cut the most is "
+                f"{count} microbatches with your cut are {got:.2f} times as fast as one rank, but "
+                f"the goal is {layers.goal:g}. With this cut the most is "
                 f"{layers.ceiling(cut):.2f}.",
             )
         elif count > _SPARE and layers.speedup(cut, count - _SPARE) >= enough:
@@ -266,24 +266,24 @@ def _is_whole(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and lists of them; text where it is anything else."""
+    """Converts numbers and lists of them to plain ones, and other values to text."""
     value = plain(value)
     if isinstance(value, list | tuple | range):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int | float) else str(value)[:40]
 
 
-# A run of ours, which is measured ----------------------------------------------------------------
+# A measured run with stand-in layers -------------------------------------------------------------
 
 _LONGEST: Final = 40  # microbatches of the run: a right answer has fewer
-_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python adds little to that
+_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python's overhead is small beside that
 
 
 @dataclass(frozen=True)
 class StandIns(Faulty):
-    """A step of stand-ins by a cut. No criterion depends on it."""
+    """A step of stand-in layers by a cut. No criterion depends on it."""
 
     topic = guilty = ""
 
@@ -306,15 +306,15 @@ class StandIns(Faulty):
 
 
 def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """The first answer's cut on an emulated cluster, if it reaches the goal as simulated."""
+    """The trial of the first answer's cut on an emulated cluster, if it reaches the goal."""
     from dtlab.units.unit07.slow_training import stage_step  # loads torch
 
     case = seen[0].trial.cases[0]
     if seen[0].error is not None or not isinstance(case, Sight):
         return []
-    found, layers = seen[0].results[0], case.layers
-    cut, count = found[0].get("cut"), found[0].get("num_microbatches")
-    if {"form", "goal"} & {name for name, _ in case.faults(found)} or count > _LONGEST:
+    answer, layers = seen[0].results[0], case.layers
+    cut, count = answer[0].get("cut"), answer[0].get("num_microbatches")
+    if {"form", "goal"} & {name for name, _ in case.faults(answer)} or count > _LONGEST:
         return []
     link = Link(2e-5, 12.5e9)
     cluster = Cluster(nodes=layers.ranks, gpus_per_node=1, intra=link, inter=link)
@@ -324,7 +324,7 @@ def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 
 
 def _goal(seen: Seen) -> Verdict:
-    """Judges the goal, and tells what was measured."""
+    """Judges the goal, and adds the measured speedup to the message."""
     verdict = rule("goal", 0, "as simulated, in all three", "form").judge(seen)
     run = seen[-1].trial.cases[0]
     if verdict.status != "ok" or seen[-1].error is not None or not isinstance(run, StandIns):

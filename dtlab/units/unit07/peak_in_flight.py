@@ -1,4 +1,4 @@
-"""07/peak_in_flight: the most microbatches that each rank holds at once, from the lists."""
+"""07/peak_in_flight: compute from the lists the most microbatches that each rank holds at once."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from dtlab.schedules.actions import needs
 from dtlab.units.unit07.judging import LIMIT
 
 _WHY = {
-    "counts": "It goes up by one with each F, and down by one with each B. What is the most?",
-    "halves": "After I the activations are still there: W needs them. So the most may come after "
-    "the first backward.",
-    "chunks": "Each of a rank's two stages has activations of its own, of one microbatch too.",
+    "counts": "The number rises by one with each F, and falls by one with each B. What is its "
+    "maximum?",
+    "halves": "After I the activations are still held: W needs them. So the maximum may come "
+    "after the first backward.",
+    "chunks": "Each of a rank's two stages holds its own activations, even of one microbatch.",
     "any": "Go through the list to its end. A rank may also have nothing to do.",
 }
 
 
 @dataclass(frozen=True)
 class Holding(Faulty):
-    """`fn(schedule)`; `name` is what it is called in words."""
+    """Calls `fn(schedule)`; `name` names the schedule in messages."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.simulate",)
     alone = True
@@ -57,11 +58,11 @@ class Holding(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: list[list[list[Any]]]) -> dict[str, Any]:
-        schedule = Schedule([Action(*one) for one in row] for row in given)
+        schedule = Schedule([Action(*action) for action in row] for row in given)
         with finished_calls("dtlab.predict.simulate", refuse=True) as finished:
-            found = plain(fn(schedule))
-        peaks = [whole(one) for one in found] if isinstance(found, list | tuple) else None
-        return {"peaks": peaks, "text": short(found), "finished": sorted(finished)}
+            returned = plain(fn(schedule))
+        peaks = [whole(x) for x in returned] if isinstance(returned, list | tuple) else None
+        return {"peaks": peaks, "text": short(returned), "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         got, text = results[0]["peaks"], str(results[0]["text"])[:60]
@@ -77,15 +78,15 @@ class Holding(Faulty):
 
 
 def any_schedule(draw: random.Random, count: int) -> Schedule:
-    """Two stages on ranks 0 and 2 that do what they can in an order drawn, and rank 1 idle.
+    """A schedule of two stages in a random valid order, on ranks 0 and 2; rank 1 is idle.
 
-    Each of them holds the most only after its first backward.
+    Each stage holds the most only after its first backward.
     """
     while True:
         schedule = Schedule([[], [], []])
         left = {Action(s, kind, k) for s in (0, 1) for kind in "FB" for k in range(count)}
         while left:
-            action = draw.choice([one for one in sorted(left) if _is_ready(one, left)])
+            action = draw.choice([each for each in sorted(left) if _is_ready(each, left)])
             schedule[2 * action.stage].append(action)
             left.remove(action)
         early = ["".join(action.kind for action in row).find("B") for row in schedule]
@@ -99,7 +100,7 @@ def _is_ready(action: Action, left: set[Action]) -> bool:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Schedules with whole backwards, with halves, with two stages on a rank, and any."""
+    """Schedules with whole backwards, with I and W, with two stages on a rank, and any order."""
     draw = random.Random(seed)
     p, m = draw.randint(3, 5), draw.randint(6, 8)
     counts = [Holding(one_f_one_b(p, m), "1F1B"), Holding(gpipe(p, m), "GPipe")]

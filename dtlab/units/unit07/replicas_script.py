@@ -1,10 +1,10 @@
 """The broken program of 07/unsynchronised, as level-3.ipynb shows it, and its stages.
 
-This file loads torch: it is imported when a check runs, never before.
+This module imports torch. It is imported only when a check runs.
 """
 
 # mypy: disable-error-code="operator, assignment"
-# The program is as people write it.
+# The program is written as most people write theirs, without full type annotations.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""07/run, extra: the executor, which does a rank's list of actions over sends and receives."""
+"""07/run, extra: write the executor, which runs a rank's actions with sends and receives."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ FINISHED = (
     "torch.distributed.pipelining.stage",
 )
 _LIMIT = 3.0  # seconds
-_NONE = 1e-6  # times a gradient: as good as nothing
+_NONE = 1e-6  # times a gradient: as good as zero
 _OF_TURNS = "order", "waits", "memory"  # criteria that wait for the result too
-_OWN = 1  # graphs: that of the last microbatch, which a local name may still have
+_OWN = 1  # graphs: that of the last microbatch, to which a local name may still refer
 
 
 @dataclass(frozen=True)
 class Running(Faulty):
-    """`fn(schedule, module, sizes, width, inputs, targets, loss)` on a stage of ours.
+    """Calls `fn(schedule, module, sizes, width, inputs, targets, loss)` on a given stage.
 
     rank r    fn(schedule, stage r, ...)
-                  │  forward: notes F, and how many graphs of earlier microbatches are alive
-                  ▼  backward: notes B
-              gradients, what was noted
+                  │  forward: logs F, and how many graphs of earlier microbatches are alive
+                  ▼  backward: logs B
+              returns gradients and log
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -59,7 +59,7 @@ class Running(Faulty):
 
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs and targets, by microbatch."""
+        """The inputs and targets, as one tensor per microbatch."""
         return batch_of(self.seed, self.sizes, self.width)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Running(Faulty):
         with finished_calls(*FINISHED, refuse=True) as finished:
             fn(as_schedule(given["rows"]), module, *(given[name] for name in names), loss_of)
         return {
-            "gradients": [one.grad for one in module.parameters()],
+            "gradients": [parameter.grad for parameter in module.parameters()],
             "log": "".join(log),
             "graphs": graphs,
             "finished": sorted(finished),
@@ -98,11 +98,11 @@ class Running(Faulty):
         net = stage_net(self.width, 6)
         modules = [net.module(self.seed + rank) for rank in range(len(results))]
         wanted = one_process(modules, *self.batch)
-        found = [result["gradients"] for result in results]
+        gradients = [result["gradients"] for result in results]
         for rank in range(len(results)):
-            if not _is_times(1.0, found[rank], wanted[rank]):
-                without = any(gradient is None for gradient in found[rank])
-                why = "a parameter has no gradient." if without else self._how(found, wanted)
+            if not _is_times(1.0, gradients[rank], wanted[rank]):
+                without = any(gradient is None for gradient in gradients[rank])
+                why = "a parameter has no gradient." if without else self._how(gradients, wanted)
                 yield self.topic, f"rank {rank}: {why}"
                 return
         if self.topic == "turns":
@@ -111,7 +111,7 @@ class Running(Faulty):
     def _how(
         self, found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
     ) -> str:
-        """What is wrong with the gradients of all ranks."""
+        """Explains the gradients of all ranks, which are wrong."""
         factors = []
         for got, right in zip(found, wanted, strict=True):
             last = got[-1] if got[-1] is not None else 0 * right[-1]
@@ -121,24 +121,24 @@ class Running(Faulty):
         if len(factors) == len(found):
             if set(factors) == {str(len(self.sizes))}:
                 return "gradients are those of the sum over the microbatches, not of the mean."
-            said = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
-            return f"gradients are the right ones times {said}. What is scaled already?"
+            listing = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
+            return f"gradients are the right ones times {listing}. What is scaled already?"
         hints = {
-            "uneven": " What does a sample count in the mean over all samples?",
+            "uneven": " How much does a sample count in the mean over all samples?",
             "any": " Ranks take microbatches in different orders: which message is whose?",
         }
         return "gradients are not those of one process." + hints.get(self.topic, "")
 
     def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """What was done in which order, and what was left of it."""
-        for rank, (row, seen) in enumerate(zip(self.schedule, results, strict=True)):
-            listed, done = "".join(action.kind for action in row), str(seen["log"])[:200]
+        """Yields faults in the order of actions, and in the graphs that stay alive."""
+        for rank, (row, result) in enumerate(zip(self.schedule, results, strict=True)):
+            listed, done = "".join(action.kind for action in row), str(result["log"])[:200]
             if done != listed:
-                yield "order", f"rank {rank} does {done}, and its list says {listed}."
+                yield "order", f"rank {rank} does {done}, but its list says {listed}."
                 break
-        for rank, seen in enumerate(results):
-            in_flight, graphs = 0, list(map(int, seen["graphs"]))
-            for kind in str(seen["log"]):
+        for rank, result in enumerate(results):
+            in_flight, graphs = 0, list(map(int, result["graphs"]))
+            for kind in str(result["log"]):
                 if kind == "F" and graphs.pop(0) > in_flight + _OWN:
                     yield (
                         "memory",
@@ -151,12 +151,12 @@ class Running(Faulty):
 
 
 def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
-    """Makes the module write F and B into `log`, and at each F how many graphs are alive."""
+    """Makes the module log F and B, and at each F the number of graphs that are alive."""
     living: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
     forward = module.forward
 
     def noted(x: Tensor) -> Tensor:
-        def begins(_: Tensor) -> None:  # it lives as long as the graph of this forward
+        def begins(_: Tensor) -> None:  # lives as long as the graph of this forward
             log.append("B")
 
         output: Tensor = forward(x)
@@ -177,20 +177,20 @@ def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Ten
 
 
 def _unwaited(seen: Seen) -> str:
-    """A send that a rank does not wait for, under 1F1B; empty if there is none."""
+    """Names a send that a rank does not wait for under 1F1B; empty if there is none."""
     for one in of_topic(seen, "turns"):
         for event in one.trace.events if one.trace is not None else ():
             if event.name == "send" and not event.extra.get("blocked", True):
                 peer = ", ".join(map(str, event.peers))
                 return (
                     f"{one.trial.words()}: rank {event.rank} does not wait for a send to rank "
-                    f"{peer}. When it returns, its tensor may go before it has left."
+                    f"{peer}. Its tensor may be freed before the send is complete."
                 )
     return ""
 
 
 def shuffled(draw: random.Random, count: int) -> Schedule:
-    """Two ranks, each with another order of microbatches, forward and backward."""
+    """A schedule of two ranks with different orders of microbatches, forward and backward."""
     numbers = range(count)
     rows: list[list[Action]] = []
     forwards, backwards = draw.sample(numbers, count), draw.sample(numbers, count)
@@ -202,7 +202,7 @@ def shuffled(draw: random.Random, count: int) -> Schedule:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """GPipe, where all messages go one way, then all the other; a short one; 1F1B; any order."""
+    """Trials with GPipe (all messages one way, then the other), a short microbatch, 1F1B, any."""
     draw = random.Random(seed)
 
     def case(schedule: Schedule, name: str, topic: str, short: bool = False) -> Running:
@@ -228,7 +228,7 @@ PART = Part(
     stretch=True,
     check=Check(
         trials=_trials,
-        compiles=True,  # the first backward from a given gradient imports as much
+        compiles=True,  # the first backward with a gradient argument imports the compiler too
         rules=(
             rule("result", 3, "GPipe: the gradients of one process"),
             rule("uneven", 1, "each sample counts alike", "result"),

@@ -1,4 +1,4 @@
-"""A step of stand-in layers, cut into stages, for 07/one_slow_stage. This file loads torch."""
+"""Steps of stand-in layers, cut into stages, for 07/one_slow_stage. Imports torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["layer_steps", "stage_step"]
 def layer_steps(
     cut: Sequence[Sequence[int]], seconds: Sequence[float], num_microbatches: int, steps: int
 ) -> list[float]:
-    """Runs on every rank: steps of GPipe, with a stand-in for each layer; the seconds of each.
+    """Runs on every rank: GPipe steps with a stand-in for each layer; returns their seconds.
 
-    Layer n takes `seconds[n]` for a microbatch, a third of it forward, and no core. In the trace
-    each piece of its work is a span "layer", with its number and that of the step.
+    Layer n takes `seconds[n]` per microbatch, a third of it forward, and uses no core. In the
+    trace each piece of its work is a span "layer", with the numbers of the layer and the step.
     """
     now = {"step": 0}
 
@@ -47,9 +47,10 @@ def layer_steps(
 def stage_step(
     cut: Sequence[Sequence[int]], seconds: Sequence[float], num_microbatches: int
 ) -> float:
-    """Runs on every rank: the seconds of a step of GPipe, with one stand-in for each stage.
+    """Runs on every rank: a GPipe step with one stand-in per stage; returns its seconds.
 
-    So Python adds little to a stage of many small layers. The step before it is not counted.
+    One stand-in keeps Python's overhead small for a stage of many small layers. The first step is
+    a warm-up and not counted.
     """
     stand_in = StandIn(0, 0, 0, take=dtlab.compute)
     stage = PipelineStage(stand_in)

@@ -1,4 +1,4 @@
-"""07/timeline: one grid to read, and one in which an action cannot run.
+"""07/timeline: read the grid of a schedule, and find the impossible action in another one.
 
 1F1B, three ranks, four microbatches:
 
@@ -6,9 +6,9 @@
      ·  1F0 1F1  ·  1B0 1F2 1B1 1F3 1B2  ·  1B3  ·
      ·   ·  2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3  ·   ·
 
-A row for each rank, a column for each step; every action takes one step. 2F0 is the forward pass
-of microbatch 0 on stage 2; B a full backward pass, I the gradient of the input, W that of the
-weights.
+There is a row for each rank and a column for each step; every action takes one step. 2F0 is the
+forward pass of microbatch 0 on stage 2; B is a full backward pass, I the gradient of the input, W
+that of the weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEDULES: Final[dict[str, Callable[[int, int], Schedule]]] = {  # for p ranks, 
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
 }
-_SIZES: Final = {  # ranks and microbatches that a line has room for
+_SIZES: Final = {  # ranks and microbatches whose grid fits on a line
     "gpipe": ((3, 4), (3, 5), (4, 4), (4, 5), (4, 6)),
     "1f1b": ((3, 4), (3, 5), (3, 6), (4, 4), (4, 5), (4, 6)),
     "interleaved": ((2, 2), (2, 4)),
@@ -51,11 +51,11 @@ _REASONS: Final = {
     "twice": "it has run before",
 }
 
-# Grid A, which is right --------------------------------------------------------------------------
+# Grid A, which is valid --------------------------------------------------------------------------
 
 
 def laid_out(name: str, ranks: int, count: int) -> Grid:
-    """The grid of a schedule in which each action runs as early as it can."""
+    """The grid of a schedule in which each action runs as early as possible."""
     schedule = SCHEDULES[name](ranks, count)
     slots = clock(schedule).slots
     grid: Grid = [[""] * (1 + max(row[-1] for row in slots)) for _ in slots]
@@ -70,7 +70,7 @@ def _actions(grid: Grid) -> Schedule:
 
 
 def _name(grid: Grid) -> str:
-    """Which schedule a grid is."""
+    """The name of the schedule that a grid shows."""
     actions = _actions(grid)
     count = 1 + max(action.microbatch for action in actions[0])
     return next(name for name, make in SCHEDULES.items() if actions == make(len(grid), count))
@@ -81,7 +81,7 @@ def _first_backward(row: list[str]) -> int:
 
 
 def _idle(row: list[str]) -> int:
-    """Empty cells between the first and the last action."""
+    """The number of empty cells between the first and the last action."""
     steps = [step for step, cell in enumerate(row) if cell]
     return steps[-1] + 1 - steps[0] - len(steps)
 
@@ -90,7 +90,7 @@ def _idle(row: list[str]) -> int:
 
 
 def _needs(action: str, last: int) -> Iterator[tuple[str, str]]:
-    """What must end before an action can run, each with the reason for which it cannot."""
+    """Yields each action that must end before this one, and the reason if it has not."""
     stage, kind, microbatch = int(action[0]), action[1], action[2:]
     if kind == "F" and stage > 0:
         yield f"{stage - 1}F{microbatch}", "forward"
@@ -102,50 +102,52 @@ def _needs(action: str, last: int) -> Iterator[tuple[str, str]]:
 
 def _faults(grid: Grid) -> dict[Cell, str]:
     """The cells whose action cannot run in their step, with the reason."""
-    found: dict[Cell, str] = {}
+    faults: dict[Cell, str] = {}
     ended: set[str] = set()
     for step, column in enumerate(zip(*grid, strict=True)):
         for rank, cell in enumerate(column):
             needs = _needs(cell, len(grid) - 1) if cell else ()
-            reasons = ["twice"] * (cell in ended) + [why for one, why in needs if one not in ended]
+            reasons = ["twice"] * (cell in ended) + [
+                why for need, why in needs if need not in ended
+            ]
             if reasons:
-                found[rank, step] = reasons[0]
+                faults[rank, step] = reasons[0]
         ended.update(filter(None, column))
-    return found
+    return faults
 
 
 def _broken(grid: Grid, draw: Random) -> Grid:
-    """A copy in which one action cannot run: two cells of a rank exchanged, or one doubled.
+    """A copy with one impossible action: two cells of a rank are exchanged, or one is doubled.
 
-    Of three such exchanges it is the one between the nearest cells.
+    Of three such exchanges, the one between the nearest cells is taken.
     """
     wanted = draw.choice(list(_REASONS))
-    found: list[tuple[int, Grid]] = []
-    while len(found) < 3:
+    candidates: list[tuple[int, Grid]] = []
+    while len(candidates) < 3:
         rank = draw.randrange(len(grid))
         here, there = draw.sample(range(len(grid[0])), 2)
         row = list(grid[rank])
         if not row[here] or (wanted == "twice" and row[there]):
             continue
         row[here], row[there] = row[here] if wanted == "twice" else row[there], row[here]
-        tried = [row if one == rank else list(grid[one]) for one in range(len(grid))]
+        tried = [row if number == rank else list(grid[number]) for number in range(len(grid))]
         if list(_faults(tried).values()) == [wanted] and any(row[-1] for row in tried):
-            found.append((abs(here - there), tried))
-    return found[0][1] if wanted == "twice" else min(found)[1]
+            candidates.append((abs(here - there), tried))
+    return candidates[0][1] if wanted == "twice" else min(candidates)[1]
 
 
 def _impossible(grid: Grid) -> tuple[Cell, str]:
-    """The cell that cannot run, and the reason."""
+    """The cell whose action cannot run, and the reason."""
     ((cell, why),) = _faults(grid).items()
     return cell, why
 
 
 def _waited_for(grid: Grid) -> list[int]:
-    """The cell of what the impossible action needs; of a doubled one, the first time it runs."""
+    """The cell of the action that the impossible one needs; of a doubled one, its first run."""
     (rank, step), why = _impossible(grid)
     action = grid[rank][step]
     if why != "twice":
-        action = next(one for one, whose in _needs(action, len(grid) - 1) if whose == why)
+        action = next(need for need, whose in _needs(action, len(grid) - 1) if whose == why)
     first, rank = min((row.index(action), rank) for rank, row in enumerate(grid) if action in row)
     return [rank, first]
 
@@ -156,7 +158,7 @@ def _waited_for(grid: Grid) -> list[int]:
 def _draw(draw: Random) -> Values:
     name = draw.choice(list(_SIZES))
     ranks, count = draw.choice(_SIZES[name])
-    other = draw.choice([one for one in _TO_BREAK if one != name])
+    other = draw.choice([each for each in _TO_BREAK if each != name])
     return {
         "grid_a": laid_out(name, ranks, count),
         "grid_b": _broken(laid_out(other, *draw.choice(_SIZES[other])), draw),
@@ -186,7 +188,7 @@ def _one_of(
     hint: str,
     why: Mapping[str, str],
 ) -> Question:
-    """Asks for a name; `why` is said of each one that is not the right one."""
+    """Makes a question with names as options; `why` has a hint for each wrong name."""
     wrong = {
         formula(f"'' if {right} == {option!r} else {option!r}"): words
         for option, words in why.items()
@@ -205,7 +207,7 @@ PART = Part(
         _rows,
         _one_of(
             "schedule",
-            "grid A: which schedule it is",
+            "grid A: which schedule is it",
             {
                 "gpipe": "GPipe",
                 "1f1b": "1F1B",
@@ -214,7 +216,7 @@ PART = Part(
                 "zb_h2": "ZB-H2",
             },
             "schedule",
-            "Look at what rank 0 does before its first backward, and at which letters there are.",
+            "Look at what rank 0 does before its first backward, and at which letters occur.",
             {
                 "gpipe": "there all forwards come before any backward.",
                 "1f1b": "there backward is in one piece, and on a rank's one stage F and B "
@@ -239,16 +241,16 @@ PART = Part(
         ),
         number(
             "peak",
-            "grid A: how many forward passes rank {rank} has under way at its fullest",
+            "grid A: the most forward passes that rank {rank} has in flight at once",
             "peak_in_flight(actions)[rank]",
-            "Go along the row: one more at each F, one fewer at each B, or each W where backward "
+            "Go along the row: one more at each F, one fewer at each B, or at each W if backward "
             "is in two pieces.",
             {
                 "answer + 1": "one too many: has one been freed before the last one came in?",
-                "answer - 1": "one too few: a backward pass needs what its forward has left, "
-                "until it ends.",
+                "answer - 1": "one too few: until a backward pass ends, it needs what its forward "
+                "pass has stored.",
                 "forwards if forwards > answer + 1 else nan": "these are all forward passes of "
-                "the rank. What is freed on the way?",
+                "the rank. Which are freed in between?",
             },
             exact=True,
         ),
@@ -256,7 +258,7 @@ PART = Part(
             "idle",
             "grid A: empty cells of each rank from its first action to its last one, as a list",
             "[idle_in(row) for row in grid_a]",
-            "In each row: last step less first step, and one; less the cells that are filled.",
+            "In each row: last step minus first step, plus one, minus the cells that are filled.",
             {
                 "[row.count('') for row in grid_a]": "these are all empty cells of a row. Those "
                 "at its ends do not count.",
@@ -274,16 +276,16 @@ PART = Part(
                 "steps * more / count": "this makes the bubble grow with the microbatches. Which "
                 "part of the grid is longer with more of them?",
                 "steps + more - count": "a microbatch adds more than one cell to each row.",
-                "each * more": "and the bubble?",
+                "each * more": "what about the bubble?",
             },
             exact=True,
             unit="steps",
         ),
         number(
-            "cell",
+            "grid B: rank and step of the action that cannot run there, as a list of two",
             "grid B: rank and step of the action that cannot run there, as a list of two",
             "list(impossible[0])",
-            "For each action: has what it needs ended in an earlier step, and has it run before?",
+            "For each action: did what it needs end in an earlier step, and did it run before?",
             {
                 "waited_for(grid_b)": "this one can run: what it needs has ended. Which action "
                 "comes too soon, or again?",

@@ -1,8 +1,8 @@
-"""07/unsynchronised: copies of a stage that drift apart.
+"""07/unsynchronised: find out why the copies of a stage drift apart.
 
-rank r is in pipeline r // stages, and has stage r % stages
+Rank r is in pipeline r // stages, and has stage r % stages:
 
-            stage 0   1        a column are the copies of a stage
+            stage 0   1        a column holds the copies of a stage
 pipeline 0        0   1
 pipeline 1        2   3
 """
@@ -35,13 +35,13 @@ __all__ = ["PART", "SYMPTOMS", "Replica"]
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce")
 _NEAR = 1e-3  # of a loss
-_MORE = 1.25  # times the gradient of a step: a tensor more for a loss or a norm is no matter
-_LIMIT = 20.0  # seconds for what takes half of one
+_MORE = 1.25  # times the gradient of a step: allows an extra tensor for a loss or a norm
+_LIMIT = 20.0  # seconds for runs that take half a second
 
 
 @dataclass(frozen=True)
 class Replica(TrainingRun):
-    """`program(stages, batches)`: a pipeline for every `num_stages` ranks, each on its batches."""
+    """Runs `program(stages, batches)`: a pipeline per `num_stages` ranks, each on its batches."""
 
     width: int
     num_stages: int = 2
@@ -67,7 +67,7 @@ class Replica(TrainingRun):
         return nn.Sequential(*build(*sizes))
 
     def bytes_of(self, stage: int) -> int:
-        """Bytes of a stage's parameters, and of their gradients."""
+        """The bytes of a stage's parameters, and of their gradients."""
         inputs = self.width if stage else 64
         outputs = self.width if stage < self.num_stages - 1 else 10
         return 4 * (inputs + 1) * outputs
@@ -90,24 +90,24 @@ class Replica(TrainingRun):
 
 
 def stage_of(name: str) -> int:
-    """The stage of a parameter: "0.1.weight" is in stage 0."""
+    """The stage of a parameter: "0.1.weight" belongs to stage 0."""
     return int(name.partition(".")[0])
 
 
 def _reduced(one: Observation, rank: int) -> int:
-    """Bytes that a rank has in collectives, in the whole run."""
+    """The bytes that a rank passes to collectives in the whole run."""
     return sum(event.bytes for event in events_of(one, *_COLLECTIVES, rank=rank))
 
 
 def _too_much_sent(case: Replica, results: Sequence[Any], one: Observation) -> str:
-    """A rank has more in collectives than the gradient of its stage once in a step."""
+    """Objects if a rank passes more to collectives than its stage's gradient once per step."""
     for rank in range(len(results)):
         stage, sent = case.bytes_of(rank % case.num_stages), _reduced(one, rank)
         if sent > _MORE * case.steps * stage + stage:  # and its parameters once, at the start
             return (
                 f"rank {rank} has {amount(sent)} in collectives in {case.steps} steps. The "
                 f"gradient of its stage, {case.width} wide here and not 32 as in the notebook, is "
-                f"{amount(stage)}: once in a step is enough, and no other stage's belongs into it."
+                f"{amount(stage)}: once in a step is enough, without gradients of other stages."
             )
     return ""
 
@@ -118,14 +118,14 @@ SYMPTOMS = Symptoms()
 
 
 def _copies(scene: Scene, wanted: Callable[[list[bool]], bool]) -> Finding:
-    """Of which stages the copies differ, and whether that is what is `wanted`."""
+    """Says which stages have copies that differ, and whether that is as `wanted`."""
     apart = [False] * scene.case.num_stages
-    for rank, seen in enumerate(scene.results):
+    for rank, result in enumerate(scene.results):
         for name, first in scene.results[rank % len(apart)]["after"].items():
             if stage_of(name) == rank % len(apart):
-                apart[stage_of(name)] |= not seen["after"][name].equal(first)
-    said = (f"of stage {n} they {'differ' if one else 'agree'}" for n, one in enumerate(apart))
-    return Finding(wanted(apart), f"hashes of the copies: {', '.join(said)}")
+                apart[stage_of(name)] |= not result["after"][name].equal(first)
+    states = (f"of stage {n} they {'differ' if x else 'agree'}" for n, x in enumerate(apart))
+    return Finding(wanted(apart), f"hashes of the copies: {', '.join(states)}")
 
 
 @SYMPTOMS.add(
@@ -188,7 +188,7 @@ def _measured(scene: Scene) -> dict[str, float]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two pipelines of two stages, and two of three: of other widths than the notebook's."""
+    """Two pipelines of two stages, and two of three, with other widths than the notebook's."""
     draw = random.Random(seed)
     cases = [Replica(draw.randrange(10**6), draw.randint(9, 24), stages) for stages in (2, 3)]
     return [Trial(2 * case.num_stages, [case], limit=_LIMIT) for case in cases]
@@ -215,19 +215,19 @@ PART = script_part(
         "for parameter in stage.module.parameters():",
         "dist.all_reduce(parameter.grad, group=replicas)",
     ],
-    "Which ranks come to the all-reduce at all?",
+    "Which ranks reach the all-reduce at all?",
     proof=proof(
         _measured,
         "bytes",
-        "Which ranks have events called all_reduce, and which have none? Of a rank that has none: "
-        "how many bytes have the gradients of its stage?",
+        "Which ranks have events called all_reduce, and which have none? For a rank that has "
+        "none: how many bytes are the gradients of its stage?",
         {
             "bytes / 4": "those are elements: a gradient has 4 bytes each.",
             "bytes * case.steps": "that is the whole run. Divide by steps.",
-            "other": "those are what another stage has, and they are sent.",
+            "other": "those are the gradients of another stage, which are sent.",
             "bytes + other": "some of these are sent.",
-            "bytes / 2": "a rank hands its whole gradient in, not a half.",
-            "0": "that is what it sends. What should it be?",
+            "bytes / 2": "a rank passes its whole gradient, not a half.",
+            "0": "that is what it sends. What should it send?",
         },
         unit="B",
     ),

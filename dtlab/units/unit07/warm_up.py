@@ -1,4 +1,4 @@
-"""07/warm_up: how many forwards a rank does under 1F1B before the first pair."""
+"""07/warm_up: compute how many forwards a rank does under 1F1B before its first 1F1B pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtlab.units.unit07.judging import LIMIT
 
 @dataclass(frozen=True)
 class Warming(Faulty):
-    """`fn(rank, stages, count)` for every rank; each number belongs to one of the criteria."""
+    """Calls `fn(rank, stages, count)` for every rank; each number belongs to one criterion."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.schedules.generators",)
     alone = True
@@ -37,8 +37,8 @@ class Warming(Faulty):
     def on_rank(fn: Callable[..., Any], given: tuple[int, int]) -> dict[str, Any]:
         stages, count = given
         with finished_calls("dtlab.schedules.generators", refuse=True) as finished:
-            found = [fn(rank, stages, count) for rank in range(stages)]
-        returned = [(whole(one), short(one)) for one in found]
+            numbers = [fn(rank, stages, count) for rank in range(stages)]
+        returned = [(whole(number), short(number)) for number in numbers]
         return {"returned": returned, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
@@ -47,7 +47,7 @@ class Warming(Faulty):
             behind = self.stages - 1 - rank
             name = "last" if not behind else "steady" if self.count >= self.stages else "few"
             if got is None:
-                shown = f"{str(text)[:60]}, which is no whole number."
+                shown = f"{str(text)[:60]}, which is not a whole number."
                 yield "steady", f"for rank {rank} it returns {shown}"
                 return
             if got != min(behind, self.count):
@@ -56,21 +56,21 @@ class Warming(Faulty):
     def _why(self, rank: int, got: int) -> str:
         behind = self.stages - 1 - rank
         if got > self.count:
-            return f"There are {self.count} microbatches only."
+            return f"There are only {self.count} microbatches."
         if not behind:
-            return "It has its first gradient as soon as its first forward is through."
+            return "It has its first gradient as soon as its first forward is complete."
         if got == behind + 1 <= self.count:
-            return "That is what it holds at most: the forward of the first pair counts with it."
+            return "That is the most that it holds: the forward of the first pair counts with it."
         if got == rank:
-            return "That is the wrong way round: which rank waits longest for a gradient?"
+            return "That is the reverse order: which rank waits longest for a gradient?"
         return (
             f"{behind} stages are behind it. How many forwards can it do until the gradient of "
-            "its first microbatch is due?"
+            "its first microbatch arrives?"
         )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Enough microbatches, few, one; a single stage."""
+    """Trials with enough microbatches, few, one; and with a single stage."""
     draw = random.Random(seed)
     deep = draw.randint(5, 8)
     sizes = [(4, draw.randint(5, 12)), (deep, deep), (deep, draw.randint(2, deep - 2)), (3, 1)]

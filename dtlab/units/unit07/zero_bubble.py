@@ -1,4 +1,4 @@
-"""07/zero_bubble: backward split in two, what it saves and what it costs.
+"""07/zero_bubble: the gain and the cost of splitting the backward pass in two.
 
 Qi et al. 2024, "Zero bubble pipeline parallelism", section 2 and Table 1. The B of that paper is
 the gradient of the input alone: `I` in the letters of this course.
@@ -25,12 +25,12 @@ def _draw(draw: Random) -> Values:
         "weight": round(forward * draw.uniform(0.5, 0.68)) / 10,
     }
     enough = [_as_good(given, saved) for saved in (1, 2)]
-    on_the_edge = any(abs(one - round(one)) < 1e-3 for one in enough)  # floats round up or down
+    on_the_edge = any(abs(x - round(x)) < 1e-3 for x in enough)  # float rounding would decide
     return _draw(draw) if on_the_edge else given
 
 
 def _as_good(given: Values, saved: int) -> float:
-    """Microbatches for 1F1B to idle for the same share as with T_F + T_I less so many T_W."""
+    """Microbatches with which 1F1B is idle for the share of ZB-H1 (`saved` 1) or ZB-H2 (2)."""
     both, weight = given["forward"] + given["input"], given["weight"]
     return float(given["count"] * (both + weight) / (both - saved * weight))
 
@@ -54,11 +54,11 @@ PART = Part(
             "one_f_one_b",
             "how long each stage is idle in a step under 1F1B",
             "(p - 1) * (f + i + w)",
-            "A stage waits for p - 1 others: for all that each of them does with a microbatch.",
+            "A stage waits for p - 1 others: for everything that each does with a microbatch.",
             {
                 "(p - 1) * (f + i)": "a whole backward comes between. Both pieces of it count.",
                 "p * (f + i + w)": "one too many: a stage does not wait for itself.",
-                "(p - 1) * (f + i - w)": "so it is under H1, where W fills in.",
+                "(p - 1) * (f + i - w)": "this is right for H1, where W fills in.",
             },
             unit="ms",
         ),
@@ -66,11 +66,11 @@ PART = Part(
             "h1",
             "the same under ZB-H1",
             "(p - 1) * (f + i - w)",
-            "Nobody waits for W now; and W runs where a stage would wait.",
+            "No stage waits for W now, and W runs while a stage would wait.",
             {
-                "(p - 1) * (f + i)": "and what does a stage do while it waits?",
-                "(p - 1) * (f + i + w)": "so it is under 1F1B.",
-                "(p - 1) * (f + i - 2 * w)": "so it is under H2, which warms up for longer.",
+                "(p - 1) * (f + i)": "what does a stage do while it waits?",
+                "(p - 1) * (f + i + w)": "this is right for 1F1B.",
+                "(p - 1) * (f + i - 2 * w)": "this is right for H2, which has a longer warm-up.",
             },
             unit="ms",
         ),
@@ -78,11 +78,11 @@ PART = Part(
             "h2",
             "the same under ZB-H2",
             "(p - 1) * (f + i - 2 * w)",
-            "Your `h1`, less what more forwards in the warm-up make room for.",
+            "Subtract from your `h1` the time that more forwards in the warm-up fill.",
             {
-                "(p - 1) * (f + i - w)": "so it is under H1.",
+                "(p - 1) * (f + i - w)": "this is right for H1.",
                 "(p - 1) * (f + i - 3 * w)": "one W too many: T_F + T_I - T_W is what H1 leaves.",
-                "0": "so it is where T_F + T_I = 2 T_W. Yours?",
+                "0": "this is right if T_F + T_I = 2 T_W. Is it so for yours?",
             },
             unit="ms",
         ),
@@ -90,11 +90,11 @@ PART = Part(
             "rates",
             "the share of a step in which a stage is idle, a list of three: 1F1B, H1, H2",
             "[100 * one / (one + m * work) for one in bubbles]",
-            "Idle time over idle time and m times the work of a microbatch.",
+            "Divide idle time by idle time plus m times the work of a microbatch.",
             {
                 "[100 * one / (m * work) for one in bubbles]": "this is over the ideal time.",
                 "[100 * one / ((m + p - 1) * work) for one in bubbles]": "this divides all three "
-                "by the time of a step under 1F1B. Each has its own.",
+                "by the time of a step under 1F1B. Each schedule has its own time.",
             },
             unit="%",
         ),
@@ -102,7 +102,7 @@ PART = Part(
             "as_good",
             "how many microbatches 1F1B needs to idle for no larger a share than H2 with your m",
             "ceil(as_h2)",
-            "Shares are alike where bubbles over m are. And which way do you round?",
+            "Shares are equal if the bubbles over m are equal. In which direction do you round?",
             {
                 "as_h2": "microbatches are whole: with how many is the share no larger?",
                 "floor(as_h2)": "a part of a microbatch is missing.",
@@ -116,32 +116,33 @@ PART = Part(
             "memory",
             "microbatches whose activations rank 0 keeps at most, a list of three: 1F1B, H1, H2",
             "[p, p, 2 * p - 1]",
-            "How many forwards does rank 0 make before the first gradient comes back to it?",
+            "How many forwards does rank 0 make before it receives the first gradient?",
             {
                 "[p, p, p]": "what does H2 put into the gap before the first gradient?",
                 "[p, 2 * p - 1, 2 * p - 1]": "H1 warms up as 1F1B does.",
-                "[p, p, 2 * p]": "the last one is one too many: 2(p - 1) to warm up, and then?",
+                "[p, p, 2 * p]": "the last one is one too many: after 2(p - 1) to warm up, how "
+                "many more?",
                 "[one - 1 for one in answer]": "these are the forwards of the warm-up alone.",
             },
             exact=True,
         ),
         choice(
             "why",
-            "the paper's table has 24.31 % for 1F1B where the closed form gives 22.58 %, with "
+            "the paper's table has 24.31 % for 1F1B, but the closed form gives 22.58 %, with "
             "p = 8, m = 24, T_F = 18.522, T_I = 18.086, T_W = 9.337 ms and 0.601 ms for a "
-            "message: why",
+            "message: why?",
             {
                 "messages": "a message takes time, and stages wait for it between the first and "
                 "the last microbatch too",
-                "filling": "p stages take p microbatches to fill, where the closed form has p - 1",
+                "filling": "p stages take p microbatches to fill, but the closed form has p - 1",
                 "backward": "a backward pass takes longer than a forward pass",
                 "optimizer": "the closed form leaves out the optimizer's step",
             },
             "messages",
-            "What lies between a stage that ends and the next one that begins?",
+            "What lies between the end of one stage and the beginning of the next?",
             {
-                "filling": "the last stage begins after p - 1 forwards. That is not what is left.",
-                "backward": "T_F, T_I and T_W were measured. What does it take for nothing?",
+                "filling": "the last stage begins after p - 1 forwards. That is not the reason.",
+                "backward": "T_F, T_I and T_W were measured. What is assumed to be free?",
                 "optimizer": "so does the table: it is of a step up to its last gradient.",
             },
         ),

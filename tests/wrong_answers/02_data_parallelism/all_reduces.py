@@ -106,17 +106,19 @@ def no_sync_passes_counted(given):
 RIGHT = [by_hand, numbers_for_names]
 
 WRONG = {
-    first_step_as_the_others: {"first_step": "this is so from step 2 on"},
+    first_step_as_the_others: {"first_step": "this is right from step 2 on"},
     first_step_without_buckets: {"first_step": "one for each layer"},
-    never_over_the_limit: {"second_step": "this closes a bucket before it has its limit"},
+    never_over_the_limit: {"second_step": "this closes a bucket before it reaches its limit"},
     one_for_each_layer: {"second_step": "this is one for each layer"},
-    second_step_as_the_first: {"second_step": "this is the one bucket of the first step"},
-    from_the_first_layer_on: {"first_bucket": "whose gradients does backward compute first?"},
+    second_step_as_the_first: {"second_step": "this is the single bucket of the first step"},
+    from_the_first_layer_on: {
+        "first_bucket": "which layers' gradients does backward compute first?"
+    },
     last_bucket: {"first_bucket": "this is the bucket that travels last"},
     one_layer_too_many: {"first_bucket": "is not it"},
-    all_buckets_of_25: {"default": "this has 25 MiB for all buckets"},
-    micro_batches_send_once: {"micro": "only one of the k backward passes sends"},
-    one_for_each_micro_batch: {"micro": "And the buckets?"},
-    no_sync_saves_nothing: {"no_sync": "this is so without no_sync"},
+    all_buckets_of_25: {"default": "this uses 25 MiB for all buckets"},
+    micro_batches_send_once: {"micro": "only one of the k backward passes communicated"},
+    one_for_each_micro_batch: {"micro": "How many buckets does each one send?"},
+    no_sync_saves_nothing: {"no_sync": "this is the number without no_sync"},
     no_sync_passes_counted: {"no_sync": "these are the passes inside no_sync"},
 }

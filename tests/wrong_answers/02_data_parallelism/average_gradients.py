@@ -262,10 +262,12 @@ WRONG = {
     for_two_ranks: {"gradients": "Right on 2 ranks only"},
     first_gradient_only: {"gradients": "layers.0.bias: this is the rank's own gradient"},
     divided_into_a_new_tensor: {"gradients": "this is the sum over the ranks"},
-    mean_in_a_copy: {"gradients": "the result has to be written back"},
-    parameters_in_place_of_gradients: {"gradients": "none left its result in this `.grad`"},
+    mean_in_a_copy: {"gradients": "write the result back"},
+    parameters_in_place_of_gradients: {
+        "gradients": "no all-reduce left its result in this `.grad`"
+    },
     in_double: {"all_reduces": "the all-reduces carry"},
-    with_something_beside_it: {"all_reduces": "and nothing beside it"},
+    with_something_beside_it: {"all_reduces": "without any other data"},
     gradient_of_the_first_rank: {
         "gradients": "this is the rank's own gradient",
         "all_reduces": "dist.broadcast took part",
@@ -280,9 +282,9 @@ WRONG = {
     },
     gathered_and_added_up: {"all_reduces": "dist.all_gather took part"},
     another_order_on_odd_ranks: {"gradients": "what the ranks call does not fit together"},
-    nobody_waits: {"gradients": "nobody waits for a dist.all_reduce"},
-    without_asking_for_none: {"frozen": "`.grad` is None there, and stays so"},
-    asks_requires_grad_only: {"frozen": "`.grad` is None there, and stays so"},
+    nobody_waits: {"gradients": "no rank waits for a dist.all_reduce"},
+    without_asking_for_none: {"frozen": "`.grad` is None and must stay None"},
+    asks_requires_grad_only: {"frozen": "`.grad` is None and must stay None"},
     zeros_where_there_is_no_gradient: {"frozen": "had no gradient, and should have none"},
     every_module_with_its_children: {"all_reduces": "18 all-reduces for 6 gradients"},
     ranks_counted_by_an_all_reduce: {"all_reduces": "7 all-reduces for 6 gradients"},

@@ -100,21 +100,21 @@ RIGHT = [by_time, by_bytes]
 
 WRONG = {
     buckets_crossed: {
-        "last_layers": "leaves when backward is nearly through",
-        "first_layers": "leaves in the middle of backward",
+        "last_layers": "starts when backward is nearly over",
+        "first_layers": "starts in the middle of backward",
     },
     forward_and_backward_crossed: {
-        "forward": "another stretch of compute comes before",
-        "backward": "gradients travel during the backward pass",
+        "forward": "another compute event comes before",
+        "backward": "gradients are sent during the backward pass",
     },
     constructor_sends_one_bucket: {"constructor": "the first layers alone"},
     loss_for_the_buffers: {"buffers": "four bytes are one number"},
-    step_for_the_forward_pass: {"forward": "this comes last of all compute"},
-    forward_for_the_backward_pass: {"backward": "gradients travel during the backward pass"},
-    constructor_for_the_last_layers: {"last_layers": "before any gradient was there"},
-    constructor_for_the_first_layers: {"first_layers": "before any gradient was there"},
-    backward_for_the_step: {"step": "gradients still travel while this goes on"},
+    step_for_the_forward_pass: {"forward": "this is the last of the compute events"},
+    forward_for_the_backward_pass: {"backward": "gradients are sent during the backward pass"},
+    constructor_for_the_last_layers: {"last_layers": "before there were any gradients"},
+    constructor_for_the_first_layers: {"first_layers": "before there were any gradients"},
+    backward_for_the_step: {"step": "gradients are still being sent during this event"},
     a_bucket_for_the_loss: {"loss": "a whole bucket of gradients"},
-    all_of_the_last_all_reduce: {"exposed": "this is all of the last all-reduce"},
+    all_of_the_last_all_reduce: {"exposed": "this is the whole last all-reduce"},
     from_the_first_all_reduce_on: {"exposed": "this begins with the first all-reduce"},
 }

@@ -198,9 +198,9 @@ def batch_by_batch(num_samples, batch_size, epoch, seed=0):
 RIGHT = [with_pythons_random, with_numpy_in_blocks, batch_by_batch]
 
 WRONG = {
-    filled_up_with_repeats: {"covering": "Nothing may be repeated to fill shares up"},
-    pytorchs_sampler: {"covering": "Nothing may be repeated to fill shares up"},
-    rest_dropped: {"covering": "Nothing may be left out"},
+    filled_up_with_repeats: {"covering": "Do not repeat samples to make shares equal"},
+    pytorchs_sampler: {"covering": "Do not repeat samples to make shares equal"},
+    rest_dropped: {"covering": "Do not leave samples out"},
     everybody_takes_all: {"covering": "samples are seen more than once"},
     another_order_on_each_rank: {"covering": "from `seed` and `epoch` alone"},
     drawn_from_the_global_state: {"covering": "from `seed` and `epoch` alone"},
@@ -208,27 +208,27 @@ WRONG = {
     counts_from_one: {"covering": "there is no sample 4"},
     without_batches: {"covering": "object is not iterable"},
     last_batch_dropped: {"covering": "on no rank"},
-    as_many_batches_as_the_own_part_takes: {"steps": "would wait in backward for ever"},
-    one_block_for_each_rank: {"steps": "would wait in backward for ever"},
+    as_many_batches_as_the_own_part_takes: {"steps": "would wait in backward forever"},
+    one_block_for_each_rank: {"steps": "would wait in backward forever"},
     a_batch_for_each_sample: {"steps": "hold all samples"},
     batches_that_are_too_large: {"steps": "It may have 1 to"},
     an_empty_batch_at_the_end: {"steps": "a batch of 0 samples"},
     never_shuffled: {
         "epochs": "have the same samples in the same order",
-        "mixing": "never one of another rank's",
+        "mixing": "never a sample of another rank",
     },
     epoch_forgotten: {
         "epochs": "have the same samples in the same order",
-        "mixing": "never one of another rank's",
+        "mixing": "never a sample of another rank",
     },
-    seed_forgotten: {"epochs": "The order has to depend on `seed` too"},
+    seed_forgotten: {"epochs": "The order must depend on `seed` too"},
     seed_times_epoch: {
         "epochs": "with seed=0, epochs ",
-        "mixing": "never one of another rank's",
+        "mixing": "never a sample of another rank",
     },
     seed_times_the_next_epoch: {
         "epochs": "`epoch` too, whatever the seed is",
-        "mixing": "never one of another rank's",
+        "mixing": "never a sample of another rank",
     },
     epoch_times_the_next_seed: {"epochs": "epoch 0 has the same order with seed=0 and seed=1"},
     own_part_shuffled: {"mixing": "Shuffle all samples first"},

@@ -331,9 +331,9 @@ WRONG = {
     still_broken: {"samples": "the ranks do not come back"},
     a_barrier_after_each_epoch: {"samples": "2 ranks"},
     without_the_last_batch: {"samples": "the ranks do not come back"},
-    cut_to_the_shortest: {"samples": "Nothing waits any more"},
+    cut_to_the_shortest: {"samples": "The ranks no longer hang"},
     all_stop_with_the_first: {"samples": "rank 1 leaves out"},
-    shards_cut_to_the_shortest: {"samples": "every sample is to be trained on"},
+    shards_cut_to_the_shortest: {"samples": "each must use all its samples"},
     only_rank_0_trains: {"samples": "rank 1 leaves out"},
     the_rest_is_looked_at_only: {"samples": "rank 1 leaves out"},
     not_written: {"samples": "mended is not written yet"},
@@ -341,8 +341,10 @@ WRONG = {
     round_again_to_the_longest: {"training": "and they count twice"},
     the_last_batch_again: {"training": "and they count twice"},
     who_is_through_makes_no_step: {"training": "Which gradient does each rank step with?"},
-    summed_over_a_batch: {"training": "What does a rank add to the mean"},
-    parameters_averaged_after_each_epoch: {"training": "What does a rank add to the mean"},
+    summed_over_a_batch: {"training": "What does a rank that has no batch left add to the mean"},
+    parameters_averaged_after_each_epoch: {
+        "training": "What does a rank that has no batch left add to the mean"
+    },
 }
 
 EQUIVALENT = changes_of_losses(

@@ -285,8 +285,8 @@ RIGHT = [
 WRONG = {
     says_piled_up: {"symptom": "does not end there"},
     says_one_step_apart: {"symptom": "after the last step the copies were equal"},
-    the_line_of_the_condition: {"line": "When does DDP make up its mind"},
-    the_line_of_zero_grad: {"line": "When does DDP make up its mind"},
+    the_line_of_the_condition: {"line": "When does DDP decide"},
+    the_line_of_zero_grad: {"line": "When does DDP decide"},
     still_broken: {"traffic": "is it inside `no_sync` by then?"},
     without_no_sync: {"traffic": "is it inside `no_sync` by then?"},
     the_other_way_round: {"traffic": "is it inside `no_sync` by then?"},
@@ -327,8 +327,7 @@ EQUIVALENT = dict.fromkeys(
         "losses.append(total * accumulate / len(loader)) -> losses.append(total / len(loader))",
         "losses.append(total * accumulate / len(loader))"
         " -> losses.append(accumulate / len(loader))",
-        "losses.append(total * accumulate / len(loader)) -> "
-        "nothing",
+        "losses.append(total * accumulate / len(loader)) -> nothing",
         "losses.append(total * accumulate ..."
         " -> losses.append(total * accumulate / len(loader)); losses.append(total * accumulate ...",  # noqa: E501
         "return losses -> nothing",

@@ -188,8 +188,8 @@ RIGHT = [
 WRONG = {
     says_hang: {"symptom": "no rank waited in vain"},
     says_same_samples: {"symptom": "stopped with an exception before it trained"},
-    the_line_of_the_rank: {"line": "Which number is counted over all nodes"},
-    the_line_of_the_sampler: {"line": "Which number is counted over all nodes"},
+    the_line_of_the_rank: {"line": "Which number counts over all nodes"},
+    the_line_of_the_sampler: {"line": "Which number counts over all nodes"},
     still_broken: {"devices": "asks for a card that its node does not have"},
     always_card_0: {"devices": "on its node has too"},
     card_0_where_there_is_no_other: {"devices": "rank 2 asks for card 2"},

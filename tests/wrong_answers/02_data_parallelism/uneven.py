@@ -82,16 +82,16 @@ def full_batches_counted(given):
 RIGHT = [by_hand, as_fractions]
 
 WRONG = {
-    ddp_weighs_samples: {"ddp": "DDP does not know of samples"},
+    ddp_weighs_samples: {"ddp": "DDP does not count samples"},
     ddp_sums: {"ddp": "this is the sum"},
-    mean_of_means: {"true": "this is the mean of three means"},
+    mean_of_means: {"true": "this is the mean of means over unequal"},
     sum_over_three: {"true": "by the number of ranks"},
     means_over_samples: {"true": "as if each were one sample's gradient"},
     share_for_the_factor: {"factor": "DDP still divides by the number of ranks"},
-    factor_upside_down: {"factor": "this is upside down"},
-    factor_of_one: {"factor": "with this one, nothing changes"},
-    weight_upside_down: {"weight": "this is upside down"},
+    factor_upside_down: {"factor": "this is the inverse"},
+    factor_of_one: {"factor": "this factor changes nothing"},
+    weight_upside_down: {"weight": "this is the inverse"},
     weight_of_one: {"weight": "if all batches were equally large"},
-    mean_of_accuracies: {"accuracy": "a few samples count a third"},
+    mean_of_accuracies: {"accuracy": "the few samples of rank 2 count a third"},
     full_batches_counted: {"accuracy": "as many samples on rank 2 as on rank 0"},
 }

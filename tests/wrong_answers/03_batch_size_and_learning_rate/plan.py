@@ -187,7 +187,7 @@ RIGHT = [
     with_numbers_of_other_kinds,
 ]
 
-FIRST, TARGET = "are at most 12 %, and 3 have to be", "are at most 5 %, and 4 have to be"
+FIRST, TARGET = "are at most 12 %, and 3 must be", "are at most 5 %, and 4 must be"
 WRONG = {
     nothing_scaled: {"error": FIRST},
     nothing_scaled_but_warmed_up: {"error": FIRST},
@@ -197,12 +197,14 @@ WRONG = {
     the_ranks_counted_again: {"error": FIRST},
     a_warm_up_to_the_end: {"error": FIRST},
     gradients_travel_every_time: {"traffic": "gradients for each"},
-    gradients_travel_first: {"traffic": "What comes after the last journey"},
+    gradients_travel_first: {"traffic": "Gradients after the last all-reduce"},
     gradients_never_travel: {"traffic": "the copies of the ranks differ"},
     micro_batches_counted_from_1: {"traffic": "counted from 0"},
     the_ranks_forgotten: {"batch": "x 2 ranks are 1024 in an update"},
     no_accumulation: {"batch": "has memory for 64"},
-    micro_batches_that_are_too_small: {"batch": "could have been shared"},
+    micro_batches_that_are_too_small: {
+        "batch": "Each extra microbatch costs a forward and a backward pass"
+    },
     numbers_of_this_setting: {"batch": "", "updates": ""},
     batches_of_epochs_rounded_up: {"updates": "203 updates of 512 samples take 103936"},
     one_update_too_few: {"updates": "enough for another update"},
@@ -215,7 +217,7 @@ WRONG = {
     a_warm_up_that_is_longer_than_the_run: {"batch": "has a warm-up of 103536 updates"},
     a_decay_of_ones_own: {"batch": "for 'decay'. There are: cosine, linear, constant"},
     a_number_for_the_journeys: {"batch": "as [0, 1]"},
-    a_factor_above_1: {"batch": "a share, 0 to 1"},
+    a_factor_above_1: {"batch": "it must be in 0 to 1"},
     not_written: {"batch": "plan is not written yet"},
 }
 

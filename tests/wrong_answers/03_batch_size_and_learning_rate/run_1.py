@@ -281,9 +281,7 @@ def averaged_by_hand(model, data, epochs, micro, accumulate):
     def average():
         averaged(gradients(model))
 
-    trained(
-        model, data, epochs, micro, accumulate, wrap=lambda net: net, before_step=average
-    )
+    trained(model, data, epochs, micro, accumulate, wrap=lambda net: net, before_step=average)
 
 
 @mended
@@ -304,9 +302,11 @@ def by_accumulate_of_the_library(model, data, epochs, micro, accumulate):
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(100 + epoch))
         for samples in order.split(batch):
             parts = [data[part] for part in samples.chunk(size)[rank].split(micro)]
-            factor = 32 / batch + (1 - 32 / batch) * update / warm if update < warm else (
-                1 + math.cos(math.pi * (update - warm) / (updates - warm))
-            ) / 2
+            factor = (
+                32 / batch + (1 - 32 / batch) * update / warm
+                if update < warm
+                else (1 + math.cos(math.pi * (update - warm) / (updates - warm))) / 2
+            )
             optimizer.param_groups[0]["lr"] = peak * factor
             accumulated(replica, parts, loss_sum)
             optimizer.step()
@@ -332,11 +332,11 @@ WRONG = {
     the_square_root: {"number": "that is the square-root rule"},
     as_if_there_were_one_rank: {"number": "an update takes the samples of all ranks"},
     as_if_there_were_one_micro_batch: {"number": "an update has several microbatches"},
-    the_other_way_round: {"number": "that is the other way round"},
+    the_other_way_round: {"number": "that is the inverse"},
     the_samples_of_an_update: {"number": "these are the samples of an update"},
     a_number_that_cannot_be_read: {"number": "'sixteen' cannot be read"},
     some_other_number: {"number": "25 times is not it. Count the samples of an update"},
-    the_line_of_the_schedule: {"line": "Where is it settled how high the rate goes?"},
+    the_line_of_the_schedule: {"line": "Where is the peak of the rate set?"},
     the_line_of_the_batch: {"line": "does what it should here"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},
     a_function_alone: {"symptom": "run_1 has to be a dict"},
@@ -352,16 +352,16 @@ WRONG = {
     from_a_tenth_on: {"rate": COMPARE},
     without_a_decay: {"rate": COMPARE},
     losses_added_up_instead: {"rate": "not with microbatches alone"},
-    a_smaller_batch: {"rate": "the parameters move within an update"},
+    a_smaller_batch: {"rate": "the parameters change within an update"},
     all_at_once: {"rate": "samples at once. A microbatch has"},
     one_epoch_too_few: {"rate": "forward passes."},
-    each_rank_by_itself: {"rate": "does not go along the gradient of the mean loss"},
-    a_step_for_each_micro_batch: {"rate": "The optimizer steps once, after the last one"},
+    each_rank_by_itself: {"rate": "does not follow the gradient of the mean loss"},
+    a_step_for_each_micro_batch: {"rate": "The optimizer must step once, after the last one"},
     not_written: {"rate": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
-    all_samples_on_every_rank: {"rate": "goes as far as a rate of"},
+    all_samples_on_every_rank: {"rate": "is as long as with a rate of"},
     a_weight_decay: {"training": "the rate and the optimizer of the script"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
     the_last_update_is_undone: {"rate": COMPARE},

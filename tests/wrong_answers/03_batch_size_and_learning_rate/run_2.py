@@ -159,9 +159,7 @@ def an_update_for_each_micro_batch(model, data, epochs, micro, accumulate):
 
 @mended
 def only_the_last_micro_batch(model, data, epochs, micro, accumulate):
-    trained(
-        model, data, epochs, micro, accumulate, clear=lambda number, count: True
-    )
+    trained(model, data, epochs, micro, accumulate, clear=lambda number, count: True)
 
 
 @mended
@@ -237,20 +235,20 @@ WRONG = {
     says_drift: {"symptom": "after the last step the copies were equal"},
     all_updates: {"number": "these are all updates"},
     those_without_a_rate: {"number": "these are the updates without a rate"},
-    the_last_of_them: {"number": "they are counted from 0"},
+    the_last_of_them: {"number": "these are counted from 0"},
     some_other_number: {"number": "2 updates is not it. Count those"},
-    the_line_of_the_optimizers_step: {"line": "Which line moves the rate on"},
+    the_line_of_the_optimizers_step: {"line": "Which line changes the rate"},
     the_line_that_makes_the_schedule: {"line": "how often does it run?"},
-    still_broken: {"schedule": "steps where it should go one"},
-    the_two_steps_swapped: {"schedule": "steps where it should go one"},
+    still_broken: {"schedule": "steps where it should make one"},
+    the_two_steps_swapped: {"schedule": "steps where it should make one"},
     a_schedule_that_is_longer: {"schedule": COMPARE},
-    as_many_steps_as_micro_batches: {"schedule": "counts them, and not updates"},
+    as_many_steps_as_micro_batches: {"schedule": "count updates"},
     a_step_in_each_epoch: {"schedule": "updates: how often does `schedule.step()` run?"},
     no_schedule_at_all: {"schedule": "The schedule never goes on"},
-    one_step_for_every_rank: {"schedule": "steps where it should go one"},
+    one_step_for_every_rank: {"schedule": "steps where it should make one"},
     a_constant_rate: {"schedule": COMPARE},
-    an_update_for_each_micro_batch: {"schedule": "the parameters move within an update"},
-    only_the_last_micro_batch: {"schedule": "does not go along the gradient"},
+    an_update_for_each_micro_batch: {"schedule": "the parameters change within an update"},
+    only_the_last_micro_batch: {"schedule": "does not follow the gradient"},
     not_written: {"schedule": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},

@@ -106,24 +106,18 @@ def still_broken(model, data, epochs, micro, accumulate):
 @mended
 def divided_by_the_ranks(model, data, epochs, micro, accumulate):
     size = dist.get_world_size()
-    trained(
-        model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size
-    )
+    trained(model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size)
 
 
 @mended
 def divided_by_the_ranks_too(model, data, epochs, micro, accumulate):
     size = dist.get_world_size() * accumulate
-    trained(
-        model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size
-    )
+    trained(model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size)
 
 
 @mended
 def divided_twice(model, data, epochs, micro, accumulate):
-    trained(
-        model, data, epochs, micro, accumulate, before_step=divided(model, accumulate)
-    )
+    trained(model, data, epochs, micro, accumulate, before_step=divided(model, accumulate))
 
 
 @mended
@@ -235,9 +229,7 @@ def sums_over_the_samples_of_a_rank(model, data, epochs, micro, accumulate):
 def the_rate_divided(model, data, epochs, micro, accumulate):
     """For SGD it is the same: the momentum is a sum of gradients."""
     peak = linear(per_update(micro, accumulate)) / accumulate
-    trained(
-        model, data, epochs, micro, accumulate, peak=peak, loss=undivided, wrap=DataParallel
-    )
+    trained(model, data, epochs, micro, accumulate, peak=peak, loss=undivided, wrap=DataParallel)
 
 
 RIGHT = [
@@ -254,19 +246,19 @@ WRONG = {
     says_too_many_bytes: {"symptom": "all-reduced 1 times the bytes of a gradient"},
     says_nothing_known: {"symptom": "8 is no symptom"},
     the_ranks_too: {"number": "DDP has averaged over the ranks already"},
-    the_other_way_round: {"number": "that is the other way round"},
-    as_long_as_it_should_be: {"number": "then it would be as long as it should be"},
+    the_other_way_round: {"number": "that is the inverse"},
+    as_long_as_it_should_be: {"number": "if the update had the right length"},
     some_other_number: {"number": "0.4 times is not it"},
     the_line_of_the_optimizer: {"line": "`.grad` is a sum"},
     the_line_of_the_curve: {"line": "`.grad` is a sum"},
     still_broken: {"gradient": MANY},
     divided_by_the_ranks: {"gradient": "DDP has divided by one of the two already"},
     divided_by_the_ranks_too: {"gradient": "DDP has divided by their number already"},
-    divided_twice: {"gradient": "they are divided by twice"},
+    divided_twice: {"gradient": "you divide by their number twice"},
     a_smaller_rate: {"gradient": "times as far as they should"},
     clipped: {"gradient": ""},
-    only_the_last_micro_batch: {"gradient": "does not go along the gradient"},
-    only_the_last_one_is_divided: {"gradient": "does not go along the gradient"},
+    only_the_last_micro_batch: {"gradient": "does not follow the gradient"},
+    only_the_last_one_is_divided: {"gradient": "does not follow the gradient"},
     a_sum_divided_by_a_micro_batch: {"gradient": MANY},
     a_sum_divided_by_all_samples: {"gradient": "DDP has divided by their number"},
     divided_by_eight: {"gradient": "times as far as they should"},
@@ -292,9 +284,7 @@ EQUIVALENT = {
     f"{_ADD} -> mean += {_MEAN} * len(step)": UNREAD,
     f"{_ADD} -> mean += len(step)": UNREAD,
     f"{_ADD} -> mean -= {_MEAN} / len(step)": UNREAD,
-    f"mean += {_CUT} -> mean = mean + {_CUT}": (
-        "a float has no memory of its own to add to"
-    ),
+    f"mean += {_CUT} -> mean = mean + {_CUT}": ("a float has no memory of its own to add to"),
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,

@@ -138,9 +138,7 @@ def without_a_warm_up(model, data, epochs, batch, rate, parts):
 
 @mended
 def each_rank_by_itself(model, data, epochs, batch, rate, parts):
-    shared_out(
-        model, data, epochs, batch, rate, parts, sends=lambda number, count: False
-    )
+    shared_out(model, data, epochs, batch, rate, parts, sends=lambda number, count: False)
 
 
 @mended
@@ -223,7 +221,7 @@ WRONG = {
     a_batch_that_grows: {"rate": "samples at once. A microbatch has"},
     all_at_once: {"rate": "samples at once. A microbatch has"},
     without_a_warm_up: {"rate": "Print the rates"},
-    each_rank_by_itself: {"rate": "does not go along the gradient"},
+    each_rank_by_itself: {"rate": "does not follow the gradient"},
     not_written: {"rate": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},

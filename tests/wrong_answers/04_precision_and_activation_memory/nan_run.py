@@ -323,7 +323,7 @@ def by_hand(model, data, epochs, batch, rate, max_norm):
 RIGHT = [after_unscaling, by_the_scale_of_the_step, said_by_text, of_pytorch, by_hand]
 
 BOTH = "are the gradient and the limit both times the scale, or neither?"
-TIMES = "times which number was it"
+TIMES = "by what was it multiplied"
 WRONG = {
     says_too_short: {"symptom": "times max_norm"},
     says_bad_parameters: {"symptom": "the parameters were finite in the end"},
@@ -331,14 +331,14 @@ WRONG = {
     says_none_skipped: {"symptom": "some of 64 steps were skipped"},
     says_drift: {"symptom": "the copies were equal"},
     says_no_symptom: {"symptom": "is no symptom. There are: too long, "},
-    the_other_way_round: {"number": "that is the other way round"},
+    the_other_way_round: {"number": "that is the inverse"},
     the_skipped_steps: {"number": "that many steps were skipped before it"},
     the_scale: {"number": "that is the scale of that step"},
     the_limit_itself: {"number": "that is the limit itself"},
-    as_it_should_be: {"number": "then it would be what it should be"},
+    as_it_should_be: {"number": "if the limit were right"},
     some_other_number: {"number": "77 is not it. Gradients are compared with the limit"},
     the_line_of_the_step: {"line": "does what it should here"},
-    the_line_of_the_scaler: {"line": "Which line is there so that no gradient is longer"},
+    the_line_of_the_scaler: {"line": "Which line limits the length of gradients"},
     the_line_of_the_loss: {"line": "does what it should here"},
     a_function_alone: {"symptom": "nan_run has to be a dict"},
     not_written: {"clipping": "mended is not written yet"},
@@ -346,7 +346,7 @@ WRONG = {
     without_the_scale: {"clipping": TIMES},
     clipped_before_unscaling: {"clipping": TIMES},
     not_clipped_at_all: {"clipping": BOTH},
-    each_parameter_by_itself: {"clipping": "all gradients are cut by one factor"},
+    each_parameter_by_itself: {"clipping": "clip all gradients by one common factor"},
     each_element_by_itself: {"clipping": BOTH},
     always_of_length_max_norm: {"clipping": "is made with a gradient of length"},
     clipped_to_a_tenth: {"clipping": "and not by a scale"},
@@ -355,8 +355,8 @@ WRONG = {
     without_scaling: {"clipping": "no step is skipped"},
     without_momentum: {"clipping": "is made with a gradient of length"},
     gradients_pile_up: {"clipping": ""},
-    one_epoch_too_few: {"clipping": "forward passes, and there are"},
-    each_rank_by_itself: {"clipping": "all gradients are cut by one factor"},
+    one_epoch_too_few: {"clipping": "forward passes, but there are"},
+    each_rank_by_itself: {"clipping": "clip all gradients by one common factor"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
     gradients_averaged_twice: {"training": "left rank 0 in"},

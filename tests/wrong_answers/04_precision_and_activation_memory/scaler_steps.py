@@ -145,8 +145,8 @@ RIGHT = [by_hand, by_torch]
 
 WRONG = {
     scales_after_each_step: {"scales": "these are the scales after each step"},
-    count_goes_on_after_an_overflow: {"scales": "count on after it"},
-    growth_goes_on: {"scales": "goes on growing with each good step"},
+    count_goes_on_after_an_overflow: {"scales": "still count after it"},
+    growth_goes_on: {"scales": "keeps growing with each good step"},
     growth_comes_late: {"scales": "grows one good step late"},
     never_grows: {"scales": "here the scale never grows"},
     never_falls: {"scales": "is not it. Keep two numbers"},
@@ -160,6 +160,6 @@ WRONG = {
     one_in_the_interval: {"skipped": "this counts the good steps between two overflows"},
     one_good_step_too_many: {"skipped": "how many good steps are there"},
     every_other_step: {"skipped": "after each good step"},
-    none_any_more: {"skipped": "does not know where fp16 ends"},
+    none_any_more: {"skipped": "does not know the limit of fp16"},
     most_of_them: {"skipped": "is not it. Follow it"},
 }

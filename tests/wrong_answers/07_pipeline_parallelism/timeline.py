@@ -228,7 +228,7 @@ WRONG = {
     many_pauses: {"idle": "is not it. In each row"},
     in_proportion: {"longer": "makes the bubble grow"},
     one_cell_each: {"longer": "adds more than one cell"},
-    without_the_bubble: {"longer": "and the bubble?"},
+    without_the_bubble: {"longer": "what about the bubble?"},
     many_steps: {"longer": "is not it. What does each further"},
     what_it_waits_for: {"cell": "this one can run"},
     step_first: {"cell": "write the rank first"},
