@@ -20,7 +20,17 @@ from dtlab.grading.checking.trials import drawn_seed
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ANSWER", "AXES", "Marked", "OnMesh", "filled", "groups_on", "members_on", "place_of"]
+__all__ = [
+    "ANSWER",
+    "AXES",
+    "Marked",
+    "OnMesh",
+    "Sizes",
+    "filled",
+    "groups_on",
+    "members_on",
+    "place_of",
+]
 
 AXES = ("data", "pipeline", "tensor")
 ANSWER = "answer"  # the span around the learner's function

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, prod
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
@@ -16,7 +16,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
-from dtlab.units.unit10.mesh_cases import AXES, place_of
+from dtlab.units.unit10.mesh_cases import AXES, Sizes, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,7 +38,7 @@ class Training(Faulty):
     topic = "first"
 
     seed: int
-    sizes: tuple[int, int, int]
+    sizes: Sizes
     microbatches: int
     width: int
 
@@ -144,12 +144,12 @@ class Training(Faulty):
             return "" if got is None else f"it returns {got}, and {last}. Return None."
         if not isinstance(got, float):
             return f"it returns {got}. Its stage is the last one: return the loss."
-        known = {
-            right: "",
-            local: "That is the mean of this data rank's samples. Average over the data group.",
-            right * self.sizes[0]: "That is the sum over the data group, not the mean.",
-        }
-        fitting = (why for one, why in known.items() if one and abs(got - one) <= _NEAR * one)
+        known = [
+            (right, ""),
+            (local, "That is the mean of this data rank's samples. Average over the data group."),
+            (right * self.sizes[0], "That is the sum over the data group, not the mean."),
+        ]
+        fitting = (why for one, why in known if one and abs(got - one) <= _NEAR * one)
         why = next(fitting, "Which microbatches and data ranks are in it?")
         return why and f"the loss is {got:.4g}, and one process has {right:.4g}. {why}"
 
@@ -195,15 +195,13 @@ def _part(state: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
 def _trials(seed: int) -> list[Trial]:
     """Two axes of two ranks each, all three pairs; and one rank."""
     draw = random.Random(seed)
-    shapes = [(2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 1)]
-    return [
-        Trial(
-            prod(sizes),
-            [Training(draw.randrange(10**6), sizes, draw.randint(3, 5), 2 * draw.randint(2, 4))],
-            limit=_LIMIT,
-        )
-        for sizes in shapes
-    ]
+
+    def case(*sizes: Any) -> Training:
+        count, width = draw.randint(3, 5), 2 * draw.randint(2, 4)
+        return Training(draw.randrange(10**6), sizes, count, width)
+
+    pairs = [case(2, 2, 1), case(1, 2, 2), case(2, 1, 2)]
+    return [Trial(4, pairs, limit=_LIMIT), Trial(1, [case(1, 1, 1)], limit=_LIMIT)]
 
 
 PART = Part(
