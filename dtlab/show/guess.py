@@ -245,9 +245,10 @@ def calibration() -> None:
     guesses = [each for each in kernel_variables() if isinstance(each, Guess)]
     made = [each for each in guesses if each.value is not None and each.answer is not None]
     ratios = [
-        float(each.value) / float(each.answer)
+        each.value / each.answer
         for each in made
-        if not (isinstance(each.value, str) or isinstance(each.answer, str)) and each.answer
+        if isinstance(each.value, (int, float)) and isinstance(each.answer, (int, float))
+        if each.answer
     ]
     chosen = [each for each in made if isinstance(each.value, str)]
     counts = {

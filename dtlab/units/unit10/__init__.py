@@ -3,4 +3,5 @@
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
     "coordinates", "thousand_gpus", "smallest_mesh",
+    "mesh_groups", "reduce_gradients", "clip_mesh", "train_step",
 )  # fmt: skip

@@ -1,0 +1,233 @@
+"""10/clip_mesh: clipping by the norm of the dense model, in which each element counts once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
+from dtlab.grading.checking.finished import finished_calls
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.unseen import inside_marks
+from dtlab.grading.checking.values import close
+from dtlab.grading.parts import Part
+from dtlab.grading.words import amount
+from dtlab.units.unit10.mesh_cases import (
+    ANSWER,
+    Marked,
+    OnMesh,
+    filled,
+    groups_on,
+    place_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CALLS, _BYTES = 2, 64  # collectives of a rank; bytes of all of them
+_NEAR = 1e-3  # times a norm
+
+
+@dataclass(frozen=True)
+class Clipping(OnMesh):
+    """`fn(parameters, max_norm, groups)`; `part` is max_norm as a part of the true norm.
+
+    With the topic "missing", the last pipeline stage has no gradients, the first one lacks one.
+    """
+
+    part: float = 0.5
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, max_norm {'below' if self.part < 1 else 'above'} the norm"
+
+    def shows(self, criterion: str) -> bool:
+        if self.topic == "missing":
+            return criterion == "missing"
+        of_part = criterion == ("scaled" if self.part < 1 else "kept")
+        return criterion in (self.topic, "calls") or of_part
+
+    def left(self, which: Marked, stage: int, tensor: int) -> Tensor | None:
+        """The reduced gradient, if there is one."""
+        lacks = stage == self.sizes[1] - 1 or which.name == "row.bias"
+        return None if self.topic == "missing" and lacks else self.reduced(which, stage, tensor)
+
+    def squares(self, tied: float = 1, copies: float = 1) -> list[list[float]]:
+        """The squared norm of each tensor rank of each stage.
+
+        All but the first tensor rank count `copies` times what they hold replicated, and the last
+        stage counts its tied table `tied` times.
+        """
+        _, pipeline, tensor = self.sizes
+        found = [[0.0] * tensor for _ in range(pipeline)]
+        for stage in range(pipeline):
+            for which in self.parameters(stage):
+                for rank in range(tensor):
+                    gradient = self.left(which, stage, rank)
+                    times = copies if which.kind != "sharded" and rank else 1
+                    times *= tied if which.tied and stage else 1
+                    if gradient is not None:
+                        found[stage][rank] += times * float(gradient.double().square().sum())
+        return found
+
+    @property
+    def norm(self) -> float:
+        """Of the dense model's gradients."""
+        return sqrt(sum(map(sum, self.squares(0, 0))))
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        _, stage, tensor = place_of(rank, self.sizes)
+        gradients = [(one, self.left(one, stage, tensor)) for one in self.parameters(stage)]
+        return {
+            "sizes": self.sizes,
+            "parameters": gradients,
+            "elements": self.elements,
+            "max_norm": self.part * self.norm,
+        }
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        from dtlab.trace import span
+
+        groups = groups_on(given["sizes"])
+        parameters = filled(given["parameters"], given["elements"])
+        with finished_calls(*OnMesh.finished, refuse=True) as finished, span(ANSWER):
+            norm = fn(parameters, given["max_norm"], groups)
+        is_number = isinstance(norm, int | float) or (
+            isinstance(norm, torch.Tensor) and norm.numel() == 1
+        )
+        return {
+            "norm": float(norm) if is_number else type(norm).__name__,
+            "after": [one.grad for one in parameters],
+            "finished": sorted(finished),
+        }
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        norm, factor = self.norm, min(1.0, self.part)
+        for rank, result in enumerate(results):
+            got = result["norm"]
+            if isinstance(got, str):
+                yield self.topic, f"{self.where(rank)}: it returns {got}, not the norm."
+            elif abs(got - norm) > _NEAR * norm:
+                yield (
+                    self.topic,
+                    f"{self.where(rank)}: the norm returned is {got:.4g}, and the dense model's "
+                    f"is {norm:.4g}. {self._known(got, rank)}",
+                )
+        for rank, result in enumerate(results):
+            _, stage, tensor = place_of(rank, self.sizes)
+            for which, after in zip(self.parameters(stage), result["after"], strict=True):
+                before = self.left(which, stage, tensor)
+                name = "scaled" if self.part < 1 else "kept"
+                name = "missing" if self.topic == "missing" else name
+                if before is None or after is None:
+                    if before is not after:
+                        yield (
+                            name,
+                            f"{self.where(rank)}: {which.name} has "
+                            f"{'a gradient now' if before is None else 'no gradient any more'}.",
+                        )
+                elif not close(after, before * factor):
+                    yield (
+                        name,
+                        f"{self.where(rank)}: the gradient of {which.name} should be "
+                        f"{factor:.3g} times what it was. Every rank scales by the same factor.",
+                    )
+
+    def _known(self, got: float, rank: int) -> str:
+        """The known mistake that gives this norm, and what to look at."""
+        data, ranks = self.sizes[0], self.sizes[2]
+        _, stage, tensor = place_of(rank, self.sizes)
+        once, held = self.squares(0, 0), self.squares()
+        total, all_held = sum(map(sum, once)), sum(map(sum, held))
+        copies = "Parameters that are not sharded count on each tensor rank."
+        known = [
+            (held[stage][tensor], "That is what this rank holds. Which groups have the rest?"),
+            (sum(map(sum, self.squares(0, 1))), copies),
+            (sum(map(sum, self.squares(1, 0))), "The tied table counts on both of its stages."),
+            (all_held, "All copies count: on each tensor rank, and on both ends of the pipeline."),
+            (
+                all_held / ranks,
+                "Shards count only in part: their tensor ranks hold other elements.",
+            ),
+            (sum(once[stage]), "That is this pipeline stage's. The stages add up."),
+            (
+                sum(row[tensor] for row in held),
+                "The shards of the other tensor ranks are missing.",
+            ),
+            (data * total, "Data ranks have the same gradients: they count once, not each."),
+            (total**2, "That is its square."),
+            (sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."),
+            (self.part**2 * total, "That is the norm afterwards. Return what it was before."),
+        ]
+        fitting = (why for one, why in known if abs(got - sqrt(one)) <= _NEAR * sqrt(one))
+        return next(fitting, "Which elements count more than once, and which not at all?")
+
+
+def _too_many(seen: Seen) -> str:
+    """Says that a rank calls more than it takes to add up one number."""
+    for one in seen:
+        for rank in range(one.trial.world_size):
+            marks = inside_marks(one.trace, rank, ANSWER)
+            for number, events in enumerate(marks):
+                calls = [event for event in events if event.kind == "comm"]
+                total = sum(event.bytes for event in calls)
+                if len(calls) > _CALLS or total > _BYTES:
+                    return (
+                        f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
+                        f"on {amount(total)} in all. One number travels: first add up the squares "
+                        "of all that the rank holds, then over one or two groups."
+                    )
+    return ""
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Each axis, tied tables of both kinds, and ranks without gradients."""
+    draw = random.Random(seed)
+
+    def case(sizes: tuple[int, int, int], topic: str, table: str, below: bool = True) -> Clipping:
+        part = draw.uniform(0.2, 0.8) if below else draw.uniform(1.05, 1.3)
+        return Clipping(draw.randrange(10**6), sizes, topic, table, draw.randint(90, 200), part)
+
+    kinds = draw.sample(("sharded", "equal"), 2)
+    return [
+        Trial(3, [case((3, 1, 1), "data", "equal")]),
+        Trial(
+            4, [case((2, 1, 2), "tensor", kinds[0]), case((1, 1, 4), "tensor", kinds[1], False)]
+        ),
+        Trial(3, [case((1, 3, 1), "pipeline", "", False)]),
+        Trial(4, [case((2, 2, 1), "tied", kinds[0]), case((1, 2, 2), "tied", kinds[0])]),
+        Trial(4, [case((1, 2, 2), "tied", kinds[1])]),
+        Trial(2, [case((1, 2, 1), "missing", "")]),
+        Trial(1, [case((1, 1, 1), "data", "equal", False)]),
+    ]
+
+
+_NORM = ("data", "tensor", "pipeline", "tied")
+
+PART = Part(
+    name="10/clip_mesh",
+    level=2,
+    title="Clipping over a mesh",
+    minutes=18,
+    difficulty=3,
+    check=Check(
+        trials=_trials,
+        rules=(
+            rule("data", 1, "data ranks count once"),
+            rule("tensor", 2, "shards add up, and copies count once", "data"),
+            rule("pipeline", 1, "stages add up", "data"),
+            rule("tied", 2, "the tied table counts once", "data", "tensor", "pipeline"),
+            rule("scaled", 1, "one factor for all gradients", *_NORM),
+            rule("kept", 1, "a norm below max_norm changes nothing", *_NORM),
+            rule("missing", 1, "ranks without gradients take part", "data", "pipeline", "scaled"),
+            rule("calls", 1, "one number travels", *_NORM, also=_too_many),
+        ),
+    ),
+    reference="dtlab.parallel.gpt.ParallelGPT",
+)

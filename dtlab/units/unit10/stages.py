@@ -1,0 +1,147 @@
+"""What 10/train_step runs on ranks: a stage, and parts that note when they are called.
+
+This file loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from dtlab.parallel.pipeline import PipelineStage
+from dtlab.parallel.tensor import ParallelMLP
+from dtlab.units.unit10.mesh_cases import groups_on
+
+__all__ = ["train"]
+
+
+class Diary:
+    """What a rank does in one step, a letter for each: F, B, r, c and s."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.letters, self.samples = "", 0
+        self.losses: list[tuple[float, int]] = []
+        forward = module.forward
+
+        def noted(x: Tensor) -> Tensor:
+            output: Tensor = forward(x)
+            self.letters += "F"
+            self.samples += len(x)
+            if output.requires_grad:
+                output.register_hook(lambda _: self.note("B"))  # type: ignore[no-untyped-call]
+            return output
+
+        module.forward = noted
+
+    def note(self, letter: str) -> None:
+        """Add a letter."""
+        self.letters += letter
+
+    def noting(self, letter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose calls add a letter."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.note(letter)
+            return function(*args, **kwargs)
+
+        return noted
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The mean over a microbatch."""
+        found = mse_loss(output, targets)
+        self.losses.append((float(found.detach()), len(targets)))
+        return found
+
+    def turn(self) -> tuple[str, int, float | None]:
+        """This step's letters, samples and mean loss; and begin another step."""
+        count = sum(size for _, size in self.losses)
+        mean = sum(loss * size for loss, size in self.losses) / count if count else None
+        found = self.letters, self.samples, mean
+        self.letters, self.samples, self.losses = "", 0, []
+        return found
+
+
+class Optimizer:
+    """SGD, with the two methods of an optimizer that a step needs."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], rate: float, diary: Diary) -> None:
+        self.parameters, self.rate, self.diary = parameters, rate, diary
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters against their gradients."""
+        self.diary.note("s")
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter -= self.rate * parameter.grad
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def train(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps by the learner's function; what it returned, and what was noted of each step."""
+    groups = groups_on(given["sizes"])
+    module = ParallelMLP.from_dense(_dense(given["state"]), groups["tensor"])
+    parameters: list[Any] = list(module.parameters())
+    for parameter in parameters:
+        parameter.kind, parameter.tied = "sharded", False
+    parameters[-1].kind = "equal"  # the bias of the row layer
+    diary = Diary(module)
+    parts = SimpleNamespace(
+        stage=PipelineStage(module, group=groups["pipeline"]),
+        optimizer=Optimizer(parameters, given["rate"], diary),
+        loss=diary.loss,
+        groups=groups,
+        microbatches=given["microbatches"],
+        max_norm=given["max_norm"],
+        reduce_gradients=diary.noting("r", _average),
+        clip_mesh=diary.noting("c", _clip),
+    )
+    names = ("log", "samples", "local", "losses", "states")
+    steps = []
+    for inputs, targets in given["batches"]:
+        loss = fn(parts, inputs, targets)
+        is_number = isinstance(loss, Tensor | float | int)
+        returned = float(loss) if is_number else None if loss is None else type(loss).__name__
+        steps.append((*diary.turn(), returned, [one.detach().clone() for one in parameters]))
+    return dict(zip(names, map(list, zip(*steps, strict=True)), strict=True))
+
+
+def _dense(state: Sequence[Tensor]) -> nn.Sequential:
+    inner, width = state[0].shape
+    dense = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+    for parameter, content in zip(dense.parameters(), state, strict=True):
+        parameter.data = content.clone()
+    return dense
+
+
+def _average(parameters: Sequence[Any], groups: Mapping[str, Any]) -> None:
+    """Of these parameters' gradients only the mean over the data group is missing."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=groups["data"])
+            parameter.grad /= dist.get_world_size(groups["data"])
+
+
+def _clip(parameters: Sequence[Any], max_norm: float, groups: Mapping[str, Any]) -> Tensor:
+    total = torch.zeros(())
+    for parameter in parameters:
+        if parameter.grad is not None and (
+            parameter.kind == "sharded" or dist.get_rank(groups["tensor"]) == 0
+        ):
+            total += parameter.grad.square().sum()
+    for axis in ("tensor", "pipeline"):
+        dist.all_reduce(total, group=groups[axis])
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad *= (max_norm / total.sqrt()).clamp(max=1)
+    return total.sqrt()
