@@ -257,7 +257,8 @@ def _misfit(values: Mapping[str, Any]) -> str:
     }  # fmt: skip
     for name, allowed in choices.items():
         if values[name] not in allowed:
-            return f"{name!r} is {values[name]!r}; it must be one of {', '.join(map(str, allowed))}."
+            words = ", ".join(map(str, allowed))
+            return f"{name!r} is {values[name]!r}; it must be one of {words}."
     return ""
 
 

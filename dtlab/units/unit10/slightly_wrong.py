@@ -1,10 +1,10 @@
 """10/slightly_wrong: a run over three axes with two faults, each of which hides the other.
 
-    gather_from_sequence    adds up t equal gradients: what is before it gets t times the right one
-    / (data x tensor)       divides by t too often: every gradient is 1/t of the right one
+gather_from_sequence    adds up t equal gradients: what is before it gets t times the right one
+/ (data x tensor)       divides by t too often: every gradient is 1/t of the right one
 
-    broken          before the gather t / t, the head after it 1 / t
-    one mended      every gradient 1 / t; or the head right, and all others t times too large
+broken          before the gather t / t, the head after it 1 / t
+one mended      every gradient 1 / t; or the head right, and all others t times too large
 """
 
 from __future__ import annotations
