@@ -84,10 +84,11 @@ def draw_runs(seed: int) -> Trial:
     draw = random.Random(seed)
     network = Link(5e-6, draw.choice((3e9, 4e9, 5e9)))
     cluster = Cluster(2, 2, Link(1e-6, 300e9), network, slowdown=1000)
-    cases = [
-        Stepping(sizes, draw.choice((48, 64)), draw.choice((3, 5)), 4 * draw.randint(3, 5), number)
-        for number, sizes in enumerate(draw.sample(_MESHES, len(_MESHES)))
-    ]
+    cases = []
+    for number, sizes in enumerate(draw.sample(_MESHES, len(_MESHES))):
+        batch = 4 * draw.randint(3, 5) * sizes["pipeline"]
+        layers = 3 if sizes["pipeline"] == 2 else draw.choice((3, 5))  # stages of 1 and 2 layers
+        cases.append(Stepping(sizes, draw.choice((48, 64)), layers, batch, number))
     return Trial(4, cases, cluster=cluster, limit=60.0)
 
 

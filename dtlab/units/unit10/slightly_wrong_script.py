@@ -3,7 +3,7 @@
 This file loads torch: it is imported when a check runs, never before.
 """
 
-# mypy: disable-error-code="union-attr, no-untyped-def, no-untyped-call, var-annotated, assignment, operator"
+# mypy: disable-error-code="union-attr, no-untyped-def, no-untyped-call, assignment"
 # The program is as people write it.
 
 from __future__ import annotations
