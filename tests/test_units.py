@@ -30,7 +30,7 @@ LEVELS = ("level-1", "level-2", "level-3")
 PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
-UNDER_WAY: dict[str, tuple[str, ...]] = {"10_three_dimensions": ("lesson", "level-1", "level-2")}
+UNDER_WAY: dict[str, tuple[str, ...]] = {}
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
 

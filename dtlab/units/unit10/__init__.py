@@ -4,4 +4,5 @@
 PARTS = (
     "coordinates", "thousand_gpus", "smallest_mesh",
     "mesh_groups", "reduce_gradients", "clip_mesh", "train_step",
+    "plan_320", "bottlenecks", "defence", "slightly_wrong",
 )  # fmt: skip

@@ -1,0 +1,340 @@
+"""10/bottlenecks: which axis of a mesh makes the ranks wait, read off a trace.
+
+    check's process             four ranks, two emulated nodes     one rank
+    _runs(seed)    ──────────>  three runs of a ParallelGPT
+    last step of each  <──────  trace
+    Reading(events, sizes)  ────────────────────────────────────>  bottleneck(trace, sizes)
+
+The right answer is computed from the same events, so nothing depends on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from dtlab.errors import RanksError
+from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.checks import Check, blocked
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.trials import Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.quantities import plain
+from dtlab.grading.report import Criterion
+from dtlab.parallel.mesh import group_of
+from dtlab.predict import Cluster, Link
+from dtlab.trace import Event, Trace
+
+__all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
+
+# The runs ----------------------------------------------------------------------------------------
+#
+#     mesh, outermost axis first      crosses the network      ranks wait most for
+#     data 2 x tensor 2               data                     gradients, although they are fewer
+#     pipeline 2 x tensor 2           pipeline                 recv: what fills and drains
+#     tensor 2 x data 2               tensor                   activations
+
+_MESHES: Final = (
+    {"data": 2, "pipeline": 1, "tensor": 2},
+    {"pipeline": 2, "data": 1, "tensor": 2},
+    {"tensor": 2, "pipeline": 1, "data": 2},
+)
+_ATTEMPTS = 3  # recordings, until no two axes cost nearly the same
+_CLEAR: Final = 1.25  # times the waiting of the second axis or operation
+
+
+@dataclass(frozen=True)
+class Stepping(Faulty):
+    """Some steps on one mesh. This case is recorded; nothing in it is judged."""
+
+    topic = "form"
+
+    sizes: Mapping[str, int]
+    width: int
+    layers: int
+    batch: int
+    number: int
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        config = {
+            "vocab_size": 64, "context": 32, "num_layers": self.layers, "num_heads": 4,
+            "width": self.width,
+        }  # fmt: skip
+        options = {"microbatches": 2} if self.sizes["pipeline"] > 1 else {}
+        return dict(self.sizes), config, options, self.batch, self.number
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
+        fn(*given)
+        return {}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        return iter(())
+
+
+def draw_runs(seed: int) -> Trial:
+    """The runs, all on one emulated cluster: two nodes of two GPUs."""
+    draw = random.Random(seed)
+    network = Link(5e-6, draw.choice((3e9, 4e9, 5e9)))
+    cluster = Cluster(2, 2, Link(1e-6, 300e9), network, slowdown=1000)
+    cases = []
+    for number, sizes in enumerate(draw.sample(_MESHES, len(_MESHES))):
+        batch = 4 * draw.randint(3, 5) * sizes["pipeline"]
+        layers = 3 if sizes["pipeline"] == 2 else draw.choice((3, 5))  # stages of 1 and 2 layers
+        cases.append(Stepping(sizes, draw.choice((48, 64)), layers, batch, number))
+    return Trial(4, cases, cluster=cluster, limit=60.0)
+
+
+def last_step(trace: Trace, run: int = 0) -> Trace:
+    """The events of the last step of a run, with its span "step" on each rank."""
+    spans: dict[int, Event] = {}
+    for event in trace.events:
+        if event.name == "step" and event.extra["run"] == run:
+            spans[event.rank] = event
+    inside = (
+        event
+        for event in trace.events
+        if event.rank in spans
+        and spans[event.rank].start <= event.start <= event.end <= spans[event.rank].end
+    )
+    return Trace(_bare(event) for event in inside)
+
+
+def _bare(event: Event) -> Event:
+    """An event without places in files and numbers of runs."""
+    extra = {
+        name: event.extra[name]
+        for name in ("group", "blocked", "tag", "thread", "stage", "microbatch")
+        if name in event.extra
+    }
+    return replace(event, extra=extra)
+
+
+# The right answer --------------------------------------------------------------------------------
+
+
+class Waits(NamedTuple):
+    """Seconds of waiting, over all ranks, by axis and operation; and those of the step."""
+
+    by_axis: Counter[str]
+    by_operation: Counter[tuple[str, str]]
+    by_rank: Counter[int]
+    step: dict[int, float]
+
+    @property
+    def axis(self) -> str:
+        """The axis that costs most."""
+        return max(self.by_axis, key=lambda axis: self.by_axis[axis])
+
+    @property
+    def operation(self) -> str:
+        """The operation that costs most on that axis."""
+        own = {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
+        return max(own, key=lambda name: own[name])
+
+    @property
+    def share(self) -> float:
+        """The part of the ranks' time in the step in which they wait."""
+        return self.by_rank.total() / sum(self.step.values())
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no second axis or operation costs nearly as much."""
+        own = Counter(
+            {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
+        )
+        return all(
+            len(top) < 2 or top[0][1] > _CLEAR * top[1][1]
+            for top in (self.by_axis.most_common(2), own.most_common(2))
+        )
+
+
+def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
+    """What the ranks wait for in a trace of one step."""
+    step = {event.rank: event.end - event.start for event in trace.events if event.name == "step"}
+    found = Waits(Counter(), Counter(), Counter(), step)
+    for event in trace.events:
+        if event.kind != "comm":
+            continue
+        seconds = sum(end - start for start, end in event.extra["blocked"])
+        found.by_rank[event.rank] += seconds
+        group = sorted(event.extra["group"])
+        for axis in sizes:
+            if sizes[axis] > 1 and group == group_of(event.rank, axis, sizes):
+                found.by_axis[axis] += seconds
+                found.by_operation[axis, event.name] += seconds
+    return found
+
+
+# What is judged ----------------------------------------------------------------------------------
+
+_KEYS: Final = ("axis", "waiting", "operation")
+_SAME = 0.01  # of a step: as good as equal
+
+
+@dataclass(frozen=True)
+class Reading(Faulty):
+    """`bottleneck(trace, sizes)` on the recorded trace of one step."""
+
+    alone = True
+    topic = "axis"
+
+    events: tuple[Event, ...]
+    sizes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        rows = [{**vars(event), "extra": dict(event.extra)} for event in self.events]
+        return rows, dict(self.sizes)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
+        rows, sizes = given
+        events = []
+        for row in rows:
+            row["peers"] = tuple(row["peers"])
+            for name in {"group", "blocked"} & set(row["extra"]):
+                row["extra"][name] = tuple(row["extra"][name])
+            events.append(Event(**row))
+        found = fn(Trace(events), sizes)
+        if not isinstance(found, Mapping):
+            return {"odd": f"a {type(found).__name__}"}
+        values = {key: plain(found[key]) for key in _KEYS if key in found}
+        return {k: v if isinstance(v, int | float | str) else str(v)[:40]
+                for k, v in values.items()}  # fmt: skip
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        axis, waiting, operation = values = [results[0].get(key) for key in _KEYS]
+        if None in values:
+            odd = results[0].get("odd") or f"a dict without {_KEYS[values.index(None)]!r}"
+            words = f"bottleneck returns {odd}. Return a dict with {', '.join(_KEYS)}."
+            yield from (("axis", words), ("form", words))
+            return
+        trace = Trace(self.events)
+        found = found_in(trace, self.sizes)
+        if axis != found.axis:
+            yield "axis", self._why_not(axis, found)
+        if operation != found.operation:
+            right = found.by_operation[found.axis, found.operation]
+            said = found.by_operation[found.axis, str(operation)]
+            yield (
+                "operation",
+                f"on the axis that costs most the ranks wait {1e3 * said:.0f} ms in "
+                f"{operation!r}, and {1e3 * right:.0f} ms in another operation. Add up the waits "
+                "of that axis by the name of the event.",
+            )
+        if not isinstance(waiting, int | float) or not abs(waiting - found.share) <= _SAME:
+            yield "waiting", self._which(waiting, found, trace)
+
+    def _why_not(self, axis: Any, found: Waits) -> str:
+        """Why an axis is not the one that costs most."""
+        if self.sizes.get(str(axis), 1) == 1:
+            return f"{axis!r} has no group of several ranks in this mesh."
+        own, most = (1e3 * found.by_axis[name] for name in (str(axis), found.axis))
+        return (
+            f"all ranks together wait {own:.0f} ms for operations of {axis!r}, and {most:.0f} ms "
+            "for those of another axis. Is every event in the group of its own rank, and do you "
+            "count the time in which a rank waits, not bytes or the time that a message takes?"
+        )
+
+    def _which(self, waiting: Any, found: Waits, trace: Trace) -> str:
+        """What a share is, if it is a known wrong one."""
+        total, all_ranks = found.by_rank.total(), sum(found.step.values())
+        comm = [event for event in trace.events if event.kind == "comm"]
+        busy = sum(e.end - e.start for e in trace.events if e.name in ("forward", "backward"))
+        known = {
+            "those are the seconds of all ranks over the step of one.": total * 4 / all_ranks,
+            "that is rank 0 alone. Add up the waits of all ranks.":
+                found.by_rank[0] / found.step[0],
+            "that is one axis alone. A rank waits in other operations too.":
+                found.by_axis.total() and found.by_axis[found.axis] / all_ranks,
+            "that counts operations from start to end. In the part that is not in "
+            'extra["blocked"], the rank computes.':
+                sum(event.end - event.start for event in comm) / all_ranks,
+            "that counts only what is outside of forward and backward. A rank also waits inside "
+            "them.": 1 - busy / all_ranks,
+        }  # fmt: skip
+        if isinstance(waiting, int | float):
+            for words, value in known.items():
+                if abs(waiting - value) <= _SAME:
+                    return f"{waiting:.3f} is no share of waiting: {words}"
+        return (
+            f"{waiting!r} is not the share of the step in which a rank waits. Divide the seconds "
+            'in extra["blocked"] of all ranks by the seconds of their spans "step".'
+        )
+
+
+# The check records before it asks ----------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
+    """The last step of each run. Raises `RanksError` if the ranks did not finish."""
+    from dtlab.units.unit10.bottlenecks_training import train  # loads torch
+
+    trial = draw_runs(seed)
+    readings: list[Reading] = []
+    for _ in range(_ATTEMPTS):
+        seen = bench.observe(trial, train)
+        if seen.error is not None or seen.trace is None:
+            raise seen.error or RanksError("the ranks left no trace")
+        readings = [
+            Reading(tuple(last_step(seen.trace, case.number).events), case.sizes)
+            for case in trial.cases
+            if isinstance(case, Stepping)
+        ]
+        if all(found_in(Trace(one.events), one.sizes).is_clear for one in readings):
+            break
+    return tuple(readings)
+
+
+class Recorded(Check):
+    """A check whose trials are recorded with our own program, before the answer reads them."""
+
+    def run(
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
+    ) -> list[Criterion]:
+        """Record the runs, and judge what `answer` says of each."""
+        if not callable(answer):
+            return super().run(symbol, answer, seed, learner, bench)
+        self.prepare(bench)
+        try:
+            cases = _recorded(seed, bench)  # type: ignore[arg-type]
+        except RanksError:
+            late = blocked("the runs did not finish in time: the machine is busy. Check again.")
+            return [each.closed(late) for each in self.rules]
+        reads = Check(lambda _: [Trial(1, cases, limit=10.0)], self.rules)
+        return reads.run(symbol, answer, seed, learner, bench)
+
+
+PART = Part(
+    name="10/bottlenecks",
+    symbol="bottleneck",
+    level=3,
+    title="Two runs, two bottlenecks",
+    minutes=20,
+    difficulty=2,
+    check=Recorded(
+        trials=lambda seed: [draw_runs(seed)],
+        compiles=True,
+        rules=(
+            rule("axis", 3, "the axis that costs most waiting, in all three runs"),
+            rule("operation", 2, "the operation in which the ranks wait most", "form"),
+            rule("waiting", 3, "the share of the step in which a rank waits", "form"),
+        ),
+    ),
+)

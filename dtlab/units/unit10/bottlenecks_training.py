@@ -1,0 +1,45 @@
+"""The runs of 10/bottlenecks: a small GPT on an emulated cluster of two nodes of two GPUs.
+
+This file loads torch: it is imported when a check runs, never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import dtlab
+from dtlab.parallel.gpt import ParallelGPT
+from dtlab.parallel.mesh import make_mesh
+from dtlab.training.models import GPTConfig
+
+__all__ = ["STEPS", "train"]
+
+STEPS = 3
+
+
+def train(
+    sizes: Mapping[str, int],
+    config: Mapping[str, int],
+    options: Mapping[str, Any],
+    batch: int,
+    run: int = 0,
+) -> None:
+    """Runs on every rank: three steps, each in a span "step" with its number and the run's."""
+    gpt = GPTConfig(**config)
+    mesh = make_mesh(**sizes)
+    model = ParallelGPT(gpt, mesh, **options)
+    optimizer = model.make_optimizer(torch.optim.SGD, lr=1e-2)
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(gpt.vocab_size, (batch, gpt.context + 1), generator=draw)
+    own = tokens.chunk(sizes["data"])[mesh.get_local_rank("data")]
+    for number in range(STEPS):
+        dist.barrier()
+        with dtlab.span("step", run=run, number=number):
+            model.forward_backward(own[:, :-1], own[:, 1:])
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()

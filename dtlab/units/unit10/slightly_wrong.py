@@ -1,0 +1,275 @@
+"""10/slightly_wrong: a run over three axes with two faults, each of which hides the other.
+
+gather_from_sequence    adds up t equal gradients: what is before it gets t times the right one
+/ (data x tensor)       divides by t too often: every gradient is 1/t of the right one
+
+broken          before the gather t / t, the head after it 1 / t
+one mended      every gradient 1 / t; or the head right, and all others t times too large
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.criteria import Seen, criterion
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.parts import Part
+from dtlab.grading.questions.quantities import short
+from dtlab.grading.scripts.lines import judge_line
+from dtlab.grading.scripts.mends import Mend
+from dtlab.grading.scripts.run import (
+    Program,
+    TrainingRun,
+    named,
+    other_losses,
+    other_parameters,
+)
+from dtlab.parallel.mesh import coordinates_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["PART", "MeshRun"]
+
+_VOCAB: Final = 20
+_NEAR, _FACTOR = 1e-4, 0.02  # of a loss; of the factor by which an update differs
+_LIMIT = 20.0  # seconds: a right answer takes one
+_HEAD: Final = "head.weight"
+
+
+@dataclass(frozen=True)
+class MeshRun(TrainingRun):
+    """`program(model, batches, sizes)`: some steps of a `Net` over a mesh."""
+
+    mesh: tuple[int, int, int]  # data, pipeline, tensor
+    width: int = 16
+    tokens: int = 8
+    num_steps: int = 4
+
+    rows: ClassVar[int] = 4
+    looks: ClassVar[tuple[str, str]] = ("", "Compare its updates step by step.")
+
+    def __str__(self) -> str:
+        data, pipeline, tensor = self.mesh
+        steps = f"{self.num_steps} step" + "s" * (self.num_steps > 1)
+        return f"data {data} x pipeline {pipeline} x tensor {tensor}, {steps}"
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The sizes of the axes by name."""
+        return dict(zip(("data", "pipeline", "tensor"), self.mesh, strict=True))
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return _VOCAB, self.width, 4
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps
+
+    @staticmethod
+    def build(*sizes: int) -> nn.Module:
+        from dtlab.units.unit10.slightly_wrong_script import Net
+
+        return Net(*sizes)
+
+    def batch(self, replica: int, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and their successors."""
+        import torch
+
+        draw = torch.Generator().manual_seed((1009 * self.seed + replica) * 97 + step)
+        tokens = torch.randint(_VOCAB, (self.rows, self.tokens + 1), generator=draw)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def replica(self, rank: int) -> int:
+        return coordinates_of(rank, self.axes)["data"]
+
+    def has_loss(self, rank: int) -> bool:
+        return coordinates_of(rank, self.axes)["pipeline"] == self.mesh[1] - 1
+
+    def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
+        return {**super().inputs(rank, world_size), "axes": self.axes}
+
+    @classmethod
+    def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return super().run(partial(_called, fn, given["axes"]), model, given)
+
+    def part(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor | None:
+        """This rank's shard of a parameter; None for one of another stage."""
+        place, stages, layers = coordinates_of(rank, self.axes), self.mesh[1], self.sizes[2]
+        stage = 0 if name.startswith("embedding") else stages - 1
+        if name.startswith("blocks."):
+            number = int(name.split(".")[1])
+            stage = next(s for s in range(stages) if number < layers * (s + 1) // stages)
+        if stage != place["pipeline"]:
+            return None
+        return _shard(name, whole, place["tensor"], self.mesh[2])
+
+    @cached_property
+    def first_step(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Every parameter before the first step and after it, in one process."""
+        _, (after, *_) = self.one_process(prod(self.mesh))
+        before = named(self.model())
+        return {name: (whole, after[name]) for name, whole in before.items()}
+
+    def factor(self, name: str, rank: int, after: Tensor) -> float | None:
+        """The first update over that of one process; None if the two are not parallel."""
+        start, right = (self.part(name, one, rank, 0) for one in self.first_step[name])
+        assert start is not None and right is not None
+        moved, wanted = after - start, right - start
+        factor = float((moved * wanted).sum() / wanted.square().sum())
+        far = (moved - factor * wanted).norm() / wanted.norm()
+        return None if far > _FACTOR * max(1.0, abs(factor)) else factor
+
+
+def _called(fn: Program, axes: Mapping[str, int], model: Any, batches: Any) -> Any:
+    return fn(model, batches, axes)
+
+
+def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
+    """A rank's part: column-parallel layers are cut along dim 0, row-parallel ones along dim 1."""
+    import torch
+
+    if "queries_keys_values" in name:  # each of the three is cut on its own
+        return torch.cat([part.chunk(ranks)[rank] for part in whole.chunk(3)])
+    if "mlp.0" in name:
+        return whole.chunk(ranks)[rank]
+    if name.endswith(("projection.weight", "mlp.2.weight")):
+        return whole.chunk(ranks, 1)[rank]
+    return whole
+
+
+# What the mended program has to do ---------------------------------------------------------------
+
+
+def _factors(case: MeshRun, results: Sequence[Any]) -> list[tuple[str, int, float | None]]:
+    """Of every parameter on every rank: its name, the rank, and its factor in the first step."""
+    return [
+        (name, rank, case.factor(name, rank, tensor))
+        for rank, seen in enumerate(results)
+        for name, tensor in seen["after"].items()
+    ]
+
+
+def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
+    """The head, whose gradient needs nothing but the mean over data ranks, has another factor."""
+    if case.num_steps > 1:
+        return ""
+    for name, rank, factor in _factors(case, results):
+        if name == _HEAD and (factor is None or abs(factor - 1) > _FACTOR):
+            what = "has another direction than" if factor is None else f"is {factor:.3g} times"
+            return (
+                f"the first update of {_HEAD} on rank {rank} {what} that of one process. Which "
+                "ranks have other samples, and by how many is this gradient divided?"
+            )
+    return ""
+
+
+def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
+    """Parameters before the gather have another factor than the head behind it."""
+    if case.num_steps > 1:
+        return ""
+    found = _factors(case, results)
+    head = next(factor for name, _, factor in found if name == _HEAD)
+    for name, rank, factor in found:
+        if head is None or factor is None or abs(factor / head - 1) > _FACTOR:
+            said = "another direction" if factor is None else f"{factor:.3g} times the right size"
+            base = "another direction" if head is None else f"{head:.3g} times"
+            return (
+                f"the first update of {name} on rank {rank} has {said}, that of {_HEAD} {base}. "
+                "Between the two is a collective: what does its backward pass do with gradients "
+                "that all tensor ranks have alike?"
+            )
+    return ""
+
+
+_AS_ONE = criterion(
+    "training", 2, "losses and parameters as in one process", other_losses(_NEAR), other_parameters
+)
+_SCALE = criterion("scale", 2, "the mean over the right ranks", _wrong_scale)
+_BALANCE = criterion(
+    "balance", 2, "the same factor before and behind the gather", _out_of_balance,
+    waits=True,
+)  # fmt: skip
+
+
+def _training(seen: Seen) -> Verdict:
+    """Judged once both faults are mended: each of them changes everything that follows."""
+    if any(rule.judge(seen).status != "ok" for rule in (_SCALE, _BALANCE)):
+        return blocked("judged once the first step is right")
+    return _AS_ONE.judge(seen)
+
+
+# The diagnosis -----------------------------------------------------------------------------------
+
+_LINES = (
+    ["x = stage.head(gather_from_sequence(stage.norm(x), tensor)).transpose(1, 2)"],
+    ["parameter.grad /= data.size() * tensor.size()"],
+)
+
+
+def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
+    """Judges the parameter, its factor, and the two lines."""
+    from dtlab.units.unit10.slightly_wrong_script import train
+
+    if seen.error is not None:
+        return blocked("the machine is too busy to run the program. Run the check again.")
+    if any(said[key] is None for key in ("parameter", "factor", "lines")):
+        return blocked("not answered yet")
+    found = _factors(seen.trial.cases[0], seen.results[0])  # type: ignore[arg-type]
+    factors = {name: factor for name, _, factor in found}
+    name = said["parameter"]
+    if name not in factors:
+        return lost(f"{short(name)} is no parameter. They are called {_HEAD}, norm.weight, ...")
+    right = factors[name]
+    if right is not None and abs(right - 1) <= _FACTOR:
+        return lost(f"the first update of {name} is that of one process. Compare them all.")
+    if right is None or abs(float(said["factor"]) - right) > _FACTOR:
+        return lost(
+            f"the first update of {name} is not {short(said['factor'])} times that of one process."
+        )
+    lines = list(said["lines"])
+    if len(lines) != 2:
+        return lost(f"you name {len(lines)} lines. There are two faults, each in one line.")
+    first = [judge_line(train, line, [*_LINES[0], *_LINES[1]], _LOOK) for line in lines]
+    wrong = next((verdict for verdict in first if verdict.status != "ok"), None)
+    if wrong is not None:
+        return wrong
+    each = [any(judge_line(train, line, own, "").status == "ok" for line in lines)
+            for own in _LINES]  # fmt: skip
+    return ok("both lines") if all(each) else lost(f"that is one of the two faults twice. {_LOOK}")
+
+
+_LOOK = "Follow a gradient from the loss back to the optimizer: where is it added up or divided?"
+
+
+def _trials(seed: int) -> list[Trial]:
+    """Three meshes of the same four ranks; on each the first step alone, and some steps."""
+    draw = random.Random(seed)
+    cases = []
+    for mesh in ((2, 1, 2), (1, 2, 2), (1, 1, 4)):
+        about = draw.randrange(1, 10**6), mesh, 8 * draw.randint(1, 3), 4 * draw.randint(1, 3)
+        cases += [MeshRun(*about, steps) for steps in (1, draw.randint(3, 4))]
+    return [Trial(4, cases, limit=_LIMIT)]
+
+
+PART = Part(
+    name="10/slightly_wrong",
+    level=3,
+    title="Run C",
+    minutes=20,
+    difficulty=3,
+    check=Mend(
+        program="dtlab.units.unit10.slightly_wrong_script.train",
+        scene=Trial(8, [MeshRun(0, (2, 2, 2), num_steps=1)], limit=_LIMIT),
+        judge=_diagnosed,
+        check=Check(_trials, (_SCALE, _BALANCE, Rule("training", 2, _training)), compiles=True),
+        diagnosis_points=2,
+    ),
+)

@@ -1,0 +1,276 @@
+"""Answers to 10/bottlenecks: axis, operation and share of waiting, read off a trace of one step.
+
+`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
+of its message. What is named neither there nor "blocked" in the report must be earned.
+"""
+
+from collections import defaultdict
+
+from dtlab.parallel.mesh import coordinates_of, group_of
+
+AXES = ("data", "pipeline", "tensor")
+
+
+def blocked(event):
+    return sum(end - start for start, end in event.extra["blocked"])
+
+
+def from_start_to_end(event):
+    return event.end - event.start
+
+
+def once(event):
+    return 1.0
+
+
+def sent(event):
+    return float(event.bytes)
+
+
+def messages(trace):
+    return [event for event in trace.events if event.kind == "comm"]
+
+
+def axis_of(event, sizes):
+    """The axis whose group an operation is in, None for the group of all ranks."""
+    for axis in sizes:
+        group = group_of(event.rank, axis, sizes)
+        if len(group) > 1 and group == sorted(event.extra["group"]):
+            return axis
+    return None
+
+
+def axis_for_rank_0(event, sizes):
+    """Events of other groups than rank 0's are those of no axis."""
+    for axis in sizes:
+        if sizes[axis] > 1 and group_of(0, axis, sizes) == sorted(event.extra["group"]):
+            return axis
+    return None
+
+
+def axis_in_the_usual_order(event, sizes):
+    """As if the mesh were data x pipeline x tensor, whatever `sizes` says."""
+    return axis_of(event, {axis: sizes[axis] for axis in AXES})
+
+
+def sums(trace, sizes, cost=blocked, belongs=axis_of):
+    found = defaultdict(float)
+    for event in messages(trace):
+        found[belongs(event, sizes), event.name] += cost(event)
+    return found
+
+
+def by_axis(found):
+    axes = defaultdict(float)
+    for (axis, _), seconds in found.items():
+        if axis is not None:
+            axes[axis] += seconds
+    return max(axes, key=axes.get)
+
+
+def by_operation(found, axis):
+    own = {name: seconds for (one, name), seconds in found.items() if one == axis}
+    return max(own, key=own.get)
+
+
+def share(trace, cost=blocked, rank=None):
+    waited = sum(cost(e) for e in messages(trace) if rank in (None, e.rank))
+    steps = [e for e in trace.events if e.name == "step" and rank in (None, e.rank)]
+    return waited / sum(e.end - e.start for e in steps)
+
+
+def answer(trace, sizes, **instead):
+    found = sums(trace, sizes)
+    axis = by_axis(found)
+    right = {"axis": axis, "operation": by_operation(found, axis), "waiting": share(trace)}
+    return {**right, **instead}
+
+
+# Right, written differently ---------------------------------------------------------------------
+
+
+def sums_by_axis_and_name(trace, sizes):
+    return answer(trace, sizes)
+
+
+def rank_after_rank(trace, sizes):
+    """The mean over ranks of each rank's waits; steps have nearly the same length."""
+    ranks = range(trace.world_size)
+    step = {e.rank: e.end - e.start for e in trace.events if e.name == "step"}
+    waits = {rank: sum(blocked(e) for e in messages(trace) if e.rank == rank) for rank in ranks}
+    return answer(trace, sizes, waiting=sum(waits.values()) / sum(step.values()))
+
+
+def by_coordinates(trace, sizes):
+    """The axis in which the coordinates of all members differ from those of the rank."""
+
+    def belongs(event, sizes):
+        places = [coordinates_of(rank, sizes) for rank in sorted(event.extra["group"])]
+        moving = [axis for axis in sizes if len({place[axis] for place in places}) > 1]
+        return moving[0] if len(moving) == 1 else None
+
+    found = sums(trace, sizes, belongs=belongs)
+    axis = by_axis(found)
+    return {"axis": axis, "operation": by_operation(found, axis), "waiting": share(trace)}
+
+
+def by_peers(trace, sizes):
+    """Two ranks of a mesh of four share one axis at most."""
+
+    def belongs(event, sizes):
+        others = [rank for rank in event.extra["group"] if rank != event.rank]
+        for axis in sizes:
+            if len(others) == 1 and others[0] in group_of(event.rank, axis, sizes):
+                return axis
+        return None
+
+    found = sums(trace, sizes, belongs=belongs)
+    axis = by_axis(found)
+    return answer(trace, sizes, axis=axis, operation=by_operation(found, axis))
+
+
+# Wrong ------------------------------------------------------------------------------------------
+
+
+def not_written(trace, sizes):
+    raise NotImplementedError()
+
+
+def the_axis_alone(trace, sizes):
+    return answer(trace, sizes)["axis"]
+
+
+def without_the_share(trace, sizes):
+    found = answer(trace, sizes)
+    del found["waiting"]
+    return found
+
+
+def most_bytes(trace, sizes):
+    """Counts bytes, not time: those of the tensor axis are more, in every run."""
+    found = sums(trace, sizes, cost=sent)
+    axis = by_axis(found)
+    return answer(trace, sizes, axis=axis, operation=by_operation(found, axis))
+
+
+def axis_by_bytes(trace, sizes):
+    return answer(trace, sizes, axis=by_axis(sums(trace, sizes, cost=sent)))
+
+
+def axis_by_number(trace, sizes):
+    return answer(trace, sizes, axis=by_axis(sums(trace, sizes, cost=once)))
+
+
+def usual_order_of_axes(trace, sizes):
+    found = sums(trace, sizes, belongs=axis_in_the_usual_order)
+    return answer(trace, sizes, axis=by_axis(found))
+
+
+def always_tensor(trace, sizes):
+    return answer(trace, sizes, axis="tensor")
+
+
+def an_axis_of_one_rank(trace, sizes):
+    alone = next(axis for axis in sizes if sizes[axis] == 1)
+    return answer(trace, sizes, axis=alone)
+
+
+def operation_of_all_axes(trace, sizes):
+    """Sends are counted from start to end, although most of that time is hidden."""
+    times = defaultdict(float)
+    for event in messages(trace):
+        times[event.name] += from_start_to_end(event)
+    return answer(trace, sizes, operation=max(times, key=times.get))
+
+
+def operation_with_most_bytes(trace, sizes):
+    found = sums(trace, sizes, cost=sent)
+    axis = answer(trace, sizes)["axis"]
+    largest = {n: e for (a, n), e in found.items() if a == axis}
+    name = max(largest, key=lambda one: (largest[one], one == "send"))
+    return answer(trace, sizes, operation=name)
+
+
+def always_all_reduce(trace, sizes):
+    return answer(trace, sizes, operation="all_reduce")
+
+
+def the_send(trace, sizes):
+    """The other end of a message has to be the one that costs."""
+    found = answer(trace, sizes)
+    return {**found, "operation": found["operation"].replace("recv", "send")}
+
+
+def hidden_time_too(trace, sizes):
+    return answer(trace, sizes, waiting=share(trace, cost=from_start_to_end))
+
+
+def rank_0_alone(trace, sizes):
+    return answer(trace, sizes, waiting=share(trace, rank=0))
+
+
+def seconds_of_all_over_one_step(trace, sizes):
+    return answer(trace, sizes, waiting=4 * share(trace))
+
+
+def one_axis_alone(trace, sizes):
+    found = sums(trace, sizes)
+    steps = sum(e.end - e.start for e in trace.events if e.name == "step")
+    own = sum(s for (axis, _), s in found.items() if axis == by_axis(found))
+    return answer(trace, sizes, waiting=own / steps)
+
+
+def outside_of_forward_and_backward(trace, sizes):
+    spans = sum(e.end - e.start for e in trace.events if e.name in ("forward", "backward"))
+    steps = sum(e.end - e.start for e in trace.events if e.name == "step")
+    return answer(trace, sizes, waiting=1 - spans / steps)
+
+
+def without_the_norm(trace, sizes):
+    """Leaves out operations over all ranks: they belong to no axis."""
+    found = sums(trace, sizes)
+    steps = sum(e.end - e.start for e in trace.events if e.name == "step")
+    waits = sum(seconds for (axis, _), seconds in found.items() if axis is not None)
+    return answer(trace, sizes, waiting=waits / steps)
+
+
+def in_percent(trace, sizes):
+    return answer(trace, sizes, waiting=100 * share(trace))
+
+
+def rank_0_for_all(trace, sizes):
+    """As the lesson counts bytes: only the events of rank 0, and its groups."""
+    found = sums(trace, sizes, belongs=axis_for_rank_0)
+    axis = by_axis(found)
+    return {
+        "axis": axis,
+        "operation": by_operation(found, axis),
+        "waiting": share(trace, rank=0),
+    }
+
+
+RIGHT = [sums_by_axis_and_name, rank_after_rank, by_coordinates, by_peers]
+
+WRONG = {
+    not_written: {"axis": "not written yet"},
+    the_axis_alone: {"axis": "Return a dict"},
+    without_the_share: {"axis": "without 'waiting'"},
+    most_bytes: {"axis": "those of another axis", "operation": ""},
+    axis_by_bytes: {"axis": "not bytes"},
+    axis_by_number: {"axis": "those of another axis"},
+    usual_order_of_axes: {"axis": "the group of its own rank"},
+    always_tensor: {"axis": "those of another axis"},
+    an_axis_of_one_rank: {"axis": "has no group of several ranks"},
+    operation_of_all_axes: {"operation": "Add up the waits of that axis"},
+    operation_with_most_bytes: {"operation": "Add up the waits"},
+    always_all_reduce: {"operation": "in another operation"},
+    the_send: {"operation": "'send'"},
+    hidden_time_too: {"waiting": "from start to end"},
+    rank_0_alone: {"waiting": ""},
+    seconds_of_all_over_one_step: {"waiting": "over the step of one"},
+    one_axis_alone: {"waiting": "one axis alone"},
+    outside_of_forward_and_backward: {"waiting": ""},
+    without_the_norm: {"waiting": "is not the share of the step"},
+    in_percent: {"waiting": "is not the share of the step"},
+    rank_0_for_all: {"waiting": ""},
+}
