@@ -49,7 +49,7 @@ class Grouping(Faulty):
             made.append(1)
             return make(*args, **kwargs)
 
-        c10d._new_group_with_tag = counted  # type: ignore[assignment]
+        c10d._new_group_with_tag = counted
         try:
             with finished_calls(*Grouping.finished, refuse=True) as finished:
                 found = fn(dict(given))

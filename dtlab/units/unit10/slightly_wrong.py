@@ -22,7 +22,7 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.scripts.lines import judge_line
-from dtlab.grading.scripts.mends import Mend
+from dtlab.grading.scripts.mends import MendProgram
 from dtlab.grading.scripts.run import (
     Program,
     TrainingRun,
@@ -265,11 +265,10 @@ PART = Part(
     title="Run C",
     minutes=20,
     difficulty=3,
-    check=Mend(
+    check=MendProgram(
         program="dtlab.units.unit10.slightly_wrong_script.train",
         scene=Trial(8, [MeshRun(0, (2, 2, 2), num_steps=1)], limit=_LIMIT),
         judge=_diagnosed,
         check=Check(_trials, (_SCALE, _BALANCE, Rule("training", 2, _training)), compiles=True),
-        diagnosis_points=2,
     ),
 )

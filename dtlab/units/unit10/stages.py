@@ -79,7 +79,7 @@ class Optimizer:
         self.diary.note("s")
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter -= self.rate * parameter.grad
+                parameter.sub_(self.rate * parameter.grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""

@@ -174,7 +174,7 @@ class Training(Faulty):
             norms.append(float(torch.stack([one.norm() for one in gradients]).norm()))
             with torch.no_grad():
                 for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter -= _RATE * min(1.0, max_norm / norms[-1]) * gradient
+                    parameter.sub_(_RATE * min(1.0, max_norm / norms[-1]) * gradient)
             losses.append(loss.item())
             states.append([[one.detach().clone() for one in each.parameters()] for each in stages])
         return norms, losses, states

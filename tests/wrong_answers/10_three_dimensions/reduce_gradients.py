@@ -230,7 +230,7 @@ def in_buckets(parameters, groups):
         if chosen:
             flat = torch.cat([one.grad.flatten() for one in chosen])
             dist.all_reduce(flat, group=group)
-            for one, part in zip(chosen, flat.split([one.numel() for one in chosen])):
+            for one, part in zip(chosen, flat.split([one.numel() for one in chosen]), strict=True):
                 one.grad = part.view_as(one).clone()
 
     reduce([one for one in parameters if one.tied], groups["embedding"])

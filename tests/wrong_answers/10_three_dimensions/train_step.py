@@ -99,9 +99,12 @@ def reduces_each_microbatch(parts, inputs, targets):
         def forward_backward(self, inputs, targets):
             count, losses = self.parts.microbatches, []
             self.schedule = one_f_one_b(dist.get_world_size(self.groups["pipeline"]), 1)
-            pairs = zip(inputs.chunk(count), targets.chunk(count))
+            pairs = zip(inputs.chunk(count), targets.chunk(count), strict=True)
             for number, (each, target) in enumerate(pairs):
-                scaled = lambda output, wanted: self.parts.loss(output, wanted) / count
+
+                def scaled(output, wanted):
+                    return self.parts.loss(output, wanted) / count
+
                 result = run_schedule(self.schedule, self.parts.stage, each, target, scaled)
                 losses.append(result.loss)
                 if number < count - 1:
@@ -274,6 +277,7 @@ def zero_on_other_stages(parts, inputs, targets):
 
 def returns_no_loss(parts, inputs, targets):
     right(parts, inputs, targets)
+    return None
 
 
 # Right ------------------------------------------------------------------------------------------
