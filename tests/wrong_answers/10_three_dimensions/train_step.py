@@ -277,7 +277,6 @@ def zero_on_other_stages(parts, inputs, targets):
 
 def returns_no_loss(parts, inputs, targets):
     right(parts, inputs, targets)
-    return None
 
 
 # Right ------------------------------------------------------------------------------------------
@@ -298,10 +297,11 @@ def in_one_go(parts, inputs, targets):
     parts.reduce_gradients(trained, parts.groups)
     parts.clip_mesh(trained, parts.max_norm, parts.groups)
     parts.optimizer.step()
-    if found.loss is not None:
-        loss = found.loss / replicas
-        dist.all_reduce(loss, group=data)
-        return loss.item()
+    if found.loss is None:
+        return None
+    loss = found.loss / replicas
+    dist.all_reduce(loss, group=data)
+    return loss.item()
 
 
 def microbatches_by_hand(parts, inputs, targets):
