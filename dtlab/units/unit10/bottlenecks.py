@@ -1,7 +1,7 @@
 """10/bottlenecks: which axis of a mesh makes the ranks wait, read off a trace.
 
     check's process             four ranks, two emulated nodes     one rank
-    _runs(seed)    ──────────>  three runs of a ParallelGPT
+    draw_runs(seed) ────────>  three runs of a ParallelGPT
     last step of each  <──────  trace
     Reading(events, sizes)  ────────────────────────────────────>  bottleneck(trace, sizes)
 
@@ -43,8 +43,6 @@ _MESHES: Final = (
     {"pipeline": 2, "data": 1, "tensor": 2},
     {"tensor": 2, "pipeline": 1, "data": 2},
 )
-_ATTEMPTS = 3  # recordings, until no two axes cost nearly the same
-_CLEAR: Final = 1.25  # times the waiting of the second axis or operation
 
 
 @dataclass(frozen=True)
@@ -143,17 +141,6 @@ class Waits(NamedTuple):
     def share(self) -> float:
         """The part of the ranks' time in the step in which they wait."""
         return self.by_rank.total() / sum(self.step.values())
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether no second axis or operation costs nearly as much."""
-        own = Counter(
-            {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
-        )
-        return all(
-            len(top) < 2 or top[0][1] > _CLEAR * top[1][1]
-            for top in (self.by_axis.most_common(2), own.most_common(2))
-        )
 
 
 def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
@@ -282,19 +269,14 @@ def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
     from dtlab.units.unit10.bottlenecks_training import train  # loads torch
 
     trial = draw_runs(seed)
-    readings: list[Reading] = []
-    for _ in range(_ATTEMPTS):
-        seen = bench.observe(trial, train)
-        if seen.error is not None or seen.trace is None:
-            raise seen.error or RanksError("the ranks left no trace")
-        readings = [
-            Reading(tuple(last_step(seen.trace, case.number).events), case.sizes)
-            for case in trial.cases
-            if isinstance(case, Stepping)
-        ]
-        if all(found_in(Trace(one.events), one.sizes).is_clear for one in readings):
-            break
-    return tuple(readings)
+    seen = bench.observe(trial, train)
+    if seen.error is not None or seen.trace is None:
+        raise seen.error or RanksError("the ranks left no trace")
+    return tuple(
+        Reading(tuple(last_step(seen.trace, case.number).events), case.sizes)
+        for case in trial.cases
+        if isinstance(case, Stepping)
+    )
 
 
 class Recorded(Check):
