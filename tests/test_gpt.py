@@ -195,7 +195,7 @@ def test_a_dense_state_goes_in_and_comes_out(zero: int) -> None:
         (
             {"data": 1, "pipeline": 2, "tensor": 1},
             {"schedule": "interleaved", "chunks": 4, "microbatches": 2},
-            "need as many blocks",
+            "need at least 8 blocks",
         ),
     ],
 )

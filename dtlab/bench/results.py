@@ -45,7 +45,7 @@ class Measurement:
 
     @property
     def algorithm_bandwidth(self) -> float:
-        """Bytes/s from the caller's point of view: S/t."""
+        """Algorithm bandwidth as nccl-tests defines it, in bytes/s: `bytes / seconds`."""
         return algorithm_bandwidth(float(self.bytes), self.seconds)
 
     @property

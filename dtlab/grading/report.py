@@ -208,8 +208,9 @@ def _badge(status: Status) -> str:
 def scaled(score: float, max_score: float, cell_points: float) -> float:
     """Scales `score`, out of a check's `max_score`, to a cell worth `cell_points`.
 
-    A full score becomes exactly `cell_points`, since nbgrader refuses a score above them. Raises
-    `ValueError` for a score that no check gives.
+    A full score becomes exactly `cell_points`, because nbgrader refuses a higher score. Raises
+    `ValueError` if `score` is not between 0 and `max_score`, or if `cell_points` is negative or
+    not finite.
     """
     if not 0 <= score <= max_score or not 0 <= cell_points < math.inf:
         raise ValueError(f"{score} of {max_score} points in a cell of {cell_points}")

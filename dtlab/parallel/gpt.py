@@ -119,7 +119,8 @@ class ParallelGPT:
         count = chunks * dist.get_world_size(self.pipeline)
         if count > config.num_layers:
             raise ValueError(
-                f"{count} pipeline stages need as many blocks, not {config.num_layers}."
+                f"{count} pipeline stages need at least {count} blocks, but the model has "
+                f"{config.num_layers}."
             )
         ranks = dist.get_world_size(self.pipeline)
         mine = range(dist.get_rank(self.pipeline), count, ranks)

@@ -402,7 +402,10 @@ class Search:
         return _evaluate(self.problem, plan).reason
 
     def points(self) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
-        """Bytes, seconds, and whether it fits, of each plan that memory alone can forbid."""
+        """Arrays of bytes, step seconds, and whether the plan fits in memory.
+
+        They cover all plans that satisfy every constraint other than memory.
+        """
         columns = self._columns
         return columns["bytes"], columns["seconds"], columns["bytes"] <= self.problem.memory
 

@@ -241,7 +241,10 @@ class Guess:
 
 
 def calibration() -> None:
-    """Show how good the guesses of this notebook were: within a factor of 2, too low, too high."""
+    """Show how many guesses of this notebook were too low, within a factor of 2, or too high.
+
+    Also shows how many choices were right.
+    """
     guesses = [each for each in kernel_variables() if isinstance(each, Guess)]
     made = [each for each in guesses if each.value is not None and each.answer is not None]
     ratios = [

@@ -98,7 +98,10 @@ class Preflight:
         self.answers: dict[int, str] = {}
 
     def answer(self, number: int, option: str) -> None:
-        """Answer question `number`, 1 to 10. Raises: ValueError for a wrong number or option."""
+        """Record `option` as the answer to question `number`, from 1 to 10.
+
+        Raises: ValueError if there is no such question, or if it has no such option.
+        """
         if number not in range(1, len(QUESTIONS) + 1):
             raise ValueError(f"Answer one of questions 1 to {len(QUESTIONS)}, not {number!r}.")
         options = (*QUESTIONS[number - 1].options, _UNSURE)

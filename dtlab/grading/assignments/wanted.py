@@ -73,7 +73,10 @@ def wanted(
             )
     for unit in units:
         if all(part.unit != unit for part in asked):
-            raise DtlabError(f"no part of unit {unit} is chosen: leave it out, or name parts.")
+            raise DtlabError(
+                f"no part of unit {unit} is chosen: leave it out, or name parts with --levels or "
+                "--parts."
+            )
     return Wanted(
         tuple(units), {part.name: part.points for part in asked} | _weights(points, known, asked)
     )

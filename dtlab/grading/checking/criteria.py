@@ -108,7 +108,7 @@ class Faulty(Case):
         return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
 
     def advice(self, trouble: str) -> str:
-        """Returns a hint at the cause of a crash in this case; empty if the cause is unknown."""
+        """Returns a hint about the likely cause of a crash in this case; may be empty."""
         return ""
 
     @abstractmethod

@@ -51,9 +51,10 @@ class Optimizer:
         n: int,
         after: Callable[[torch.Tensor], torch.Tensor] = lambda now: now,
     ) -> torch.Tensor:
-        """Returns the parameters after `n` steps with `gradients(parameters, step)`.
+        """Returns the parameters after `n` optimizer steps from `start`.
 
-        `after` is applied to the parameters at the end of each step.
+        `gradients(parameters, step)` returns the gradients of a step. `after` is applied to the
+        parameters at the end of each step.
         """
         rates = self.rate if isinstance(self.rate, Sequence) else [self.rate]
         now = start.double()

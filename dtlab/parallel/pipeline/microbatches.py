@@ -68,7 +68,10 @@ class Data:
         """Compute and record the loss of one microbatch."""
         loss = self._loss(*output, self._targets[microbatch])
         if loss.numel() != 1:
-            raise ValueError(f"The loss must be one number, not a tensor of {list(loss.shape)}.")
+            raise ValueError(
+                f"The loss must be one number, not a tensor of {list(loss.shape)}. Reduce it, for "
+                "example with mean()."
+            )
         self.losses[microbatch] = loss.detach()
         return loss
 

@@ -128,7 +128,10 @@ def _gradients(
     wanted: Sequence[Tensor | GradientEdge],
     keep_graph: bool = False,
 ) -> Gradients:
-    """Return the gradients of `wanted`, with None for a tensor that no end depends on."""
+    """Return the gradients of `ends` with respect to `wanted`; None where no end depends on it.
+
+    `ends` are the graph edges at which backward starts, and `gradients` are their gradients.
+    """
     computed: Gradients = Variable._execution_engine.run_backward(
         tuple(ends), tuple(gradients), keep_graph, False, tuple(wanted),
         allow_unreachable=True, accumulate_grad=False,

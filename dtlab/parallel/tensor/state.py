@@ -75,8 +75,9 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
     )
     if present != expected:
         raise ValueError(
-            f"{type(module).__name__} has the parameters {sorted(present)}, the dense "
-            f"{type(dense).__name__} {sorted(expected)}: not the same layer."
+            f"{type(module).__name__} has the parameters {sorted(present)}, but the dense "
+            f"{type(dense).__name__} has {sorted(expected)}: not the same layer. Pass a dense "
+            "module with the same parameters."
         )
     for prefix in {name.rpartition(".")[0] for name in present}:
         part, whole = module.get_submodule(prefix), dense.get_submodule(prefix)

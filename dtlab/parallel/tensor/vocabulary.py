@@ -36,17 +36,18 @@ Reduction = Literal["none", "mean", "sum"]
 
 
 class VocabParallelEmbedding(ShardedLayer):
-    """`nn.Embedding` of which each rank has some rows: token ids [...] to [..., embedding_dim].
+    """An `nn.Embedding` whose rows are divided among the ranks: ids [...] to [..., embedding_dim].
 
     Args:
-        num_embeddings, embedding_dim, device, dtype: of the dense table. If the rows are not
-            divisible by the ranks, the first ranks have one more.
-        sequence_parallel: the output is this rank's tokens; the ids [b, s] are the same on all
-            ranks.
+        num_embeddings, embedding_dim, device, dtype: as for the dense `nn.Embedding`. If the
+            number of ranks does not divide the rows, the first ranks hold one row more.
+        sequence_parallel: whether each rank returns the embeddings of its own tokens only. All
+            ranks must pass the same ids [b, s].
         group: the ranks that share the table; None: all.
 
-    Raises: ValueError for fewer rows than ranks, or tokens that are not divisible by the ranks;
-        IndexError, on all ranks, for an id outside the table.
+    Raises: ValueError if there are fewer rows than ranks, or if sequence_parallel is set and the
+        number of ranks does not divide the number of tokens; IndexError, on all ranks, for an id
+        outside the table.
     """
 
     weight: Tensor

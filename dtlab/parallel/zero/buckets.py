@@ -198,8 +198,8 @@ class ShardedBucket:
             if parameter.data_ptr() != pointer:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(parameter.shape)} has moved to other memory "
-                    "since the optimizer was made, as model.to(...) or model.double() do. Move "
-                    "the model first, then make the optimizer."
+                    "since the optimizer was made, for example by model.to(...) or "
+                    "model.double(). Call these before you make the optimizer."
                 )
 
     def refresh_master(self) -> None:

@@ -364,7 +364,10 @@ class ShardedGradients:
     def means(
         self, received: Tensor, arrived: frozenset[int], rank: int
     ) -> tuple[Tensor, list[Piece]]:
-        """Return the gradients of this rank's shard, and the pieces that some rank has used."""
+        """Return the mean gradients of this rank's shard, and its pieces that have a gradient.
+
+        A piece has a gradient if backward has computed one on at least one rank.
+        """
         size, pieces = self.layout.shard_size, self._pieces[rank]
         means = received[:size].to(self.layout.dtype)
         if self._after != 1:

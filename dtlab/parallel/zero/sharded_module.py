@@ -190,7 +190,7 @@ class _Watcher:
 
 def _check(module: nn.Module, group: ProcessGroup | None) -> None:
     if dist.get_rank(group) < 0:
-        raise ValueError("this rank is not in the group. Wrap the module only on its ranks.")
+        raise ValueError("this rank is not in the group. Wrap the module on its ranks only.")
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
         raise ValueError("no parameter of this module needs a gradient: nothing to train.")
@@ -266,8 +266,9 @@ def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
         strangers = [parameter for parameter in group["params"] if parameter not in names]
         if strangers:
             raise ValueError(
-                f"group {number} of the optimizer has {len(strangers)} tensors that are not "
-                "parameters of this model. Save and load it with the model that it steps."
+                f"parameter group {number} of the optimizer has {len(strangers)} tensors that are "
+                "not parameters of this model. Save and load the optimizer with the model whose "
+                "parameters it updates."
             )
         groups.append({**group, "params": [names[parameter] for parameter in group["params"]]})
     return groups

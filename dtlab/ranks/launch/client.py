@@ -148,7 +148,7 @@ class Server:
             raise LaunchError(f"the server that forks ranks did not start. It printed:\n{stderr}")
 
     def _share_modules(self, sock: socket.socket) -> None:
-        """Have the server import the dtlab modules of this process, so that no rank must do it.
+        """Make the server import this process's dtlab modules, so that ranks need not import them.
 
         Ranks draw no figures, so the drawing modules, which take long to import, are left out.
         """

@@ -5,10 +5,11 @@
           │                       └── status letters ───┘   │
           └── values, failures, records, output ────────────┘
 
-Ranks start together, because a rank that returns before its peers have connected breaks their
-start. They end together, because a rank that exits resets its peers' connections. The supervisor
-becomes the parent of every orphan among their descendants (it is a "subreaper"), so killing its
-children until it has none ends all processes, however often a descendant forked.
+No rank calls the function before all ranks have joined the process group. Otherwise a rank could
+return and exit while its peers still connect to it, and their initialisation would fail. No rank
+exits before all ranks have delivered their results, because the exit of a rank resets its peers'
+connections. The supervisor is a "subreaper": it becomes the parent of every orphan among the
+ranks' descendants. It kills its children until it has none, which ends all processes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yield a function, or all functions of a class, also those wrapped by decorators."""
+    """Yield the functions in `value`, a function or a class, including those inside decorators."""
     if isinstance(value, FunctionType):
         yield value
     if isinstance(value, type):

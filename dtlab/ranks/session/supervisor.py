@@ -176,7 +176,8 @@ class SessionSupervisor(Supervisor):
         return joined() and not failed()
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Process events until `condition` holds; False if it does not hold within `seconds`."""
+        """Process events until `condition` holds. Return False if it does not hold in `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()

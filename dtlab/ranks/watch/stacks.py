@@ -56,7 +56,10 @@ def report_on_signal(writer: int) -> None:
 
 
 def report_before_ending(writer: int) -> None:
-    """In a rank: write the stack before the rank ends itself without an exception."""
+    """In a rank: replace `os._exit` and `os.kill` so that they write the stack to `writer` first.
+
+    `os.kill` writes the stack only if the rank sends the signal to itself.
+    """
     rank = os.getpid()
     exit_at_once, send_signal = os._exit, os.kill
 
