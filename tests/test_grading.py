@@ -44,7 +44,7 @@ REPORT = Report(
     (
         Criterion("result", 4, 4, "ok", "the sum is right"),
         Criterion("bytes", 3, 0, "lost", "each rank sent <25.2 MB>\npass one chunk"),
-        Criterion("rounds", 3, 0, "blocked", "judged once the call comes back"),
+        Criterion("rounds", 3, 0, "blocked", "judged once the call returns"),
     ),
 )
 
@@ -55,7 +55,7 @@ def test_report_reads_well_in_a_terminal() -> None:
         "  ok       4/4  the sum is right\n"
         "  lost     0/3  each rank sent <25.2 MB>\n"
         "                pass one chunk\n"
-        "  blocked  0/3  judged once the call comes back"
+        "  blocked  0/3  judged once the call returns"
     )
     assert repr(REPORT) == str(REPORT)
 
@@ -342,7 +342,7 @@ def test_small_messages_may_have_headers_as_large_as_themselves() -> None:
 
 def test_a_right_sum_for_which_too_little_came_is_the_failure() -> None:
     criteria = judged([event for event in ring_events() if event.peers != (2,)])
-    assert "of the 32 bytes that it needs for that, 0 bytes came" in criteria["result"].message
+    assert "of the 32 bytes that it needs, only 0 bytes came" in criteria["result"].message
     assert [one.status for one in criteria.values()] == ["lost"] + ["blocked"] * 4
 
 
@@ -487,7 +487,7 @@ def test_a_reduce_scatter_wants_the_own_chunk() -> None:
     for wrong, words in (
         (chunks[1], "chunk 1 of the sum, and rank 0 is to have chunk 0: start one chunk earlier"),
         (torch.full((2,), call.before), "`output` is as it was"),
-        (chunks[0] + call.before, "this is the sum and what was in `output` before"),
+        (chunks[0] + call.before, "this is the sum plus the old content of `output`"),
         (chunks[0] / 3, "this is the average"),
         (torch.zeros(5), "the tensor is (5,) of torch.float32 now"),
     ):

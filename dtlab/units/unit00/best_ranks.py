@@ -1,4 +1,4 @@
-"""00/best_ranks: how many ranks to take, from a few measured times (extra)."""
+"""00/best_ranks: predict the fastest number of ranks from a few measured times (extra)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _NEAR = 1e-3
 
 _ADVICE = {
     "best": "Fit three numbers to the times: T(N) = a + b/N + c N. Then try every N.",
-    "time": "What does the fitted curve say for that number of ranks?",
-    "edges": "The curve may fall up to the most ranks there are, or rise from the first on.",
+    "time": "Evaluate the fitted curve at that number of ranks.",
+    "edges": "The curve may fall all the way to the largest number of ranks, or rise from one "
+    "rank on.",
 }
 
 
 @dataclass(frozen=True)
 class Curve(Faulty):
-    """`best_ranks(times, most)` where T(N) = serial + work / N + each x N, in seconds.
+    """A call of `best_ranks(times, most)`, with T(N) = serial + work / N + each x N in seconds.
 
-    `shown` is the criterion that it is for.
+    `shown` is the criterion that this case tests.
     """
 
     alone = True
@@ -43,7 +44,7 @@ class Curve(Faulty):
         return f"times on {', '.join(map(str, self.sizes))} ranks, at most {self.most}"
 
     def seconds(self, ranks: int) -> float:
-        """T(N)."""
+        """T(N), the time on N ranks."""
         return self.serial + self.work / ranks + self.each * ranks
 
     def given(self, rank: int, world_size: int) -> Any:
@@ -52,12 +53,12 @@ class Curve(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
         pairs, most = given
-        found = fn(dict(pairs), most)
+        answer = fn(dict(pairs), most)
         try:
-            ranks, seconds = found
+            ranks, seconds = answer
             return {"ranks": float(ranks), "seconds": float(seconds)}
         except (TypeError, ValueError):
-            return {"form": "None" if found is None else f"a {type(found).__name__}"}
+            return {"form": "None" if answer is None else f"a {type(answer).__name__}"}
 
     def opened(self, result: Any) -> Noted:
         if "form" in result:
@@ -65,19 +66,19 @@ class Curve(Faulty):
         return Noted({name: float(result[name]) for name in ("ranks", "seconds")})
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (found,), best = results, min(range(1, self.most + 1), key=self.seconds)
-        ranks, seconds, right = found.get("ranks"), found.get("seconds"), self.seconds(best)
-        if found.get("form"):
-            words = f"best_ranks returns {found['form']}. Return a pair: ranks, and seconds."
-            yield self.shown, words
+        (answer,), best = results, min(range(1, self.most + 1), key=self.seconds)
+        ranks, seconds, right = answer.get("ranks"), answer.get("seconds"), self.seconds(best)
+        if answer.get("form"):
+            message = f"best_ranks returns {answer['form']}. Return a pair: (ranks, seconds)."
+            yield self.shown, message
             if self.shown == "best":
-                yield "form", words
+                yield "form", message
         elif self.shown != "time" and ranks != best:
-            words = f"the time is least on {best} ranks, and you say {ranks:g}."
-            yield self.shown, f"{words}\n{_ADVICE[self.shown]}"
+            message = f"the time is least on {best} ranks, and you return {ranks:g}."
+            yield self.shown, f"{message}\n{_ADVICE[self.shown]}"
         elif self.shown == "time" and not abs(seconds - right) <= _NEAR * right:
-            words = f"the least time is {right:.4f} s, and you have {seconds:.4f} s."
-            yield "time", f"{words}\n{_ADVICE['time']}"
+            message = f"the least time is {right:.4f} s, and you return {seconds:.4f} s."
+            yield "time", f"{message}\n{_ADVICE['time']}"
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -90,7 +91,7 @@ def _trials(seed: int) -> list[Trial]:
         return Curve(draw.uniform(0.01, 0.1), work, slope, sizes, most, topic)
 
     best = [curve("best") for _ in range(6)]
-    times = [Curve(one.serial, one.work, one.each, one.sizes, one.most, "time") for one in best]
+    times = [Curve(c.serial, c.work, c.each, c.sizes, c.most, "time") for c in best]
     edges = [curve("edges", most=draw.randint(4, 7)), curve("edges", each=0.0)]
     edges += [Curve(0.02, 0.01, 0.05, (1, 2, 4), 16, "edges")]
     return [Trial(1, cases) for cases in (best, times, edges)]
@@ -107,8 +108,8 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("best", 3, "the number of ranks that is fastest"),
-            rule("time", 1, "and its time, which nobody measured", "form"),
-            rule("edges", 2, "also where the best is the first or the last", "form"),
+            rule("time", 1, "the predicted time on that number of ranks", "form"),
+            rule("edges", 2, "also if the fastest number is one rank or all of them", "form"),
         ),
     ),
 )

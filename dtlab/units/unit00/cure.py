@@ -1,4 +1,4 @@
-"""00/cure: the cheapest plan by which a model fits, judged by real iterations."""
+"""00/cure: find the cheapest plan with which a model fits. Real iterations judge each plan."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["NEEDED", "PART", "Curing", "Plan", "cost", "plans_for"]
 
 Plan = dict[str, Any]
 
-_LIMIT = 20.0  # seconds for the launch, which takes half of one
+_LIMIT = 20.0  # seconds for the launch, which takes 0.5 s
 
-# Plans, and what they cost --------------------------------------------------------------------
+# Plans and their cost --------------------------------------------------------------------------
 
 
 def plans_for(setting: Mapping[str, Any]) -> list[Plan]:
-    """All plans, the cheapest first: clearing costs nothing, checkpoints cost most."""
+    """All plans, cheapest first: early clearing is free, checkpoints cost most."""
     parts = [n for n in range(1, setting["samples"] + 1) if setting["samples"] % n == 0]
-    found = [
+    plans = [
         {"clear": clear, "microbatches": n, "checkpoint": again}
         for again in (False, True)
         for n in parts
         for clear in ("before backward", "after step")
     ]
-    return sorted(found, key=cost)
+    return sorted(plans, key=cost)
 
 
 def cost(plan: Mapping[str, Any]) -> tuple[bool, int]:
-    """What is compared: checkpoints or none, then the number of microbatches."""
+    """Sort key: whether the plan uses checkpoints, then its number of microbatches."""
     return bool(plan["checkpoint"]), int(plan["microbatches"])
 
 
@@ -43,7 +43,7 @@ def cost(plan: Mapping[str, Any]) -> tuple[bool, int]:
 
 _AGAIN: Plan = {"checkpoint": True}
 
-# For each topic a plan that has to fit, and the next cheaper ones, which must not.
+# For each topic a plan that must fit, and the next cheaper plans, which must not fit.
 _PLANS: dict[str, tuple[Plan, tuple[Plan, ...]]] = {
     "clear": ({}, ({},)),  # to the byte
     "halves": ({"microbatches": 2}, ({},)),
@@ -53,14 +53,14 @@ _PLANS: dict[str, tuple[Plan, tuple[Plan, ...]]] = {
     "thirds": ({"microbatches": 3}, ({"microbatches": 2},)),
     "odd": ({"microbatches": 3}, ({},)),
 }
-_NEVER = {"never": _AGAIN | {"microbatches": 4}, "step": _AGAIN}  # and not even these fit
+_NEVER = {"never": _AGAIN | {"microbatches": 4}, "step": _AGAIN}  # not even these plans fit
 _TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step", "thirds", "odd")
 
 NEEDED = {topic: cost(PLAN | plan) for topic, (plan, _) in _PLANS.items()}
 
 
 def _limited(draw: random.Random, topic: str) -> Plan:
-    """A setting with a limit, so that the cheapest plan is the one of its topic."""
+    """A setting whose memory limit makes the plan of `topic` the cheapest that fits."""
     from dtlab.units.unit00.measured import peaks
 
     kind = {"clear": "late", "step": "weights"}.get(topic, "states")
@@ -81,13 +81,13 @@ def _limited(draw: random.Random, topic: str) -> Plan:
     if topic in _NEVER:
         above = most(_NEVER[topic])
         return setting | {"limit": (round(0.9 * above) + above) // 2}
-    fits, others = _PLANS[topic]
-    return setting | {"limit": (most(fits) + min(map(most, others))) // 2}
+    fits, too_large = _PLANS[topic]
+    return setting | {"limit": (most(fits) + min(map(most, too_large))) // 2}
 
 
 @dataclass(frozen=True)
 class Curing(Faulty):
-    """`cure(setting)`, whose limit is in the setting; `cure` says what is needed."""
+    """A call of `cure(setting)`. The setting has the limit; the field `cure` is the topic."""
 
     alone = True
     topic = "fits"
@@ -107,10 +107,10 @@ class Curing(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        found = fn({**given, "widths": list(given["widths"])})
-        if found is not None and not isinstance(found, dict):
-            return {"form": f"returns a {type(found).__name__}"}
-        return {"plan": found and {key: found[key] for key in PLAN if key in found}}
+        plan = fn({**given, "widths": list(given["widths"])})
+        if plan is not None and not isinstance(plan, dict):
+            return {"form": f"returns a {type(plan).__name__}"}
+        return {"plan": plan and {key: plan[key] for key in PLAN if key in plan}}
 
     def opened(self, result: Any) -> Noted:
         if "form" in result:
@@ -121,42 +121,42 @@ class Curing(Faulty):
         plan["checkpoint"] = bool(plan["checkpoint"])
         if plan not in plans_for(self.setting):
             samples = f"{self.setting['samples']} samples"
-            return Noted({"form": f"returns {_words(plan)}, and that is no plan for {samples}"})
+            return Noted({"form": f"returns {_words(plan)}, which is no valid plan for {samples}"})
         return Noted({"plan": plan})
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         from dtlab.units.unit00.measured import peaks
 
         if results[0].get("form"):
-            words = f"cure {results[0]['form']}. Return a plan as a dict, or None."
-            yield from ((name, words) for name in ("form", "fits"))
+            message = f"cure {results[0]['form']}. Return a plan as a dict, or None."
+            yield from ((name, message) for name in ("form", "fits"))
             return
         plan = results[0]["plan"]
         if self.cure in _NEVER:
             if plan is not None:
                 yield (
                     "never",
-                    "with every cure together it does not fit, and cure returns "
-                    f"{_words(plan)}. Return None: what is too large is not what these cures "
-                    "shrink.",
+                    "the model does not fit even with every cure together, and cure returns "
+                    f"{_words(plan)}. Return None: these cures do not shrink the tensors that "
+                    "are too large here.",
                 )
             return
         if plan is None:
-            yield "fits", "returns None, and there is a plan that fits."
+            yield "fits", "cure returns None, and there is a plan that fits."
             return
         sizes = peaks(self.setting | plan)
         phase = max(sizes, key=lambda name: sizes[name])
         if sizes[phase] > self.setting["limit"]:
             yield (
                 "fits",
-                f"by {_words(plan)} a real run has {sizes[phase]:,} bytes at its peak, in phase "
-                f"{phase!r}. What is there in that phase, and which cure is for it?",
+                f"with {_words(plan)} a real run peaks at {sizes[phase]:,} bytes, in phase "
+                f"{phase!r}. Which tensors exist in that phase, and which cure shrinks them?",
             )
         if cost(plan) > NEEDED[self.cure]:
             yield (
                 "cheapest",
                 f"{_words(plan)} fits, and a cheaper plan does too. Clearing costs nothing, "
-                "microbatches little, checkpoints most.",
+                "microbatches cost little, and checkpoints cost most.",
             )
 
 
@@ -178,9 +178,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("fits", 3, "real iterations by each plan stay within the limit"),
+            rule("fits", 3, "real iterations with each plan stay within the limit"),
             rule("cheapest", 3, "no cheaper plan fits", "fits"),
-            rule("never", 2, "None where states and weights alone are too much", "form"),
+            rule("never", 2, "None if weights and optimizer state alone are too large", "form"),
         ),
     ),
 )

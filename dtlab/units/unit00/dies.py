@@ -1,6 +1,6 @@
-"""The values of 00/dies: in which phase six real models peak, and where they run out of memory.
+"""00/dies: in which phase six real models peak, and in which phase they run out of memory.
 
-What is right is measured: two iterations of each model are run (`measured.peaks`).
+The right answers are measured: `measured.peaks` runs two iterations of each model.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dtlab.units.unit00.strategies import unless
 __all__ = ["PART", "QUESTIONS"]
 
 _PHASES = ("forward", "backward", "step", "second")
-_CLEAR = 1.04  # times as many bytes, where one phase has more than another
+_CLEAR = 1.04  # factor by which the bytes of two different phases differ at least
 
 
-@lru_cache(maxsize=64)  # a model is asked about several times
+@lru_cache(maxsize=64)  # several questions are about the same model
 def _measured(setting: str) -> Mapping[str, int]:
     from dtlab.units.unit00.measured import peaks
 
@@ -44,7 +44,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _clear_setting(draw: Random, kind: str) -> Setting:
-    """A model whose phases are alike, to the byte or so, or well apart where it matters."""
+    """A model in which each phase either equals the peak, nearly to the byte, or is well below."""
     for _ in range(100):
         setting = draw_setting(draw, kind)
         sizes = _peaks(setting)
@@ -55,7 +55,7 @@ def _clear_setting(draw: Random, kind: str) -> Setting:
 
 
 def _limit(draw: Random, sizes: Mapping[str, int]) -> int:
-    """Bytes at which it dies in one of the phases that have more than any before, or in none."""
+    """A limit in bytes that one of the phases with a new maximum exceeds first, or no phase."""
     highest = [0, *accumulate(sizes.values(), max)]
     gaps = [(before, after) for before, after in pairwise(highest[1:]) if after > _CLEAR * before]
     forward = round(0.8 * highest[1]), highest[1]
@@ -72,21 +72,21 @@ def _rows(given: Values) -> list[tuple[str, str]]:
 
 
 _PEAK_MISTAKES = {
-    "forward": "this is so where the inputs of a layer are large and not kept. What comes on top "
-    "in backward?",
-    "backward": "backward has all that was kept, and gradients. What does the second iteration "
-    "have on top?",
-    "step": "the optimizer has weights, gradients, its state, and scratch for one parameter. Is "
-    "that more than what a forward pass keeps?",
-    "second": "the second iteration has the optimizer's state and gradients not yet cleared on "
-    "top. Does your model have either, and is the step smaller?",
+    "forward": "forward peaks if a layer's input is large and is not saved for backward. What "
+    "does backward add?",
+    "backward": "backward holds all saved activations, and gradients. What does the second "
+    "iteration add?",
+    "step": "the optimizer step holds weights, gradients, optimizer state, and temporary tensors "
+    "for one parameter. Is that more than the activations that a forward pass saves?",
+    "second": "the second iteration also holds the optimizer state and any gradients that were "
+    "not cleared. Does your model have either of them, and is the step smaller?",
 }
 _DIES_MISTAKES = {
-    "forward": "add up weights, both batches, and what forward keeps of each layer.",
-    "backward": "it gets there only if forward fits. What does backward have on top?",
-    "step": "it gets there only if backward fits. How large are gradients and state?",
-    "second": "it gets there only if the first iteration fits. What has stayed since?",
-    "fits": "one of the phases takes more than the limit. Count that of the peak.",
+    "forward": "add up the weights, both batches, and the activations that forward saves.",
+    "backward": "backward runs only if forward fits. What does backward add?",
+    "step": "the step runs only if backward fits. How large are gradients and optimizer state?",
+    "second": "the second iteration runs only if the first one fits. What is still in memory?",
+    "fits": "one of the phases exceeds the limit. Count the bytes of the peak phase.",
 }
 
 
@@ -103,16 +103,16 @@ def _questions(name: str) -> tuple[Question, Question]:
     return (
         choice(
             f"{name}_peak",
-            f"the phase in which model {name} has the most bytes; the first of those alike",
+            f"the phase in which model {name} has the most bytes; if several are equal, the first",
             list(_PEAK_MISTAKES),
             peak,
-            "Measure a model like it.",
+            "Measure a similar model.",
             unless(peak, _PEAK_MISTAKES),
             points=0.5,
         ),
         choice(
             f"{name}_dies",
-            f"the first phase in which model {name} is beyond its limit, or that it fits",
+            f'the first phase in which model {name} exceeds its limit, or "fits"',
             list(_DIES_MISTAKES),
             dies,
             "Go through the phases in order.",
@@ -121,7 +121,7 @@ def _questions(name: str) -> tuple[Question, Question]:
     )
 
 
-QUESTIONS = asked(_draw, _rows, *(one for name in "abcdef" for one in _questions(name)))
+QUESTIONS = asked(_draw, _rows, *(q for name in "abcdef" for q in _questions(name)))
 
 PART = Part(
     name="00/dies",

@@ -1,4 +1,4 @@
-"""00/efficiency: a job of so many days that is due in a few."""
+"""00/efficiency: the parallel efficiency that a deadline requires, and strong and weak scaling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
 _CARDS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
-_FOR_EACH = "this is the speed-up. And for each card?"
+_FOR_EACH = "this is the speed-up. Divide it by the number of GPUs."
 
 
 def _draw(draw: Random) -> Values:
@@ -32,101 +32,101 @@ PART = Part(
     asked(
         _draw,
         [
-            ("the job on one card", "{days} days"),
+            ("the job on one GPU", "{days} days"),
             ("due in", "{due} days"),
-            ("a step on one card, measured", "{alone} ms"),
-            ("the same batch shared out over eight cards", "{eight} ms for a step"),
-            ("another job on one card", "{weak_alone} ms for a step"),
-            ("that, with as large a batch on each of eight", "{weak_eight} ms for a step"),
+            ("a step on one GPU, measured", "{alone} ms"),
+            ("a step with the same batch divided over eight GPUs", "{eight} ms"),
+            ("a step of another job on one GPU", "{weak_alone} ms"),
+            ("a step of that job, the same batch size on each of eight GPUs", "{weak_eight} ms"),
         ],
         number(
             "on_four",
-            "the efficiency that four cards would need to be in time; it may exceed 100 %",
+            "the efficiency that four GPUs need to meet the deadline; it may exceed 100 %",
             "100 * needed / 4",
-            "How many times as fast does it have to be? That, as a part of what four can be.",
+            "Which speed-up does the deadline require? Divide it by four.",
             {
                 "100 * needed": _FOR_EACH,
                 "100 * 4 / needed": "this is upside down.",
-                "100 / needed": "this part of the time is left. How many times as fast is that?",
+                "100 / needed": "this is the fraction of the time that remains, not the speed-up.",
             },
             unit="%",
         ),
         number(
             "on_eight",
-            "the efficiency that eight cards would need",
+            "the efficiency that eight GPUs need to meet the deadline",
             "100 * needed / 8",
-            "The speed-up is the same one. Twice as many cards share it.",
+            "The required speed-up is the same. Twice as many GPUs contribute to it.",
             {
                 "100 * needed": _FOR_EACH,
-                "100 * needed / 4": "this is for four.",
-                "100 * (needed - 1) / 7": "this leaves the first card out.",
+                "100 * needed / 4": "this is for four GPUs.",
+                "100 * (needed - 1) / 7": "this leaves the first GPU out.",
             },
             unit="%",
         ),
         choices(
             "in_time",
-            "the numbers of cards that could be in time at all",
+            "the numbers of GPUs that could meet the deadline at all",
             list(_CARDS),
             formula("possible"),
-            "With which of them is the efficiency that is needed no more than 100 %?",
+            "For which of them is the required efficiency at most 100 %?",
             {
                 formula("set(cards) - possible"): "this is upside down.",
-                "two": "two cards are twice as fast at most.",
-                "four": "look at four again: can its efficiency be had?",
-                "sixteen": "efficiency may be low on sixteen, and still enough.",
+                "two": "two GPUs are at most twice as fast.",
+                "four": "look at four GPUs again: can they reach the required efficiency?",
+                "sixteen": "on sixteen GPUs even a low efficiency is enough.",
             },
         ),
         number(
             "strong",
-            "the efficiency on eight cards by the measured steps, one batch shared out",
+            "the measured efficiency on eight GPUs, with one batch divided over them",
             "100 * reached / 8",
             "How many times as fast is the step? Eight times would be 100 %.",
             {
-                "100 / reached": "this is the time that is left of a step.",
+                "100 / reached": "this is the fraction of the step's time that remains.",
                 "100 * reached": _FOR_EACH,
-                "100 - 100 / reached": "so much of the time is saved. How many times as fast?",
+                "100 - 100 / reached": "this is the time saved. How many times as fast is it?",
             },
             unit="%",
         ),
         number(
             "weak",
-            "the efficiency of the other job, in which each card has as large a batch as one had",
+            "the efficiency of the other job, in which each GPU has the batch size of the one GPU",
             "100 * weak_alone / weak_eight",
-            "Eight times the samples are done. In which time should they be?",
+            "Eight GPUs process eight times the samples. How long would that take ideally?",
             {
-                "answer / 8": "the work is not shared out here. Each does as much as one did.",
+                "answer / 8": "the work is not divided here. Each GPU does as much as one alone.",
                 "100 * weak_eight / weak_alone": "this is upside down.",
-                "100 * weak_eight / weak_alone - 100": "so much longer a step takes.",
+                "100 * weak_eight / weak_alone - 100": "this is by how much a step gets longer.",
             },
             unit="%",
         ),
         number(
             "serial",
-            "by Amdahl's law, the part of a step on one card that does not get shorter on eight",
+            "by Amdahl's law, the part of a step on one GPU that does not get shorter on eight",
             "100 * serial",
             "T(8) = T(1) x (s + (1 - s)/8). Solve it for s.",
             {
-                "100 - 100 * reached / 8": "this is what is missing to 100 %, on eight cards.",
-                "100 / reached": "this is what is left. An eighth of the rest is in it, too.",
+                "100 - 100 * reached / 8": "this is 100 % minus the efficiency on eight GPUs.",
+                "100 / reached": "this is T(8)/T(1). It also contains an eighth of the rest.",
                 "100 - answer": "this is the part that does get shorter.",
             },
             unit="%",
         ),
         number(
             "most",
-            "the speed-up that no number of cards goes beyond, with that part",
+            "the upper limit of the speed-up with that serial part, for any number of GPUs",
             "1 / serial",
-            "What is left of a step when the other part takes no time at all?",
+            "How long does a step take if the other part takes no time at all?",
             {
-                "reached": "this is on eight. What would a thousand bring?",
-                "1 / (1 - serial)": "this is as if the other part did not get shorter.",
-                "100 * serial": "this is the part itself.",
+                "reached": "this is the speed-up on eight GPUs. What would a thousand reach?",
+                "1 / (1 - serial)": "this assumes that the serial part is the one that shrinks.",
+                "100 * serial": "this is the serial part itself.",
             },
         ),
         where={
-            "needed": "days / due",  # speed-ups: what the deadline asks for, and on eight cards
+            "needed": "days / due",  # speed-ups: required by the deadline, and reached on eight
             "reached": "alone / eight",
-            "serial": "(8 / reached - 1) / 7",  # by Amdahl's law, the part that is not shared out
+            "serial": "(8 / reached - 1) / 7",  # the serial part, by Amdahl's law
             "cards": _CARDS,
             "possible": "{name for name in cards if cards[name] >= needed}",
         },

@@ -16,18 +16,18 @@ from dtlab.units.unit00.shares import efficiencies
 
 _NEAR = 1e-3  # of a number
 _ADVICE = {
-    "strong": "Strong scaling: all ranks together do the work of one. How many times as fast, and "
-    "which part of the ranks is put to use?",
+    "strong": "Strong scaling: all ranks together do the work of one. How many times as fast is "
+    "the run, and which fraction of the ideal N times is that?",
     "weak": "Weak scaling: each rank does as much as the single one did, so N ranks do N times "
-    "the work. In what time should they?",
-    "base": "There is no trace of a single rank. Go by the fewest ranks there are: the speed-up "
-    "is beside those, and so many times as many ranks as those could bring that much.",
+    "the work. How long would that take ideally?",
+    "base": "There is no trace of a single rank. Compare with the fewest ranks there are, M: the "
+    "speed-up is relative to the run on M ranks, and N ranks could reach a speed-up of N/M.",
 }
 
 
 @dataclass(frozen=True)
 class Grown(Faulty):
-    """`efficiency_of(traces, scaling)` for one job, on these numbers of ranks in this order."""
+    """A call of `efficiency_of(traces, scaling)` for one job, on `sizes` ranks in this order."""
 
     alone = True
 
@@ -40,11 +40,11 @@ class Grown(Faulty):
 
     @property
     def guilty(self) -> str:
-        """Its topic; from other numbers of ranks on, each scaling is judged by itself."""
+        """The criterion that a fault counts against. "base" is judged for each scaling apart."""
         return f"base, {self.job.scaling}" if self.topic == "base" else self.topic
 
     def shows(self, criterion: str) -> bool:
-        """A crash blocks the criteria that come after its own."""
+        """Whether a crash in this case blocks `criterion`: it blocks those after its topic."""
         order = list(_ADVICE)
         return order.index(criterion.partition(",")[0]) > order.index(self.topic)
 
@@ -56,11 +56,11 @@ class Grown(Faulty):
         from dtlab.trace import Trace
 
         tables, scaling = given
-        found = fn({n: Trace(trace_events(rows)) for n, rows in tables}, scaling)
+        answer = fn({n: Trace(trace_events(rows)) for n, rows in tables}, scaling)
         try:
-            return {"pairs": [[int(n), *map(float, pair)] for n, pair in found.items()]}
+            return {"pairs": [[int(n), *map(float, pair)] for n, pair in answer.items()]}
         except (AttributeError, TypeError, ValueError):
-            return {"form": f"a {type(found).__name__}" if found is not None else "None"}
+            return {"form": f"a {type(answer).__name__}" if answer is not None else "None"}
 
     def opened(self, result: Any) -> Noted:
         if "form" in result:
@@ -80,27 +80,27 @@ class Grown(Faulty):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         form, advice = results[0].get("form"), _ADVICE[self.topic]
         if form:
-            words = "Return a dict: for each number of ranks the pair (speed-up, efficiency)."
-            yield self.guilty, f"efficiency_of returns {form}. {words}\n{advice}"
+            wanted = "Return a dict: for each number of ranks the pair (speed-up, efficiency)."
+            yield self.guilty, f"efficiency_of returns {form}. {wanted}\n{advice}"
             if self.topic == "strong":
                 yield "form", form
             return
-        found = results[0]["pairs"]
-        if set(found) != set(self.sizes):
-            words = f"it has entries for {sorted(found)}, and traces are there of the others too."
-            yield self.guilty, f"{words}\n{advice}"
+        pairs = results[0]["pairs"]
+        if set(pairs) != set(self.sizes):
+            message = f"the dict has entries for {sorted(pairs)}; there are traces of other sizes."
+            yield self.guilty, f"{message}\n{advice}"
             return
         for ranks, (speedup, efficiency) in self.right.items():
-            said, name = found[ranks], f"{ranks} rank{'s' * (ranks > 1)}"
-            words = ""
-            if not _near(said[0], speedup):
-                words = f"the speed-up is {speedup:.3f}, and you have {said[0]:.3f}."
-            elif _near(said[1], 100 * efficiency):
-                words = f"the efficiency is a share, {efficiency:.3f}, and not per cent."
-            elif not _near(said[1], efficiency):
-                words = f"the efficiency is {efficiency:.3f}, and you have {said[1]:.3f}."
-            if words:
-                yield self.guilty, f"{name}: {words}\n{advice}"
+            got, name = pairs[ranks], f"{ranks} rank{'s' * (ranks > 1)}"
+            message = ""
+            if not _near(got[0], speedup):
+                message = f"the speed-up is {speedup:.3f}, and you have {got[0]:.3f}."
+            elif _near(got[1], 100 * efficiency):
+                message = f"return the efficiency as a fraction, {efficiency:.3f}, not per cent."
+            elif not _near(got[1], efficiency):
+                message = f"the efficiency is {efficiency:.3f}, and you have {got[1]:.3f}."
+            if message:
+                yield self.guilty, f"{name}: {message}\n{advice}"
 
 
 def _near(got: float, wanted: float) -> bool:
@@ -108,7 +108,7 @@ def _near(got: float, wanted: float) -> bool:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Strong and weak scaling from one rank on; then from more, in another order."""
+    """Strong and weak scaling from one rank up, then from more ranks, in another order."""
     draw = random.Random(seed)
 
     def case(weak: bool, sizes: tuple[int, ...], topic: str) -> Grown:
@@ -123,8 +123,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _judge_base(seen: Seen) -> Verdict:
-    """A scaling counts here if it is right from one rank on."""
-    right = "right from other numbers of ranks on, in any order"
+    """Judge "base" by those kinds of scaling that are right if a trace of one rank is given."""
+    right = "right without a trace of one rank, with traces in any order"
     verdicts = {
         name: rule(f"base, {name}", 0, right, "form").judge(seen) for name in ("strong", "weak")
     }
@@ -132,7 +132,7 @@ def _judge_base(seen: Seen) -> Verdict:
         if verdict.status == "lost" and rule(name, 0, "").judge(seen).status == "ok":
             return verdict
     if any(verdict.status == "lost" for verdict in verdicts.values()):
-        return blocked("judged once strong and weak scaling are right from one rank on")
+        return blocked("judged once strong and weak scaling are right with a trace of one rank")
     return verdicts["strong"]
 
 

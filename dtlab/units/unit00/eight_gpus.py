@@ -1,4 +1,4 @@
-"""00/eight_gpus: a recipe for one GPU, moved to eight."""
+"""00/eight_gpus: adapt a training recipe from one GPU to eight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _draw(draw: Random) -> Values:
     }
 
 
-_NOT_ADAM = "Adam divides by the length of the gradients; the rule is about steps along them."
+_NOT_ADAM = "The rule holds for steps along the gradient; Adam divides the gradient by its size."
 
 PART = Part(
     "00/eight_gpus",
@@ -40,10 +40,10 @@ PART = Part(
             "effective",
             "the effective batch on eight GPUs",
             "8 * batch",
-            "Of how many samples is the gradient the mean with which a step is made?",
+            "Each step uses an averaged gradient. Over how many samples is it averaged?",
             {
-                "batch": "this is what one of them has. They average.",
-                "batch / 8": "the batch is not shared out here.",
+                "batch": "this is the batch of one GPU. All eight average their gradients.",
+                "batch / 8": "the batch is not divided here: each GPU has a whole one.",
             },
             exact=True,
         ),
@@ -54,20 +54,20 @@ PART = Part(
             "By which factor has the effective batch grown?",
             {
                 "sqrt(8) * rate": "this is the square root rule. Which one is linear?",
-                "rate": "there are an eighth of the steps now.",
-                "rate / 8": "there are fewer steps, and these are shorter.",
+                "rate": "there are an eighth of the steps now, so each must be longer.",
+                "rate / 8": "there are fewer steps now, and this makes each of them shorter too.",
             },
         ),
         choices(
             "holds_for",
-            "the optimizers that the linear rule was derived for and tried with",
+            "the optimizers for which the linear rule was derived and tested",
             ("SGD", "SGD with momentum", "Adam", "AdamW"),
             {"SGD", "SGD with momentum"},
-            "Which optimizers step along the mean gradient, and do not divide by its length?",
+            "Which optimizers step along the mean gradient, without dividing by its size?",
             {
                 "Adam": f"look at Adam again. {_NOT_ADAM}",
                 "AdamW": f"look at AdamW again. {_NOT_ADAM}",
-                "SGD": "k small steps of plain SGD: where do they lead?",
+                "SGD": "where do k small steps of plain SGD lead, compared with one large step?",
                 "SGD with momentum": "Goyal et al. trained with momentum.",
             },
         ),
@@ -75,7 +75,7 @@ PART = Part(
             "root",
             "the learning rate for Adam, by the square root rule (Malladi et al. 2022)",
             "sqrt(8) * rate",
-            "The root of the factor by which the effective batch has grown.",
+            "Take the square root of the factor by which the effective batch has grown.",
             {
                 "8 * rate": "this is the linear rule.",
                 "rate": "with Adam too, the rate grows with the batch.",
@@ -85,29 +85,29 @@ PART = Part(
             "steps",
             "the number of steps in the warm-up on eight GPUs",
             "warmup * samples / batch / 8",
-            "How many samples does a step take, on all GPUs together?",
+            "How many samples do all GPUs together process in one step?",
             {
-                "8 * answer": "so many it would be on one GPU.",
-                "answer / warmup": "this is one epoch.",
+                "8 * answer": "this is the number of steps on one GPU.",
+                "answer / warmup": "this is the number of steps in one epoch.",
             },
             unit="steps",
             exact=True,
         ),
         choice(
             "why_warmup",
-            "why the rate goes up to its full value over some epochs",
+            "why the learning rate rises to its full value over several epochs",
             {
                 "change": "at first the gradient changes from one small step to the next",
                 "noise": "at first the gradients of ranks are noisier than later",
-                "agree": "ranks have to agree on their parameters first",
+                "agree": "ranks must agree on their parameters first",
                 "moments": "the optimizer has no memory for its state yet",
             },
             "change",
-            "On what does the linear rule rest, and when is that not so?",
+            "Which assumption does the linear rule make, and when does it fail?",
             {
                 "noise": "the mean over a larger batch has less noise, not more.",
-                "agree": "ranks start alike and take the same steps.",
-                "moments": "memory does not depend on the rate.",
+                "agree": "ranks start with equal parameters and take the same steps.",
+                "moments": "memory does not depend on the learning rate.",
             },
         ),
         where={"sqrt": sqrt},

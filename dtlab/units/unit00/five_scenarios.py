@@ -1,4 +1,4 @@
-"""00/five_scenarios: which strategy, for five jobs of the learner's own."""
+"""00/five_scenarios: choose a strategy for five jobs that are drawn from the learner's id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _draw(draw: Random) -> Values:
 _FIVE = asked(
     _draw,
     lambda given: [(f"job {name}", words(job)) for name, job in given.items()],
-    *(one for name in "abcde" for one in questions_on(name, f"job {name}")),
+    *(question for name in "abcde" for question in questions_on(name, f"job {name}")),
 )
 
 PART = Part("00/five_scenarios", 1, "Five jobs of your own", 10, 3, _FIVE)

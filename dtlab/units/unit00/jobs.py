@@ -1,10 +1,10 @@
-"""Training jobs of known causes: what each rank does in a few steps, as the events of a trace.
+"""Synthetic training jobs whose bottleneck is known, as the events of a trace over a few steps.
 
     rank 0   input | forward | backward ......... |        | optimizer |
     wire                          bucket 0 | bucket 1 ......|
 
-A bucket is ready after its part of the backward pass; the wire takes one bucket after another, and
-each from when all ranks have come to it.
+A bucket is ready after its part of the backward pass. The wire carries one bucket after another,
+and the all-reduce of a bucket begins when the bucket is ready on all ranks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ if TYPE_CHECKING:
 __all__ = ["CAUSES", "Job", "Row", "draw_job", "rows_of", "trace_events"]
 
 Row = tuple[int, str, str, int, float, float]  # rank, kind, name, bytes, start, end
-_Plain = Sequence[Any]  # a row, as it travels
+_Plain = Sequence[Any]  # a row as it is serialized between processes
 
 CAUSES = ("input", "cores", "serial", "imbalance", "latency", "bandwidth")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job in data parallelism. Times in seconds, of one step on one rank; buckets in bytes.
+    """A data-parallel job. Times are in seconds, of one step on one rank; buckets in bytes.
 
-    On several ranks each has its part of the samples, or as many of them (`weak`). What the cause
-    is follows from the others: `input_shared` ranks read as much as one, `cores` ranks compute as
-    fast as one, one of several ranks takes `uneven` times as long.
+    N ranks divide the samples of the step; with `weak` each processes as many as a single rank.
+    The other fields set the bottleneck. With `input_shared` each rank reads only its part of the
+    input, else all of it. Up to `cores` ranks compute at full speed. One rank computes `uneven`
+    times as long.
     """
 
     forward: float = 0.1
     input: float = 0.004
     optimizer: float = 0.004
-    latency: float = 2e-5  # of a message: a ring on N ranks has 2(N-1) of them in a row
+    latency: float = 2e-5  # of a message; a ring on N ranks sends 2(N-1) of them in a row
     bandwidth: float = 4e9
     buckets: tuple[int, ...] = (4_000_000, 9_000_000, 1_500_000)
     input_shared: bool = True
@@ -50,12 +51,12 @@ class Job:
 
     @property
     def scaling(self) -> str:
-        """How it grows, as the learner's function is told."""
+        """The name of the kind of scaling, which is passed to the learner's function."""
         return "weak" if self.weak else "strong"
 
 
 def rows_of(job: Job, ranks: int) -> list[Row]:
-    """The events of a run on so many ranks."""
+    """The events of a run on `ranks` ranks."""
     draw = random.Random(job.seed * 100 + ranks)
     rows: list[Row] = []
     now = [0.0] * ranks
@@ -78,21 +79,26 @@ def rows_of(job: Job, ranks: int) -> list[Row]:
 def _computed(
     job: Job, ranks: int, rank: int, now: list[float], rows: list[Row], draw: random.Random
 ) -> list[float]:
-    """Input, forward and backward of one rank; when its buckets are ready, and the wire is."""
+    """Add input, forward and backward of one rank to `rows`.
+
+    Returns the time at which each bucket is ready, and last the time at which the wire is free.
+    """
     part = 1.0 if job.weak else 1 / ranks
     slow = max(1.0, ranks / job.cores) * (
         job.uneven if ranks > 1 and rank == job.seed % ranks else 1.0
     )
     slow *= 1 + 0.01 * draw.random()
     reading = job.input * (part if job.input_shared else 1.0)
-    took = {"input": reading, "forward": part * slow * job.forward}
-    took["backward"] = 2 * took["forward"]
-    for name, seconds in took.items():
+    durations = {"input": reading, "forward": part * slow * job.forward}
+    durations["backward"] = 2 * durations["forward"]
+    for name, seconds in durations.items():
         rows.append((rank, "compute", name, 0, now[rank], now[rank] + seconds))
         now[rank] += seconds
     count = len(job.buckets)
-    early = [took["backward"] * (1 - (n + 1) / count) if job.overlap else 0 for n in range(count)]
-    return [*(now[rank] - one for one in early), 0.0]
+    early = [
+        durations["backward"] * (1 - (n + 1) / count) if job.overlap else 0 for n in range(count)
+    ]
+    return [*(now[rank] - seconds for seconds in early), 0.0]
 
 
 def trace_events(rows: Sequence[_Plain]) -> list[Event]:
@@ -111,7 +117,7 @@ def trace_events(rows: Sequence[_Plain]) -> list[Event]:
 
 
 def draw_job(draw: random.Random, cause: str, second: str, weak: bool = False) -> Job:
-    """A job that `cause` caps on six to eight ranks, and after it `second`."""
+    """A job whose largest loss on six to eight ranks is `cause`, and whose next is `second`."""
     job = Job(
         forward=draw.uniform(0.08, 0.12),
         input=draw.uniform(0.002, 0.005),
@@ -126,8 +132,8 @@ def draw_job(draw: random.Random, cause: str, second: str, weak: bool = False) -
 
 
 def _caused(draw: random.Random, cause: str, strength: float, weak: bool) -> dict[str, Any]:
-    """What is other in a job with this cause."""
-    times = strength * (3.0 if weak else 1.0)  # there is more to a step
+    """The fields of `Job` that differ from the default in a job with this cause."""
+    times = strength * (3.0 if weak else 1.0)  # a step does more work
     changes: dict[str, dict[str, Any]] = {
         "input": {"input": draw.uniform(0.025, 0.04) * times, "input_shared": False},
         "cores": {"cores": draw.randint(3, 4) if strength == 1.0 else 5},

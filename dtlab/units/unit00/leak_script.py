@@ -1,4 +1,4 @@
-"""The training run of 00/train_within, as level-3.ipynb shows it. This file loads torch."""
+"""The training script of 00/train_within, as level-3.ipynb shows it. Imports torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def mended(
     *,
     fault: str = "",
 ) -> tuple[Any, list[Any]]:
-    """The same in less memory; `fault` puts one of three back: leak, evaluation, gradients."""
+    """Do the same in less memory. `fault` puts one fault back: leak, evaluation or gradients."""
     inputs, targets = held_out
     kept, total, count, losses = [], 0.0, 0, []
     for x, y in batches:

@@ -1,4 +1,4 @@
-"""How a check runs the script of 00/train_within. This file loads torch."""
+"""Runs a learner's script of 00/train_within and measures its memory. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,28 @@ __all__ = ["run"]
 def run(
     fn: Callable[..., Any], seed: int, widths: Sequence[int], rows: int, steps: int, held_out: int
 ) -> list[Any] | str:
-    """What `fn` returns for a drawn model, and the most bytes of all tensors meanwhile."""
+    """The result of `fn` for a drawn model, and the peak bytes of all tensors during the call.
+
+    Returns a message in its place if the result is not a pair of a mean and a list of losses.
+    """
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = [one for pair in pairwise(widths) for one in (nn.Linear(*pair), nn.GELU())][:-1]
+        layers = [part for pair in pairwise(widths) for part in (nn.Linear(*pair), nn.GELU())][:-1]
     model = nn.Sequential(*layers)
 
     def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(count, widths[0], generator=draw)
         return x, torch.randn(count, widths[-1], generator=draw)
 
-    last = rows // 2  # as an epoch may end
+    last = rows // 2  # the last batch of an epoch may be smaller
     batches, rest = [*(batch(rows) for _ in range(steps - 1)), batch(last)], batch(held_out)
-    there = [each for pair in (*batches, rest) for each in pair]
-    with Watch(*model.parameters(), *there) as watch, watch.phase("run"):
-        found = fn(model, SGDByHand(list(model.parameters()), 0.5), batches, rest)
+    data = [tensor for pair in (*batches, rest) for tensor in pair]
+    with Watch(*model.parameters(), *data) as watch, watch.phase("run"):
+        result = fn(model, SGDByHand(list(model.parameters()), 0.5), batches, rest)
     try:
-        mean, losses = found
-        return [float(mean), [float(one) for one in losses], watch.peaks["run"]]
+        mean, losses = result
+        return [float(mean), [float(loss) for loss in losses], watch.peaks["run"]]
     except (TypeError, ValueError):
-        kind = "None" if found is None else f"a {type(found).__name__}"
+        kind = "None" if result is None else f"a {type(result).__name__}"
         return f"returns {kind}, not a pair of a mean and a list of losses"

@@ -1,19 +1,19 @@
-"""Two iterations of training, and the bytes of all tensors that exist in each phase of them.
+"""Runs two training iterations and measures the peak bytes of all tensors in each phase.
 
     forward | backward | step | second: forward and backward once more
 
 A setting is a dict:
 
-    widths          of the inputs, of what is between the layers, and of the outputs
-    batch           rows of a batch; they are `samples` equal samples
+    widths          widths of the inputs, of the activations between layers, and of the outputs
+    batch           number of rows of a batch; they form `samples` equal samples
     dtype           of all tensors: "fp32" or "bf16"
     optimizer       "Adam" or "SGD"
-    frozen          so many layers from the first on are not trained
+    frozen          number of layers, from the first, that are not trained
     clear           when gradients are cleared: "after step", or "before backward"
-    microbatches    into so many parts a batch is cut, one after another
-    checkpoint      whether all layers but the last are run again in backward
+    microbatches    number of parts into which a batch is cut; they run one after another
+    checkpoint      whether all layers but the last are recomputed in backward
 
-This file loads torch. level-3.ipynb has learners use it.
+This file imports torch. Learners use it in level-3.ipynb.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PHASES = ("forward", "backward", "step", "second")
 
 
 class Watch(Storages):  # type: ignore[no-untyped-call]
-    """The most bytes of what was there before and of all that operators make, by phase."""
+    """Records, by phase, the peak bytes of the given tensors and of all that operators create."""
 
-    def __init__(self, *there: Tensor) -> None:
-        super().__init__(*there)
+    def __init__(self, *tensors: Tensor) -> None:
+        super().__init__(*tensors)
         self.peaks: dict[str, int] = {}
         self._phase = ""
 
@@ -49,7 +49,7 @@ class Watch(Storages):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What is done meanwhile counts as this phase."""
+        """Context manager: count the memory used in its block as this phase."""
         before, self._phase = self._phase, self._phase or name
         self.note()
         yield
@@ -57,7 +57,7 @@ class Watch(Storages):  # type: ignore[no-untyped-call]
 
 
 class SGDByHand:
-    """Steps along the gradient, one parameter after another; it keeps nothing."""
+    """SGD without state: updates one parameter after another."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], rate: float = 0.01) -> None:
         self.parameters, self.rate = list(parameters), rate
@@ -70,7 +70,7 @@ class SGDByHand:
                 parameter.add_(parameter.grad, alpha=-self.rate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of the gradients, or fill them with zeros."""
+        """Release the gradients, or fill them with zeros."""
         for parameter in self.parameters:
             if set_to_none:
                 parameter.grad = None
@@ -79,9 +79,9 @@ class SGDByHand:
 
 
 class AdamByHand(SGDByHand):
-    """As torch.optim.Adam(foreach=False): two moments, made at the first step.
+    """Adam as in torch.optim.Adam(foreach=False): the first step allocates two moments.
 
-    PyTorch's own imports its compiler when the first one is made, which takes seconds.
+    Constructing PyTorch's Adam for the first time imports its compiler, which takes seconds.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], rate: float = 0.001) -> None:
@@ -110,7 +110,7 @@ class AdamByHand(SGDByHand):
 
 
 def build(setting: Mapping[str, Any]) -> nn.ModuleList:
-    """A layer for each pair of widths: Linear, and GELU after all but the last."""
+    """Build a layer for each pair of widths: Linear, followed by GELU except in the last."""
     torch.manual_seed(0)
     widths = setting["widths"]
     dtype = torch.bfloat16 if setting["dtype"] == "bf16" else torch.float32
@@ -124,7 +124,7 @@ def build(setting: Mapping[str, Any]) -> nn.ModuleList:
 
 
 def batch_of(setting: Mapping[str, Any], number: int) -> tuple[Tensor, Tensor]:
-    """Inputs [batch, width] and targets [batch, last width] of an iteration."""
+    """Inputs [batch, first width] and targets [batch, last width] of iteration `number`."""
     draw = torch.Generator().manual_seed(number)
     widths, dtype = setting["widths"], setting["dtype"]
     shapes = (setting["batch"], widths[0]), (setting["batch"], widths[-1])
@@ -133,10 +133,10 @@ def batch_of(setting: Mapping[str, Any], number: int) -> tuple[Tensor, Tensor]:
 
 
 def forward(layers: nn.ModuleList, x: Tensor, is_checkpointed: bool) -> Tensor:
-    """Through all layers; layers but the last may be run again in backward."""
-    again = layers[:-1] if is_checkpointed else ()
+    """Run all layers; if `is_checkpointed`, backward recomputes all layers but the last."""
+    recomputed = layers[:-1] if is_checkpointed else ()
     for layer in layers:
-        x = checkpoint(layer, x) if layer in again else layer(x)
+        x = checkpoint(layer, x) if layer in recomputed else layer(x)
     return x
 
 
@@ -147,7 +147,7 @@ def train(
     setting: Mapping[str, Any],
     watch: Watch,
 ) -> None:
-    """Iterations as the plan in `setting` has them: microbatches, checkpoints, when to clear."""
+    """Train with the microbatches, checkpoints and time of clearing that `setting` has."""
     for iteration, (inputs, targets) in enumerate(batches):
         parts = setting["microbatches"]
         for part, (x, y) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
@@ -166,7 +166,7 @@ def train(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Models as small as these lose more by sharing work out to threads than they gain."""
+    """Run torch on one thread: with such small models, threads cost more than they gain."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -177,12 +177,12 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def peaks(setting: Mapping[str, Any]) -> dict[str, int]:
-    """The most bytes of all tensors in each phase of two real iterations."""
+    """The peak bytes of all tensors in each phase of two real iterations."""
     layers = build(setting)
-    trained = [one for one in layers.parameters() if one.requires_grad]
+    trained = [parameter for parameter in layers.parameters() if parameter.requires_grad]
     optimizer = (AdamByHand if setting["optimizer"] == "Adam" else SGDByHand)(trained)
     batches = [batch_of(setting, number) for number in range(2)]
-    there = [*layers.parameters(), *(each for pair in batches for each in pair)]
-    with Watch(*there) as watch:
+    tensors = [*layers.parameters(), *(tensor for pair in batches for tensor in pair)]
+    with Watch(*tensors) as watch:
         train(layers, optimizer, batches, setting, watch)
     return {name: watch.peaks[name] for name in PHASES}

@@ -1,6 +1,6 @@
-"""00/memory_moments: what lies in memory, from building a model to its second step.
+"""00/memory_moments: the bytes in GPU memory, from building a model to its second forward pass.
 
-`tests/test_unit00_reason.py` compares with tensors of a real model.
+`tests/test_unit00_reason.py` compares them with the tensors of a real model.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _DTYPES: Final = {"fp32": 4, "bf16": 2}
 _STATES: Final = {"Adam": 2, "SGD with momentum": 1}  # tensors as large as the weights
 _EARLY, _LATE = "at the end of each step", "right before each backward pass"
 MOMENTS: Final = {
-    "building": "when the model has been built",
-    "forward": "when the first forward pass is over",
-    "backward": "when the first backward pass is over",
-    "step": "when the optimizer has stepped once, before gradients are cleared",
-    "second": "when the second forward pass is over",
+    "building": "after the model has been built",
+    "forward": "after the first forward pass",
+    "backward": "after the first backward pass",
+    "step": "after the first optimizer step, before gradients are cleared",
+    "second": "after the second forward pass",
 }
 
 
 def moments(given: Values) -> dict[str, float]:
-    """MB at each moment."""
+    """MB in use at each moment."""
     weights = float(given["parameters"] * _DTYPES[given["dtype"]])
     states, kept = _STATES[given["optimizer"]] * weights, float(given["activations"])
     gradients = weights if given["clears"] == _LATE else 0.0
@@ -58,7 +58,7 @@ def _draw(draw: Random) -> Values:
     return given | {"card": round((below + above) / 2)}
 
 
-_COMPARE = "compare that with the card; and what came before?"
+_COMPARE = "compare that moment, and all earlier ones, with the memory of the GPU."
 
 PART = Part(
     "00/memory_moments",
@@ -71,18 +71,18 @@ PART = Part(
         [
             ("parameters", "{parameters} million, in {dtype}"),
             ("optimizer", "{optimizer}"),
-            ("a forward pass keeps for backward", "{activations} MB"),
-            ("gradients are cleared, set to None", "{clears}"),
-            ("the card has room for", "{card} MB"),
+            ("a forward pass saves for backward", "{activations} MB"),
+            ("gradients are cleared (set to None)", "{clears}"),
+            ("memory of the GPU", "{card} MB"),
         ],
         number(
             "building",
             MOMENTS["building"],
             "weights",
-            "Bytes per parameter times millions of parameters are MB.",
+            "Multiply the bytes per parameter by the millions of parameters to get MB.",
             {
-                "2 * weights": "there are no gradients yet. What makes them?",
-                "parameters": "these are the parameters. How many bytes has each of them?",
+                "2 * weights": "there are no gradients yet: the backward pass makes them.",
+                "parameters": "this is the number of parameters. How many bytes has each of them?",
             },
             unit="MB",
         ),
@@ -90,9 +90,9 @@ PART = Part(
             "forward",
             MOMENTS["forward"],
             "held['forward']",
-            "The weights stay where they are. What comes on top?",
+            "The weights stay in memory. What does the forward pass add?",
             {
-                "activations": "the weights are still there.",
+                "activations": "the weights are still in memory.",
                 "answer + weights": "there are no gradients yet.",
             },
             unit="MB",
@@ -101,10 +101,10 @@ PART = Part(
             "backward",
             MOMENTS["backward"],
             "held['backward']",
-            "What has backward made, and what has it used up?",
+            "What has the backward pass allocated, and what has it released?",
             {
-                "answer + activations": "backward lets go of what was kept for it.",
-                "weights": "where are the gradients now?",
+                "answer + activations": "backward releases the activations saved for it.",
+                "weights": "the gradients are in memory now. How large are they?",
                 "held['step']": "the optimizer has no state before its first step.",
             },
             unit="MB",
@@ -113,11 +113,11 @@ PART = Part(
             "step",
             MOMENTS["step"],
             "held['step']",
-            "What does the optimizer make at its first step, and what is still there?",
+            "What does the optimizer allocate at its first step, and what is still in memory?",
             {
-                "2 * weights": "these are two numbers for each parameter. Are there no more now?",
+                "2 * weights": "these are weights and gradients. What has the optimizer added?",
                 "(3 if optimizer == 'Adam' else 4) * weights": "how many numbers does your "
-                "optimizer keep for each parameter, and are the gradients still there?",
+                "optimizer keep for each parameter, and are the gradients still in memory?",
             },
             unit="MB",
         ),
@@ -125,30 +125,30 @@ PART = Part(
             "second",
             MOMENTS["second"],
             "held['second']",
-            "As the first time, and what has stayed since. Are the gradients still there?",
+            "Add what has stayed since the first forward pass. Are the gradients still there?",
             {
-                "held['forward']": "so it was in the first iteration. What has stayed since?",
-                "answer - weights if late else answer + weights": "when are the gradients cleared "
-                "in your loop, and where are they now?",
+                "held['forward']": "this is the first iteration. What has been added since?",
+                "answer - weights if late else answer + weights": "when does your loop clear the "
+                "gradients, and are they in memory now?",
             },
             points=2,
             unit="MB",
         ),
         choice(
             "dies",
-            "the first of these moments at which the card has no room for it, or never",
+            'the first of these moments at which the GPU runs out of memory, or "never"',
             [*MOMENTS, "never"],
             formula("dies"),
-            "Go through your five numbers in order.",
+            "Compare your five numbers with the memory of the GPU, in order.",
             unless(
                 formula("dies"),
                 {
-                    "building": "are the weights alone too much?",
-                    "forward": "add what is kept to the weights, and compare.",
-                    "backward": "two sets of weights are in memory then. Is it too much?",
+                    "building": "are the weights alone too large?",
+                    "forward": "add the saved activations to the weights, and compare.",
+                    "backward": "weights and gradients are in memory then. Are they too large?",
                     "step": _COMPARE,
                     "second": _COMPARE,
-                    "never": "one of your five numbers is larger than the card's.",
+                    "never": "one of your five numbers exceeds the memory of the GPU.",
                 },
             ),
         ),

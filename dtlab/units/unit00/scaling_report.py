@@ -1,4 +1,4 @@
-"""00/scaling_report: what caps a run on N ranks, and what it would reach without that."""
+"""00/scaling_report: what limits a run on N ranks, and what speed-up it would reach without it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["PART", "Scaled", "clear_job", "recorded"]
 
 _KEYS = ("ranks", "speedup", "efficiency", "lost", "cause", "levers")
-_CLEAR = 1.2  # times as much is lost to the first cause as to the second, and so on
-_NEAR = 2e-3  # of a number; of a run's time, for what was lost
-_CRITERIA = {  # of what is lost to a cause
+_CLEAR = 1.2  # least ratio of the time lost to one cause and to the next smaller one
+_NEAR = 2e-3  # relative tolerance of a number; for lost time, relative to the run's time
+_CRITERIA = {  # the criterion that judges the time lost to a cause
     "input": "compute",
     "cores": "compute",
     "serial": "compute",
@@ -35,16 +35,16 @@ _CRITERIA = {  # of what is lost to a cause
     "bandwidth": "wire",
 }
 _ADVICE = {
-    "input": 'Spans called "input", the mean over the ranks, less what one rank\'s share of that '
-    "would be.",
-    "cores": 'Spans called "forward" and "backward": on one rank, how long do they take, and what '
-    "is a rank's share of it?",
-    "serial": "All spans with other names. In strong scaling a rank's share of what one rank "
-    "needs is 1/N of it; what does not shrink is lost.",
-    "imbalance": "What `trace.idle` has, the mean over the ranks.",
-    "latency": "Fit seconds = a + b x bytes to the collectives, each from when the last rank has "
-    "come. The part of a in all their seconds is that of latency in what is exposed.",
-    "bandwidth": "What is exposed, the mean over the ranks, and not latency.",
+    "input": 'Take the mean over the ranks of the spans called "input". Subtract the ideal time: '
+    "a rank's share of the input time on one rank.",
+    "cores": 'Use the spans called "forward" and "backward". How long do they take on one rank, '
+    "and what is a rank's share of that?",
+    "serial": "Use all spans with other names. In strong scaling, a rank's share of the time on "
+    "one rank is 1/N of it. The time above that share is lost.",
+    "imbalance": "Take `trace.idle`, the mean over the ranks.",
+    "latency": "Fit seconds = a + b x bytes to the collectives, each measured from when the last "
+    "rank has come. Latency's share of the exposed time is the share of a in their total time.",
+    "bandwidth": "Take the mean exposed time over the ranks, minus the part that is latency.",
 }
 
 
@@ -59,9 +59,9 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaled(Faulty):
-    """`scaling_report(traces, scaling)`; `runs` has the rows of each number of ranks.
+    """A call of `scaling_report(traces, scaling)`; `runs` has the rows for each number of ranks.
 
-    Of runs that were `recorded`, whose times nobody set, only the cause is judged.
+    For `recorded` runs only the cause is judged, since their exact times are not known.
     """
 
     alone = True
@@ -73,7 +73,7 @@ class Scaled(Faulty):
 
     @classmethod
     def of(cls, job: Job, sizes: Sequence[int]) -> Scaled:
-        """The traces of a job on these numbers of ranks."""
+        """The case for a job on each of these numbers of ranks."""
         return cls({n: rows_of(job, n) for n in sizes}, job.scaling)
 
     def __str__(self) -> str:
@@ -88,36 +88,38 @@ class Scaled(Faulty):
         from dtlab.trace import Trace
 
         tables, scaling = given
-        found = fn({n: Trace(trace_events(rows)) for n, rows in tables}, scaling)
-        if not isinstance(found, Mapping):
-            return {"form": f"returns {'None' if found is None else 'a ' + type(found).__name__}"}
-        missing = [key for key in _KEYS if key not in found]
+        report = fn({n: Trace(trace_events(rows)) for n, rows in tables}, scaling)
+        if not isinstance(report, Mapping):
+            return {
+                "form": f"returns {'None' if report is None else 'a ' + type(report).__name__}"
+            }
+        missing = [key for key in _KEYS if key not in report]
         if missing:
             return {"form": f"has no {missing[0]!r}"}
-        return {key: _plain(found[key]) for key in _KEYS}
+        return {key: _plain(report[key]) for key in _KEYS}
 
     def opened(self, result: Any) -> Noted:
         if "form" in result:
             return Noted({"form": f"scaling_report {str(result['form'])[:80]}."})
         lost, levers = result["lost"], result["levers"]
-        found = {key: float(result[key]) for key in ("ranks", "speedup", "efficiency")}
-        noted: dict[str, Any] = {"numbers": found, "cause": str(result["cause"])[:40]}
+        numbers = {key: float(result[key]) for key in ("ranks", "speedup", "efficiency")}
+        noted: dict[str, Any] = {"numbers": numbers, "cause": str(result["cause"])[:40]}
         if isinstance(lost, list) and {pair[0] for pair in lost} == set(CAUSES):
             noted["lost"] = {str(name): float(seconds) for name, seconds in lost}
-        if isinstance(levers, list) and [len(one) for one in levers] == [2, 2]:
+        if isinstance(levers, list) and [len(lever) for lever in levers] == [2, 2]:
             noted["levers"] = [(str(name)[:40], float(reached)) for name, reached in levers]
         return Noted(noted)
 
     @cached_property
     def traces(self) -> Mapping[int, Trace]:
-        """The traces that the learner's function is given."""
+        """The traces that are passed to the learner's function, by number of ranks."""
         from dtlab.trace import Trace
 
         return {n: Trace(trace_events(rows)) for n, rows in self.runs.items()}
 
     @cached_property
     def right(self) -> Wanted:
-        """What is right."""
+        """The right report."""
         lost = lost_seconds(self.traces, self.scaling)
         ranks, order = max(self.runs), sorted(lost, key=lambda cause: -lost[cause])
         seconds = {n: trace.duration for n, trace in self.traces.items()}
@@ -128,39 +130,39 @@ class Scaled(Faulty):
 
     @property
     def is_clear(self) -> bool:
-        """Whether causes differ by so much that their order is beyond doubt."""
+        """Whether the lost times differ enough to make the order of the causes unambiguous."""
         most, second, third, *_ = sorted(self.right.lost.values(), reverse=True)
         return most > _CLEAR * second > _CLEAR**2 * third
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (found,) = results
-        if found.get("form"):
-            yield from ((name, found["form"]) for name in ("form", "numbers"))
+        (report,) = results
+        if report.get("form"):
+            yield from ((name, report["form"]) for name in ("form", "numbers"))
             return
-        right, lost, levers = self.right, found.get("lost"), found.get("levers")
-        seconds = sorted(((1e3 * one, name) for name, one in (lost or {}).items()), reverse=True)
-        most = f"Lost are {', '.join(f'{one:.1f} ms to {name}' for one, name in seconds[:3])}."
-        if found["cause"] != right.cause:
+        right, lost, levers = self.right, report.get("lost"), report.get("levers")
+        millis = sorted(((1e3 * time, name) for name, time in (lost or {}).items()), reverse=True)
+        most = f"You lose {', '.join(f'{time:.1f} ms to {name}' for time, name in millis[:3])}."
+        if report["cause"] != right.cause:
             yield (
                 "cause",
-                f'report["cause"] is {found["cause"]!r}. {most} Which of the six does the most of '
-                "the gap come from?",
+                f'report["cause"] is {report["cause"]!r}. {most} Which of the six causes takes '
+                "the largest part of the lost time?",
             )
         if self.recorded:
             return
         for name, wanted in right.numbers.items():
-            got = found["numbers"][name]
+            got = report["numbers"][name]
             if not abs(got - wanted) <= _NEAR * wanted:
                 yield (
                     "numbers",
-                    f'report["{name}"] is {got:.4g}, not {wanted:.4g}. The report is on the most '
-                    "ranks there are, beside one, for the scaling that is named.",
+                    f'report["{name}"] is {got:.4g}, not {wanted:.4g}. Compare the run on the '
+                    "most ranks with the run on one rank, for the given kind of scaling.",
                 )
         near = _NEAR * self.traces[max(self.runs)].duration
         for cause, criterion in _CRITERIA.items():
             if lost is None:
-                words = f'report["lost"] is no dict with the causes {", ".join(CAUSES)}.'
-                yield criterion, words
+                message = f'report["lost"] must be a dict with the causes {", ".join(CAUSES)}.'
+                yield criterion, message
             elif not abs(lost[cause] - right.lost[cause]) <= near:
                 yield (
                     criterion,
@@ -168,48 +170,48 @@ class Scaled(Faulty):
                     f"{1e3 * lost[cause]:.1f} ms. {_ADVICE[cause]}",
                 )
         if levers is None:
-            yield "levers", 'report["levers"] is no list of two pairs (cause, speed-up).'
+            yield "levers", 'report["levers"] must be a list of two pairs (cause, speed-up).'
         elif [name for name, _ in levers] != [name for name, _ in right.levers]:
             yield (
                 "levers",
-                f"the levers are {' and '.join(name for name, _ in levers)}. {most} Name the two "
-                "that bring most, the better one first.",
+                f"your levers are {' and '.join(name for name, _ in levers)}. {most} Name the two "
+                "causes whose removal speeds the run up most, the better one first.",
             )
         else:
             for (name, got), (_, wanted) in zip(levers, right.levers, strict=True):
                 if not abs(got - wanted) <= _NEAR * wanted:
                     yield (
                         "levers",
-                        f"without what is lost to {name} the speed-up would be {wanted:.3f}, and "
-                        f"you have {got:.3f}. How long would the run take then?",
+                        f"without the time lost to {name} the speed-up would be {wanted:.3f}, and "
+                        f"you have {got:.3f}. How long would the run take without it?",
                     )
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, text and lists of these; a dict as pairs."""
+    """`value` as numbers, text and lists of these; a dict becomes a list of pairs."""
     if isinstance(value, Mapping):
-        return [[str(name), _plain(one)] for name, one in value.items()]
+        return [[str(name), _plain(item)] for name, item in value.items()]
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value[:40] if isinstance(value, str) else float(value)
 
 
-# Runs of known causes ----------------------------------------------------------------------------
+# Synthetic runs with a known cause ---------------------------------------------------------------
 
 
 def clear_job(draw: random.Random, cause: str, weak: bool, sizes: Sequence[int]) -> Scaled:
-    """A job that this cause caps, another one comes second, and neither is in doubt."""
-    others = ("cores", "imbalance", "latency", "bandwidth") if weak else CAUSES
+    """A job that loses most time to `cause`, with a clear order of its causes."""
+    causes = ("cores", "imbalance", "latency", "bandwidth") if weak else CAUSES
     for _ in range(200):
-        second = draw.choice([one for one in others if one != cause])
+        second = draw.choice([name for name in causes if name != cause])
         case = Scaled.of(draw_job(draw, cause, second, weak), sizes)
         if case.is_clear and case.right.cause == cause:
             return case
-    raise AssertionError(f"no draw is capped by {cause}")
+    raise AssertionError(f"no draw is limited by {cause}")
 
 
 def _trials(seed: int) -> list[Trial]:
-    """A job for each cause, and three in weak scaling."""
+    """A job in strong scaling for each cause, and three jobs in weak scaling."""
     draw = random.Random(seed)
     strong = [clear_job(draw, cause, False, (1, 2, draw.choice((6, 7, 8)))) for cause in CAUSES]
     weak = [
@@ -220,16 +222,16 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, [*strong, *weak])]
 
 
-# Real runs on the emulated wire -----------------------------------------------------------------
+# Real runs on an emulated interconnect -----------------------------------------------------------
 
 _RANKS, _STEPS = 4, 2
-_LIMIT = 20.0  # seconds for a run that takes a tenth of one
+_LIMIT = 20.0  # seconds for a run that takes 0.1 s
 _LINKS = {"latency": (4e-3, 5e9), "bandwidth": (1e-5, 2e7)}  # seconds, bytes/s one-way
 _SIZES = (40_000, 160_000, 10_000)  # elements of 4 bytes
 
 
 class Steps(Case):
-    """Steps of stand-in compute, each with its all-reduces: a run of ours, which is not judged."""
+    """Steps of emulated compute and all-reduces: the check's own run, which is not judged."""
 
     def __str__(self) -> str:
         return f"{_STEPS} steps"
@@ -246,7 +248,6 @@ class Steps(Case):
 
 
 def _train(forward: float) -> None:
-    """Runs on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -263,18 +264,18 @@ def _train(forward: float) -> None:
 
 
 def recorded(seed: int, bench: Bench) -> Scaled | None:
-    """The traces of one and of four ranks on a drawn network; None where they came to nothing."""
+    """Traces of one and of four ranks on a drawn network; None if a run failed or is not clear."""
     draw = random.Random(seed)
     link = Link(*_LINKS[draw.choice(list(_LINKS))])
     runs: dict[int, list[Row]] = {}
     for ranks in (1, _RANKS):
         cluster = Cluster(gpus_per_node=ranks, intra=link, inter=link)
-        seen = bench.observe(Trial(ranks, [Steps()], cluster=cluster, limit=_LIMIT), _train)
-        if seen.trace is None:
+        observation = bench.observe(Trial(ranks, [Steps()], cluster=cluster, limit=_LIMIT), _train)
+        if observation.trace is None:
             return None
         runs[ranks] = [
-            (one.rank, one.kind, one.name, one.bytes, one.start, one.end)
-            for one in seen.trace.events
+            (event.rank, event.kind, event.name, event.bytes, event.start, event.end)
+            for event in observation.trace.events
         ]
     case = Scaled(runs, recorded=True)
     return case if case.is_clear else None
@@ -282,7 +283,7 @@ def recorded(seed: int, bench: Bench) -> Scaled | None:
 
 @dataclass(frozen=True)
 class RecordedCheck(Check):
-    """A check that asks about traces recorded just now beside those of `trials`."""
+    """A check that adds freshly recorded traces to the synthetic ones of `trials`."""
 
     def run(
         self,
@@ -311,11 +312,11 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("numbers", 2, "ranks, speed-up and efficiency are right"),
-            rule("compute", 4, "what compute loses is right: input, cores, serial", "form"),
-            rule("waiting", 1, "what is lost waiting for other ranks is right", "form"),
-            rule("wire", 3, "exposed communication is divided rightly", "form"),
-            rule("cause", 2, "it names what caps each run, recorded ones too", "numbers", *_LOST),
-            rule("levers", 2, "the two levers that bring most, and how far", "numbers", *_LOST),
+            rule("compute", 4, "time lost to input, cores and serial work is right", "form"),
+            rule("waiting", 1, "time lost waiting for other ranks is right", "form"),
+            rule("wire", 3, "exposed time is divided into latency and bandwidth", "form"),
+            rule("cause", 2, "the main cause is right, also of recorded runs", "numbers", *_LOST),
+            rule("levers", 2, "the two best levers and their speed-ups", "numbers", *_LOST),
         ),
     ),
 )

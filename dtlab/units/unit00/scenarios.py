@@ -1,4 +1,4 @@
-"""00/scenarios: which strategy, and which fact drove it, for three jobs."""
+"""00/scenarios: choose a strategy for three jobs, and name the fact that decides each choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CARD, _LARGE_CARD = 80, 141  # GB
 
 
 def _draw(draw: Random) -> Values:
-    """The three that everybody has, on other GPUs and with other deadlines."""
+    """Draw GPUs and deadlines for three fixed models."""
     week = {"deadline": draw.choice((12, 24, 36, 48)), "gpus": draw.choice((4, 8, 16))}
     large = {"gpus": draw.choice((8, 16, 32, 64)), "activations": draw.choice((2, 5, 9))}
     large["card"] = draw.choice((_CARD, _LARGE_CARD))

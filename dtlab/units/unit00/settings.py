@@ -1,4 +1,4 @@
-"""Models and settings of Level III, as numbers: see `measured`."""
+"""Draws settings of the models in Level III. `measured` lists the keys of a setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: Final = ("activations", "states", "weights", "late", "frozen", "checkpoin
 
 
 def draw_setting(draw: Random, kind: str) -> Setting:
-    """A model of this kind: what takes the most of its memory is another thing in each."""
+    """The setting of a model of this kind; each kind has its largest memory use elsewhere."""
     inner = [16 * draw.randint(5, 10) for _ in range(draw.randint(2, 4))]
     widths = [16 * draw.randint(3, 6), *inner, 16 * draw.randint(1, 3)]
     adam = {"optimizer": "Adam"}
@@ -41,8 +41,8 @@ def draw_setting(draw: Random, kind: str) -> Setting:
 
 
 def setting_words(setting: Mapping[str, Any]) -> str:
-    """A setting in words."""
-    said = [
+    """A setting as text."""
+    parts = [
         f"widths {', '.join(map(str, setting['widths']))}",
         f"{setting['batch']} rows",
         f"{setting['dtype']}",
@@ -50,7 +50,7 @@ def setting_words(setting: Mapping[str, Any]) -> str:
         f"gradients cleared {setting['clear'].replace('step', 'each step')}",
     ]
     if setting["frozen"]:
-        said.append(f"the first {setting['frozen']} layers frozen")
+        parts.append(f"the first {setting['frozen']} layers frozen")
     if setting["checkpoint"]:
-        said.append("checkpoints over all layers but the last")
-    return "; ".join(said)
+        parts.append("all layers but the last are checkpointed")
+    return "; ".join(parts)

@@ -1,10 +1,10 @@
-"""What is right in 00/efficiency_of and 00/scaling_report: where the time of a run went.
+"""Reference results of 00/efficiency_of and 00/scaling_report: the causes of a run's lost time.
 
-With f = 1/N of the time on one rank (strong scaling), or all of it (weak), what N ranks lose is
+Ideally N ranks take f T(1), with f = 1/N in strong scaling and f = 1 in weak. The time lost is
 
     T(N) - f T(1)  =  input + cores + serial + imbalance + latency + bandwidth
 
-each of them seconds on N ranks, the mean over the ranks, less f times those on one rank.
+Each term is the mean seconds of a rank on N ranks, minus f times the seconds on one rank.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _COMPUTE = ("forward", "backward")
 
 
 def efficiencies(seconds: Mapping[int, float], scaling: str) -> dict[int, tuple[float, float]]:
-    """Speed-up and efficiency at each number of ranks, beside the smallest one."""
+    """Speed-up and efficiency on each number of ranks, relative to the smallest number."""
     fewest = min(seconds)
-    found = {}
+    result = {}
     for ranks, taken in seconds.items():
         more, faster = ranks / fewest, seconds[fewest] / taken
         speedup = faster if scaling == "strong" else faster * more
-        found[ranks] = speedup, speedup / more
-    return found
+        result[ranks] = speedup, speedup / more
+    return result
 
 
 def lost_seconds(traces: Traces, scaling: str) -> dict[str, float]:
-    """By cause, what is lost on the most ranks there are, beside one."""
+    """Seconds lost to each cause on the largest number of ranks, relative to one rank."""
     ranks = max(traces)
     part = 1 / ranks if scaling == "strong" else 1.0
     here, alone = _used(traces[ranks]), _used(traces[1])
@@ -46,7 +46,7 @@ def lost_seconds(traces: Traces, scaling: str) -> dict[str, float]:
 
 
 def _used(trace: Trace) -> dict[str, float]:
-    """Seconds by what they are lost to, the mean over the ranks."""
+    """Seconds spent on each cause, the mean over the ranks."""
     used = dict.fromkeys(CAUSES, 0.0)
     for event in trace.events:
         if event.kind == "compute":
@@ -60,12 +60,12 @@ def _used(trace: Trace) -> dict[str, float]:
 
 
 def latency_share(trace: Trace) -> float:
-    """Of the time of its collectives, the part that does not grow with their bytes."""
+    """The fraction of the collectives' time that does not grow with their bytes."""
     calls: dict[int, list[tuple[float, float, int]]] = {}
     for rank in range(trace.world_size):
-        own = [one for one in trace.events if one.rank == rank and one.kind == "comm"]
-        for number, one in enumerate(own):
-            calls.setdefault(number, []).append((one.start, one.end, one.bytes))
+        events = [event for event in trace.events if event.rank == rank and event.kind == "comm"]
+        for number, event in enumerate(events):
+            calls.setdefault(number, []).append((event.start, event.end, event.bytes))
     if not calls:
         return 0.0
     taken = [max(end for _, end, _ in call) - max(start for start, _, _ in call)
@@ -76,7 +76,7 @@ def latency_share(trace: Trace) -> float:
 
 
 def speedup_without(traces: Traces, scaling: str, seconds: float) -> float:
-    """The speed-up there would be if so many seconds were not lost."""
+    """The speed-up that the run would reach if these `seconds` were not lost."""
     ranks = max(traces)
     faster = traces[1].duration / (traces[ranks].duration - seconds)
     return faster if scaling == "strong" else faster * ranks

@@ -1,4 +1,4 @@
-"""Training jobs whose strategy `dtlab.predict.choose` says, for two parts of Level I."""
+"""Training jobs, and the strategy that `dtlab.predict.choose` gives, for two parts of Level I."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtlab.predict.strategy import choose
 __all__ = ["FACTS", "LEAVES", "draw_job", "fact_of", "is_clear", "questions_on",
            "strategy_of", "unless", "words"]  # fmt: skip
 
-LEAVES: Final[Mapping[str, str]] = {  # in the tree: what to write
+LEAVES: Final[Mapping[str, str]] = {  # leaf of the decision tree: the learner's answer
     "one_gpu": "one GPU",
     "data": "data parallelism",
     "zero1": "ZeRO-1",
@@ -26,7 +26,7 @@ LEAVES: Final[Mapping[str, str]] = {  # in the tree: what to write
     "more_gpus": "more GPUs",
     "too_few": "more GPUs",
 }
-FACTS: Final[Mapping[str, str]] = {  # the questions of the tree that drive these: what to write
+FACTS: Final[Mapping[str, str]] = {  # question of the decision tree: the learner's answer
     "time": "time",
     "gpus": "GPUs in time",
     "replica": "replica",
@@ -34,7 +34,7 @@ FACTS: Final[Mapping[str, str]] = {  # the questions of the tree that drive thes
     "stage3": "stage 3",
     "context": "everything shared",
 }
-_CLEAR = 0.06  # by how much at least the numbers of a question differ
+_CLEAR = 0.06  # least relative difference of the two numbers that a question compares
 
 _PARAMS = (0.2, 0.7, 1, 1.5, 3, 4, 7, 8, 13, 20, 30, 34, 70, 120, 175)  # billions
 _ACTIVATIONS = (1, 2, 4, 8, 12, 20, 40, 60, 120, 300, 500, 900)  # GB
@@ -43,7 +43,7 @@ _HOURS = ((2, 24), (6, 12), (20, 48), (96, 24), (168, 48), (300, 72), (900, 24),
 
 
 def chosen(job: Values) -> Chosen:
-    """What `choose` says of a job."""
+    """The result of `choose` for a job."""
     return choose(
         job["billions"] * 1e9,
         job["card"] * 1e9,
@@ -55,17 +55,17 @@ def chosen(job: Values) -> Chosen:
 
 
 def strategy_of(job: Values) -> str:
-    """What to write for its strategy."""
+    """The right answer for the job's strategy."""
     return LEAVES[chosen(job).leaf.id]
 
 
 def fact_of(job: Values) -> str:
-    """What to write for the question whose answer drove it."""
+    """The right answer for the fact that decides the job's strategy."""
     return FACTS[chosen(job).because.question.id]
 
 
 def words(job: Values) -> str:
-    """A job in words."""
+    """A job as text."""
     return (
         f"{job['billions']:g} billion parameters; activations of the smallest microbatch "
         f"{job['activations']:g} GB; {job['gpus']} GPUs of {job['card']:g} GB; {job['hours']:g} "
@@ -74,14 +74,14 @@ def words(job: Values) -> str:
 
 
 def is_clear(job: Values) -> bool:
-    """Whether no question on its way is a close one."""
+    """Whether no question on the job's path through the tree is a close decision."""
     return all(
         abs(step.value / step.limit - 1) > _CLEAR for step in chosen(job).path if step.known
     )
 
 
 def draw_job(draw: Random, leaf: str) -> dict[str, Any]:
-    """A job that comes to this leaf of the tree."""
+    """A job whose path through the tree ends at this leaf."""
     for _ in range(20_000):
         hours, deadline = draw.choice(_HOURS)
         job = {
@@ -94,11 +94,11 @@ def draw_job(draw: Random, leaf: str) -> dict[str, Any]:
         }
         if _may_be(job, leaf) and chosen(job).leaf.id == leaf and is_clear(job):
             return job
-    raise AssertionError(f"no draw comes to {leaf}")
+    raise AssertionError(f"no draw ends at {leaf}")
 
 
 def _may_be(job: Values, leaf: str) -> bool:
-    """Cheaper to ask than the tree: does the replica fit, does a sample?"""
+    """A quick test before the tree is evaluated: does a replica fit, and does a sample?"""
     replica = bool(16 * job["billions"] + job["activations"] <= job["card"])
     sample = bool(job["activations"] <= job["card"])
     if leaf in ("one_gpu", "data", "more_gpus"):
@@ -109,42 +109,44 @@ def _may_be(job: Values, leaf: str) -> bool:
 # Questions --------------------------------------------------------------------------------------
 
 _SPLIT = (
-    "do the activations of one microbatch fit on a card? If not, does a replica fit beside its "
-    "part of them?"
+    "do the activations of one microbatch fit on a GPU? If not, do all model states fit beside "
+    "a rank's part of the activations?"
 )
 _STRATEGY_MISTAKES = {
-    "one GPU": "does a whole replica fit on one card, and is one in time?",
+    "one GPU": "does a whole replica fit on one GPU, and does one GPU meet the deadline?",
     "data parallelism": "each GPU holds a whole replica. Does one fit? And is one GPU too slow?",
-    "ZeRO-1": "stage 1 shares out Adam's state. Is that needed here, and is it enough?",
-    "ZeRO-2": "stage 2 shares out gradients too. Is that needed here, and is it enough?",
-    "ZeRO-3": "stage 3 shares out all model states. Is that needed here, and is it enough?",
-    "tensor parallelism": "this is for what stage 3 leaves too large. What does a rank hold then?",
+    "ZeRO-1": "ZeRO stage 1 shards Adam's state. Is that needed here, and is it enough?",
+    "ZeRO-2": "ZeRO stage 2 also shards gradients. Is that needed here, and is it enough?",
+    "ZeRO-3": "ZeRO stage 3 shards all model states. Is that needed here, and is it enough?",
+    "tensor parallelism": "this is for jobs that do not fit with ZeRO stage 3. How many bytes "
+    "does a rank hold with stage 3?",
     "split samples": _SPLIT,
     "split samples and ZeRO-3": _SPLIT,
-    "more GPUs": "are the GPUs too few, by their bytes with everything shared out, or by hours?",
+    "more GPUs": "are the GPUs too few for the deadline, or for the bytes with all sharded?",
 }
 _FACT_MISTAKES = {
-    "time": "this drives a job whose replica fits. Is it what the strategy hangs on here?",
-    "GPUs in time": "this drives a job whose replica fits, where one GPU is too slow. Is it what "
-    "the strategy hangs on here?",
-    "replica": "does a replica fit? Then it is a question of time. If not: is it the model states "
-    "that are too large, or a sample?",
-    "sample": "compare the activations of one microbatch with the card.",
-    "stage 3": "this drives a job that stage 3 does not help. What would a rank hold?",
-    "everything shared": "this is the last question. What does a rank hold with less shared out?",
+    "time": "this fact decides only if a replica fits. Does the strategy depend on it here?",
+    "GPUs in time": "this fact decides only if a replica fits and one GPU is too slow. Does the "
+    "strategy depend on it here?",
+    "replica": "does a replica fit? If so, time decides. If not, which are too large: the model "
+    "states, or the activations of a sample?",
+    "sample": "compare the activations of one microbatch with the memory of one GPU.",
+    "stage 3": "this fact decides only if the job does not fit with ZeRO stage 3. How many bytes "
+    "would a rank hold?",
+    "everything shared": "this is the last question. What does a rank hold with less sharded?",
 }
 
 
 def unless(right: Callable[[Values], str], why: Mapping[str, str]) -> dict[Any, str]:
-    """What is said of each option, save for the one that is right."""
+    """The message for each wrong option; the right option gets none."""
     return {
-        lambda given, one=one: "" if right(given) == one else one: said
-        for one, said in why.items()
+        lambda given, option=option: "" if right(given) == option else option: message
+        for option, message in why.items()
     }
 
 
 def questions_on(name: str, about: str) -> tuple[Question, Question]:
-    """The strategy of the job that is given as `name`, and the one fact that drove it."""
+    """Two questions on the job called `name`: its strategy, and the fact that decides it."""
 
     def strategy(given: Values) -> str:
         return strategy_of(given[name])
@@ -163,10 +165,10 @@ def questions_on(name: str, about: str) -> tuple[Question, Question]:
         ),
         choice(
             f"{name}_fact",
-            f"the one fact that drove the strategy for {about}",
+            f"the one fact that decides the strategy for {about}",
             list(FACTS.values()),
             fact,
-            "Which question would have to be answered the other way for another strategy?",
+            "For which question would the opposite answer lead to another strategy?",
             unless(fact, _FACT_MISTAKES),
         ),
     )

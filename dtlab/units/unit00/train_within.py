@@ -1,4 +1,4 @@
-"""00/train_within: a run that dies later than its first iteration, to be mended."""
+"""00/train_within: repair a training script that runs out of memory after its first iteration."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 
-_NEAR = 1e-4  # of a loss
+_NEAR = 1e-4  # relative tolerance of a loss
 _NEAR_MEAN = 1e-3  # of a mean, which is near 0
-_SAME = "What is returned is to stay as it is: only the memory is to change."
+_SAME = "The function must return the same values as before: change only its memory use."
 
 
 _ADVICE = {
-    "leak": "What is made in each step and is still there at the end? Memory that grows with the "
-    "number of steps is of a list, as a rule.",
-    "evaluation": "Which tensors does a forward pass keep of which nobody will ask the gradient?",
-    "gradients": "From when to when are gradients needed, and when are they there?",
+    "leak": "Which tensors of each step still exist at the end? If memory grows with the number "
+    "of steps, the usual reason is a list that holds tensors.",
+    "evaluation": "Which activations does a forward pass save although no backward pass follows?",
+    "gradients": "During which part of a step are gradients needed, and when do they exist?",
 }
 
 
 @dataclass(frozen=True)
 class Running(Faulty):
-    """`train(model, optimizer, batches, held_out)`; `fault` is what takes too much memory here."""
+    """A call of `train(model, optimizer, batches, held_out)` that shows the memory `fault`."""
 
     alone = True
     topic = "results"
@@ -59,44 +59,44 @@ class Running(Faulty):
         return Noted({"mean": float(mean), "losses": [*map(float, losses)], "peak": int(peak)})
 
     def ran(self, fault: str = "") -> Any:
-        """Mean, losses and peak of the mended script's run, or with this fault put back."""
+        """Mean, losses and peak bytes of the repaired script, with `fault` put back if given."""
         from dtlab.units.unit00.leak_script import mended
         from dtlab.units.unit00.leak_training import run
 
         return run(lambda *given: mended(*given, fault=fault), **self.given(0, 1))
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (found,) = results
-        if found.get("form"):
-            yield "results", f"train {found['form']}.\n{_SAME}"
+        (result,) = results
+        if result.get("form"):
+            yield "results", f"train {result['form']}.\n{_SAME}"
             return
         mean, losses, least = self.ran()
-        if len(found["losses"]) != len(losses):
-            count = len(found["losses"])
-            words = f"train returns {count} losses; there are {self.steps} steps."
-            yield "results", f"{words}\n{_SAME}"
+        if len(result["losses"]) != len(losses):
+            count = len(result["losses"])
+            message = f"train returns {count} losses; there are {self.steps} steps."
+            yield "results", f"{message}\n{_SAME}"
             return
-        for step, (got, right) in enumerate(zip(found["losses"], losses, strict=True)):
+        for step, (got, right) in enumerate(zip(result["losses"], losses, strict=True)):
             if not abs(got - right) <= _NEAR * right:
                 yield (
                     "results",
                     f"the loss on the held-out rows after step {step} is {got:.5f}; in the broken "
                     f"script it is {right:.5f}.\n{_SAME}",
                 )
-        if not abs(found["mean"] - mean) <= _NEAR_MEAN * abs(mean) + 1e-7:
-            words = f"the mean of the outputs is {found['mean']:.5f}; it was {mean:.5f}."
-            yield "results", f"{words}\n{_SAME}"
-        limit = (least + self.ran(self.fault)[2]) // 2  # between the mended run and the other one
-        if found["peak"] > limit:
+        if not abs(result["mean"] - mean) <= _NEAR_MEAN * abs(mean) + 1e-7:
+            message = f"the mean of the outputs is {result['mean']:.5f}; it was {mean:.5f}."
+            yield "results", f"{message}\n{_SAME}"
+        limit = (least + self.ran(self.fault)[2]) // 2  # halfway between repaired and faulty run
+        if result["peak"] > limit:
             yield (
                 self.fault,
-                f"{found['peak']:,} bytes at the peak, and the limit is {limit:,}.\n"
+                f"the run peaks at {result['peak']:,} bytes, and the limit is {limit:,}.\n"
                 f"{_ADVICE[self.fault]}",
             )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """For each fault a run in which it takes the most; the last batch has half the rows."""
+    """For each fault a run in which it takes most memory; the last batch has half the rows."""
     draw = random.Random(seed)
     wide, narrow = (16 * draw.randint(*bounds) for bounds in ((8, 12), (1, 3)))
     rows = 8 * draw.randint(2, 4)
@@ -115,10 +115,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("results", 2, "it trains as before, and returns the same"),
-            rule("leak", 1, "nothing is kept from step to step", "results"),
+            rule("results", 2, "it trains as before, and returns the same values"),
+            rule("leak", 1, "no tensors accumulate from step to step", "results"),
             rule("evaluation", 2, "held-out rows keep no activations", "results"),
-            rule("gradients", 1, "gradients are gone when not needed", "results"),
+            rule("gradients", 1, "gradients are released when not needed", "results"),
         ),
     ),
 )

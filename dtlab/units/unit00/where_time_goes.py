@@ -1,6 +1,6 @@
-"""00/where_time_goes: busy, exposed communication and idle, from the events themselves.
+"""00/where_time_goes: compute busy, exposed and idle time from the events of a trace.
 
-The events are handed in without their trace: what `dtlab.trace` computes of them is to be written.
+The function gets a list of events, not a `Trace`: the learner writes what `dtlab.trace` computes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from dtlab.units.unit00.jobs import Row, trace_events
 _FINISHED = ("dtlab.trace", "dtlab.trace.analysis", "dtlab.trace.columns", "dtlab.trace.chrome")
 _NEAR = 1e-6  # seconds
 _USES = ("busy", "exposed", "idle")
-_ADVICE = {  # by criterion: what is judged, and what to look at
-    "busy": ("busy", "Spans may lie within each other and overlap: a second counts once."),
+_ADVICE = {  # by criterion: the time that it judges, and advice
+    "busy": ("busy", "Spans may be nested and overlap: a second counts once."),
     "hidden": (
         "exposed",
-        "A rank that computes while the wire works is busy, and loses nothing: only what lies "
+        "A rank that computes during a transfer is busy and loses nothing: only the time "
         "outside all of its spans is exposed.",
     ),
     "arrival": (
         "exposed",
-        "A collective is under way once the last rank has come to it: the k-th one of each rank "
-        "belong together. Until then a rank waits for another one, and not for the wire. It lasts "
-        "to its end on this rank: ranks do not all leave it at the same time.",
+        "A collective begins once the last rank has come to it; the k-th one of each rank is the "
+        "same collective. Until then a rank waits for another rank, not for the wire. It lasts "
+        "until its end on this rank: ranks do not all finish it at the same time.",
     ),
     "idle": (
         "idle",
-        "The three add up to the whole trace, which lasts from the start of the first event of "
-        "any rank to the end of the last one of any.",
+        "The three times add up to the whole trace, which lasts from the first start to the last "
+        "end of any event on any rank.",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Divided(Faulty):
-    """`where_time_goes(events)`, with these rows; `shown` is the criterion that they are for."""
+    """A call of `where_time_goes(events)` with these rows, which test the criterion `shown`."""
 
     finished: ClassVar[tuple[str, ...]] = _FINISHED
     allowed: ClassVar[tuple[str, ...]] = ("Event",)
@@ -65,12 +65,12 @@ class Divided(Faulty):
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
         events = trace_events(given)
         with finished_calls(*_FINISHED, allowed=("Event",)) as finished:
-            found = fn(events)
+            answer = fn(events)
         try:
-            rows = [[int(rank), *map(float, uses)] for rank, uses in found.items()]
+            rows = [[int(rank), *map(float, uses)] for rank, uses in answer.items()]
         except (AttributeError, TypeError, ValueError):
             rows = []
-        return {"rows": rows, "kind": type(found).__name__, "called": sorted(finished)}
+        return {"rows": rows, "kind": type(answer).__name__, "called": sorted(finished)}
 
     def opened(self, result: Any) -> Noted:
         uses = {int(rank): [*map(float, times)] for rank, *times in result["rows"]}
@@ -80,23 +80,23 @@ class Divided(Faulty):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         from dtlab.trace import Trace
 
-        (found,) = results
+        (answer,) = results
         trace = Trace(trace_events(self.rows))
-        lengths = {rank: len(times) for rank, times in found["uses"].items()}
+        lengths = {rank: len(times) for rank, times in answer["uses"].items()}
         form = ""
-        if found["called"]:
-            form = f"{found['called'][0]} does the work for you: write it yourself."
+        if answer["called"]:
+            form = f"{answer['called'][0]} does the work for you: write it yourself."
         elif lengths != dict.fromkeys(range(trace.world_size), len(_USES)):
             form = (
-                f"where_time_goes returns {found['kind']}: return a dict, for each rank the "
-                "triple (busy, exposed, idle)."
+                f"where_time_goes returns {answer['kind']}: return a dict that maps each rank to "
+                "the triple (busy, exposed, idle)."
             )
         if form:
             yield from ((name, form) for name in ("form", "busy"))
             return
         name, advice = _ADVICE[self.shown]
         seconds = {"busy": trace.busy, "exposed": trace.exposed_comm, "idle": trace.idle}[name]
-        for rank, times in sorted(found["uses"].items()):
+        for rank, times in sorted(answer["uses"].items()):
             got, right = times[_USES.index(name)], seconds(rank)
             if not abs(got - right) <= _NEAR:
                 yield (
@@ -110,7 +110,7 @@ class Divided(Faulty):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """For each criterion events that show it; times are drawn."""
+    """For each criterion two sets of events that test it, with drawn times."""
     draw = random.Random(seed)
     makers = {"busy": _nested, "hidden": _overlapped, "arrival": _late, "idle": _shifted}
     return [
@@ -120,12 +120,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _times(draw: random.Random, count: int) -> list[float]:
-    """So many times in order, milliseconds apart, from 0 on."""
+    """`count` ascending times that start at 0 and are milliseconds apart."""
     return [*accumulate((draw.uniform(1e-3, 9e-3) for _ in range(count - 1)), initial=0.0)]
 
 
 def _nested(draw: random.Random, ranks: int) -> list[Row]:
-    """Spans within spans, spans that overlap, and some apart; no communication."""
+    """Nested, overlapping and separate spans without communication."""
     rows: list[Row] = []
     for rank in range(ranks):
         a, b, c, d, e, f, g, h = _times(draw, 8)
@@ -136,7 +136,7 @@ def _nested(draw: random.Random, ranks: int) -> list[Row]:
 
 
 def _overlapped(draw: random.Random, ranks: int) -> list[Row]:
-    """Collectives to which all ranks come together, while some compute and some do not."""
+    """Collectives that all ranks begin together, while some ranks compute and some do not."""
     a, b, c, d, e, f, g = _times(draw, 7)
     rows: list[Row] = []
     for rank in range(ranks):
@@ -153,21 +153,21 @@ def _overlapped(draw: random.Random, ranks: int) -> list[Row]:
 
 
 def _late(draw: random.Random, ranks: int) -> list[Row]:
-    """Ranks that come to each of three collectives, and leave it, at times of their own."""
+    """Three collectives that ranks begin and finish at different times."""
     rows: list[Row] = []
-    left = [0.0] * ranks
+    free = [0.0] * ranks
     for _ in range(3):
-        came = [start + draw.uniform(1e-3, 2e-2) for start in left]
-        ends = [max(came) + draw.uniform(2e-3, 6e-3) for _ in range(ranks)]
+        arrivals = [start + draw.uniform(1e-3, 2e-2) for start in free]
+        ends = [max(arrivals) + draw.uniform(2e-3, 6e-3) for _ in range(ranks)]
         for rank in range(ranks):
-            rows.append((rank, "compute", "forward", 0, left[rank], came[rank]))
-            rows.append((rank, "comm", "all_reduce", 4000, came[rank], ends[rank]))
-        left = ends
+            rows.append((rank, "compute", "forward", 0, free[rank], arrivals[rank]))
+            rows.append((rank, "comm", "all_reduce", 4000, arrivals[rank], ends[rank]))
+        free = ends
     return rows
 
 
 def _shifted(draw: random.Random, ranks: int) -> list[Row]:
-    """A trace that begins late; ranks begin and end apart, with gaps that nothing marks."""
+    """A trace that begins late, whose ranks begin and end at different times, with gaps."""
     rows: list[Row] = []
     meet = 0.35
     for rank in range(ranks):
@@ -188,8 +188,8 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("busy", 3, "spans count once, nested and overlapping ones"),
-            rule("hidden", 2, "what is hidden behind compute is not exposed", "form"),
+            rule("busy", 3, "nested and overlapping spans count once"),
+            rule("hidden", 2, "communication hidden behind compute is not exposed", "form"),
             rule("arrival", 3, "a collective begins with the last rank", "form"),
             rule("idle", 2, "the rest of the trace is idle", "form"),
         ),

@@ -1,6 +1,6 @@
-"""Unit 01, ranks and collectives."""
+"""Unit 01: ranks and collectives."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# Names of the parts in course order, Level I first. The module of that name defines `PART`.
 PARTS = (
     "results", "bytes_sent", "averages", "step",
     "reduce_scatter", "ring_all_reduce", "tree_broadcast", "hierarchical_all_reduce",

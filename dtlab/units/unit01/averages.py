@@ -12,9 +12,9 @@ __all__ = ["PART", "SUMS", "gradient_rows"]
 
 # Gradients small enough to add up and average by hand --------------------------------------------
 
-SUMS = {  # formulas of what is made of `gradients`
+SUMS = {  # formulas computed from `gradients`
     "total": "[sum(column) for column in zip(*gradients)]",
-    "mean": "[one / len(gradients) for one in total]",
+    "mean": "[value / len(gradients) for value in total]",
     "own_means": "[sum(gradient) / len(gradient) for gradient in gradients]",
 }
 
@@ -45,28 +45,28 @@ PART = Part(
         gradient_rows,
         number(
             "sum",
-            "what both workers hold after an all-reduce with SUM",
+            "the tensor that both workers hold after an all-reduce with SUM",
             "total",
             "Add element by element.",
             {
                 "mean": "this is divided by two already. SUM does not divide.",
                 "[sum(gradient) for gradient in gradients]": "this adds the elements of one "
-                "worker. Add what stands in the same place.",
-                "gradients[0] + gradients[1]": "this is an all-gather: one after another.",
+                "worker. Add the elements in the same position of both workers.",
+                "gradients[0] + gradients[1]": "this is an all-gather: it concatenates.",
             },
             exact=True,
         ),
         number(
             "average",
-            "the gradient that both workers step with",
+            "the gradient that both workers use in their step",
             "mean",
-            "It follows from the sum by one operation.",
+            "One operation turns the sum into it.",
             {
                 "total": "this is the sum. With it, the step is twice as long.",
                 "own_means": "this averages over the elements of one worker.",
-                "[one / 2 for one in mean]": "this divides twice.",
+                "[value / 2 for value in mean]": "this divides twice.",
                 "sum(mean) / 2": "this is one number. The gradient has one for each weight.",
-                "gradients[0]": "this is worker 0's own gradient: worker 1 does not count.",
+                "gradients[0]": "this is worker 0's own gradient, without worker 1's.",
             },
             points=2,
             exact=True,
@@ -79,7 +79,7 @@ PART = Part(
             "What does each worker hold after the all-reduce?",
             {
                 "worker 0": "then the copies of the model are no longer equal.",
-                "none": "SUM adds, and does nothing else.",
+                "none": "SUM only adds.",
             },
         ),
         where=SUMS,

@@ -1,4 +1,4 @@
-"""01/bytes_sent: what a rank sends, in multiples of the tensor's size."""
+"""01/bytes_sent: how many bytes a rank sends in collectives, in multiples of the tensor's size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from math import log2
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import asked, choices, number
 
-_COUNT = "Count the messages that leave this rank, and the size of each."
-_BOTH_WAYS = "this counts what the rank receives as well. Asked for is what it sends."
-_UNCUT = "nothing is cut into chunks here: whole tensors travel."
-_WHOLE = "this passes the whole tensor on in every round. A ring passes one chunk."
+_COUNT = "Count the messages that this rank sends, and multiply by the size of each."
+_BOTH_WAYS = "this also counts the bytes that the rank receives. Count only those it sends."
+_UNCUT = "the tensor is not cut into chunks here: each message is a whole tensor."
+_WHOLE = "this sends the whole tensor in every round. A ring sends one chunk."
 
 
 PART = Part(
@@ -27,12 +27,12 @@ PART = Part(
         ],
         number(
             "server_root",
-            "what rank 0 sends in an all-reduce of S through rank 0",
+            "the bytes that rank 0 sends in an all-reduce of S through rank 0",
             "(N - 1) * S",
             _COUNT,
             {
-                "N * S": "rank 0 need not send the sum to itself.",
-                "S": "this is one copy of the sum. How many ranks need one?",
+                "N * S": "rank 0 does not send the sum to itself.",
+                "S": "this is one copy of the sum. How many ranks need a copy?",
                 "answer * 2": _BOTH_WAYS,
                 "answer / N": _UNCUT,
             },
@@ -40,11 +40,11 @@ PART = Part(
         ),
         number(
             "server_other",
-            "what each other rank sends in the same all-reduce",
+            "the bytes that each other rank sends in the same all-reduce",
             "S",
             _COUNT,
             {
-                "(N - 1) * S": "this is rank 0's load. Whom does another rank talk to?",
+                "(N - 1) * S": "this is rank 0's load. To which rank does another rank send?",
                 "answer * 2": _BOTH_WAYS,
                 "answer / N": _UNCUT,
             },
@@ -52,12 +52,12 @@ PART = Part(
         ),
         number(
             "ring",
-            "what each rank sends in a ring all-reduce of S",
+            "the bytes that each rank sends in a ring all-reduce of S",
             "2 * (N - 1) / N * S",
-            "How many rounds are there, and how large is what a rank sends in one of them?",
+            "How many rounds are there, and how many bytes does a rank send in one round?",
             {
-                "answer / 2": "this is one half of the ring. Who hands the sums round?",
-                "2 * S": "this takes N rounds for each half. One chunk is there to begin with.",
+                "answer / 2": "this is only the reduce-scatter. The sums must be gathered, too.",
+                "2 * S": "this takes N rounds for each half. A rank starts with one chunk.",
                 "answer * N": _WHOLE,
                 "answer * 2": _BOTH_WAYS,
                 "2 / N * S": "this is one round of each half. How many rounds has a half?",
@@ -68,38 +68,38 @@ PART = Part(
         ),
         number(
             "reduce_scatter",
-            "what each rank sends in a ring reduce-scatter of S, which leaves it a chunk of S/N",
+            "the bytes that each rank sends in a ring reduce-scatter of S (it ends with S/N)",
             "(N - 1) / N * S",
-            "It is one half of a ring all-reduce.",
+            "It is the first half of a ring all-reduce.",
             {
                 "answer * 2": "this is the whole all-reduce, both halves.",
-                "S / N": "this is what the rank ends with. How many chunks does it send?",
-                "S": "this takes N rounds. One chunk is there to begin with.",
+                "S / N": "this is the chunk that the rank ends with. How many does it send?",
+                "S": "this takes N rounds. A rank starts with one chunk.",
                 "answer * N": _WHOLE,
             },
             unit="MB",
         ),
         number(
             "all_gather",
-            "what each rank sends in a ring all-gather to which each rank brings a tensor of S",
+            "the bytes that each rank sends in a ring all-gather whose input is S on each rank",
             "(N - 1) * S",
-            "What size has one message here? In a reduce-scatter of S it is S/N.",
+            "How large is one message here? In a reduce-scatter of S it is S/N.",
             {
-                "answer / N": "this is as if S were all that a rank ends with. Each brings S.",
+                "answer / N": "this takes S as the output's size. Here each input has size S.",
                 "N * S": "one of the N tensors is the rank's own, and needs no message.",
-                "S": "this passes on the rank's own tensor only. Who passes on the others?",
+                "S": "this sends only the rank's own tensor. A rank also passes other tensors on.",
                 "answer * 2": _BOTH_WAYS,
             },
             unit="MB",
         ),
         number(
             "doubling",
-            "what each rank sends in an all-reduce of S by recursive doubling",
+            "the bytes that each rank sends in an all-reduce of S by recursive doubling",
             "log2(N) * S",
-            "In each round pairs of ranks swap whole tensors. How many rounds until all have met?",
+            "In each round pairs of ranks exchange whole tensors. How many rounds are needed?",
             {
                 "answer * 2": _BOTH_WAYS,
-                "(N - 1) * S": "this is one round for each other rank. Sums are swapped here.",
+                "(N - 1) * S": "this is one round for each other rank. Here ranks exchange sums.",
                 "S": "this is one round. After it a rank has the sum of two ranks.",
                 "answer / N": _UNCUT,
             },
@@ -114,7 +114,7 @@ PART = Part(
             {
                 "ring": "look at the ring again: can it ever exceed 2S?",
                 "doubling": "look at doubling again: what happens from N to 2N?",
-                "server": "look at rank 0 again: whom does it send the sum to?",
+                "server": "look at rank 0 again: to how many ranks does it send the sum?",
             },
         ),
         where={"N": "ranks", "S": "size / 1e6", "log2": log2},

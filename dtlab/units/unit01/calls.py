@@ -1,7 +1,7 @@
-"""The collectives of Level II as a check calls them: inputs from a seed, and what must come of it.
+"""Test cases for the collectives of Level II: seeded inputs, and the expected results.
 
-A `Call` is a `Case`: it makes each rank's input, has the rank call the learner's function with it,
-and says what is wrong with the ranks' `Answer`s.
+A `Call` is a `Case`: it makes each rank's input, calls the learner's function with it on the rank,
+and says what is wrong with the `Answer` of each rank.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # the tensor of the result f
 
 @dataclass(frozen=True)
 class Answer:
-    """What one rank has after the call: the result where it belongs, and what was returned.
+    """The state of one rank after the call.
 
-    `input` is the tensor that was only to be read, where there is one beside the result's;
-    `finished` names the ready-made collectives of dtlab that were called.
+    `result` is the tensor that the function must write in place, `returned` its return value.
+    `input` is the tensor that the function must only read, if it has one. `finished` names the
+    ready-made collectives of dtlab that were called.
     """
 
     result: torch.Tensor
@@ -43,8 +44,8 @@ class Answer:
 class Call(Case):
     """One call on every rank: over all ranks, or over each of disjoint `groups` at the same time.
 
-    `size` is the number of elements that a rank passes in. `place` names the argument in which the
-    result belongs, `noun` the result; `note` says what else there is to know on subgroups.
+    `size` is the number of elements of a rank's input. `place` names the argument that receives
+    the result, `noun` the result. `note` is further advice on subgroups.
     """
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.collectives",)
@@ -66,29 +67,29 @@ class Call(Case):
         return next((group for group in self.groups if rank in group), range(world_size))
 
     def wanted(self, members: Sequence[int]) -> Sequence[int]:
-        """The ranks whose values the result is the sum of."""
+        """The ranks whose inputs the result sums."""
         return members
 
     def part(self, tensor: torch.Tensor, members: Sequence[int], rank: int) -> torch.Tensor:
-        """The part of a rank's input that goes into the result of `rank`."""
+        """The part of an input `tensor` that goes into the result of `rank`."""
         return tensor
 
     def inputs(self, world_size: int) -> Tensors:
-        """What every rank passes in."""
+        """The input of every rank."""
         return {rank: labelled(self.seed, self.size, rank) for rank in range(world_size)}
 
     def needs(self, rank: int, world_size: int) -> int:
-        """Bytes of float32 that must reach `rank`, however it is done, for a right result."""
+        """Bytes of float32 that `rank` must receive with any algorithm to get a right result."""
         wanted = self.wanted(self.members(rank, world_size))
         return 0 if list(wanted) == [rank] else 4 * self.size
 
-    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
-        """What the learner's function is called with, without the group."""
-        return (own,), {}
+    def arguments(self, tensor: torch.Tensor, members: Sequence[int]) -> Arguments:
+        """The arguments of the learner's function for a rank's input, without the group."""
+        return (tensor,), {}
 
     def given(self, rank: int, world_size: int) -> Any:
-        members, own = self.members(rank, world_size), labelled(self.seed, self.size, rank)
-        return *self.arguments(own, members), self.groups, tuple(members)
+        members, tensor = self.members(rank, world_size), labelled(self.seed, self.size, rank)
+        return *self.arguments(tensor, members), self.groups, tuple(members)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
@@ -96,16 +97,16 @@ class Call(Case):
         import torch.distributed as dist
 
         arguments, keywords, groups, members = given
-        made = {group: dist.new_group(list(group)) for group in groups}
-        group = {"group": made[members]} if made else {}
-        result, *others = arguments
+        process_groups = {group: dist.new_group(list(group)) for group in groups}
+        group = {"group": process_groups[members]} if process_groups else {}
+        result, *rest = arguments
         with finished_calls("dtlab.collectives") as finished:
             returned = fn(*arguments, **keywords, **group)
-        another = isinstance(returned, torch.Tensor) and returned is not result
+        is_new = isinstance(returned, torch.Tensor) and returned is not result
         return {
             "result": result,
-            "returned": returned if another else None,
-            "input": next((one for one in others if isinstance(one, torch.Tensor)), None),
+            "returned": returned if is_new else None,
+            "input": next((value for value in rest if isinstance(value, torch.Tensor)), None),
             "finished": sorted(finished),
         }
 
@@ -113,21 +114,21 @@ class Call(Case):
         import torch
 
         answer = Answer(**{**result, "finished": frozenset(map(str, result["finished"]))})
-        others = [one for one in (answer.returned, answer.input) if one is not None]
-        if not all(isinstance(one, torch.Tensor) for one in (answer.result, *others)):
-            raise TypeError("a rank sent back something else than tensors")
+        rest = [tensor for tensor in (answer.returned, answer.input) if tensor is not None]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in (answer.result, *rest)):
+            raise TypeError("a rank sent back values that are not tensors")
         return answer
 
     def mistake(self, results: Sequence[Answer]) -> str:
-        """What is wrong, seen from the lowest rank that is wrong: see `Case`."""
+        """What is wrong on the lowest rank that has a wrong result; empty if none has."""
         inputs = self.inputs(len(results))
-        sentences = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
-        return next((f"rank {rank}: {words}" for rank, words in sentences if words), "")
+        messages = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
+        return next((f"rank {rank}: {message}" for rank, message in messages if message), "")
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
-        """What is wrong with the answer of one rank; empty if nothing."""
+        """What is wrong with the answer of one rank; empty if it is right."""
         members = self.members(rank, len(inputs))
-        parts = {each: self.part(tensor, members, rank) for each, tensor in inputs.items()}
+        parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
         is_right = answer.returned is not None and answer.returned.equal(
             total(parts, self.wanted(members))
@@ -135,31 +136,31 @@ class Call(Case):
         if not sentence or not is_right:
             return sentence
         return (
-            f"you return the right {self.noun} but leave `{self.place}` as it was. Work in "
+            f"you return the right {self.noun} but leave `{self.place}` unchanged. Write it in "
             f"place: {self.place}.copy_(...)."
         )
 
 
 class AllReduce(Call):
-    """`fn(tensor)`: the sum over all ranks, in place."""
+    """A call of `fn(tensor)`, which sums over all ranks in place."""
 
 
 @dataclass(frozen=True)
 class HierarchicalAllReduce(Call):
-    """`fn(tensor, ranks_per_node=G)`: the sum over all ranks, in place."""
+    """A call of `fn(tensor, ranks_per_node=G)`, which sums over all ranks in place."""
 
     ranks_per_node: int = 1
 
     def __str__(self) -> str:
         return f"{super().__str__()}, ranks_per_node={self.ranks_per_node}"
 
-    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
-        return (own,), {"ranks_per_node": self.ranks_per_node}
+    def arguments(self, tensor: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (tensor,), {"ranks_per_node": self.ranks_per_node}
 
 
 @dataclass(frozen=True)
 class Broadcast(Call):
-    """`fn(tensor, src)`: what rank `src` has, in place: the one at `seat` of the members."""
+    """A call of `fn(tensor, src)`, which copies rank `src`'s tensor; `src` is `members[seat]`."""
 
     seat: int = 0
 
@@ -174,29 +175,29 @@ class Broadcast(Call):
         """The source alone."""
         return [members[self.seat]]
 
-    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
-        return (own, members[self.seat]), {}
+    def arguments(self, tensor: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (tensor, members[self.seat]), {}
 
 
 class ReduceScatter(Call):
-    """`fn(output, input)`: chunk r of the sum, in `output` of the r-th rank."""
+    """A call of `fn(output, input)`, which writes chunk r of the sum to `output` of rank r."""
 
     place = "output"
-    before = 0.5  # what `output` is full of: no sum of whole numbers
+    before = 0.5  # initial value of all elements of `output`; no sum of whole numbers equals it
 
     def needs(self, rank: int, world_size: int) -> int:
         """One chunk."""
         return super().needs(rank, world_size) // len(self.members(rank, world_size))
 
     def part(self, tensor: torch.Tensor, members: Sequence[int], rank: int) -> torch.Tensor:
-        """The chunk of the rank's number in its group."""
+        """The chunk whose number is the rank's number in its group."""
         return tensor.chunk(len(members))[members.index(rank)]
 
-    def arguments(self, own: torch.Tensor, members: Sequence[int]) -> Arguments:
-        return (own.new_full((self.size // len(members),), self.before), own), {}
+    def arguments(self, tensor: torch.Tensor, members: Sequence[int]) -> Arguments:
+        return (tensor.new_full((self.size // len(members),), self.before), tensor), {}
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
-        """Another chunk, or what was in `output` before, has a sentence of its own."""
+        """What is wrong; recognises a wrong chunk and the old content of `output`."""
         sentence = super().wrong(answer, rank, inputs)
         members, result = self.members(rank, len(inputs)), answer.result
         chunks, own = total(inputs, members).chunk(len(members)), members.index(rank)
@@ -205,20 +206,20 @@ class ReduceScatter(Call):
         if (result == self.before).all():
             return "`output` is as it was: write the sum into it."
         if (result - self.before).equal(chunks[own]):
-            return "this is the sum and what was in `output` before: overwrite it."
+            return "this is the sum plus the old content of `output`: overwrite `output`."
         for number, chunk in enumerate(chunks):
             if result.equal(chunk):
                 start = "earlier" if number == (own + 1) % len(members) else "elsewhere"
                 return (
-                    f"this is chunk {number} of the sum, and rank {own} is to have chunk {own}: "
+                    f"this is chunk {number} of the sum, and rank {own} must have chunk {own}: "
                     f"start one chunk {start}."
                 )
         return sentence
 
     def rank_of_changed_input(self, results: Sequence[Answer]) -> int | None:
-        """The first rank on which `input`, which is only to be read, has changed."""
-        for rank, own in self.inputs(len(results)).items():
-            kept = results[rank].input
-            if kept is not None and not kept.equal(own):
+        """The first rank on which the call has changed `input`, which it must only read."""
+        for rank, before in self.inputs(len(results)).items():
+            after = results[rank].input
+            if after is not None and not after.equal(before):
                 return rank
         return None

@@ -1,7 +1,8 @@
-"""01/choose: an all-reduce algorithm for every size, on networks of two levels.
+"""01/choose: choose the fastest all-reduce for each tensor size, on networks of two levels.
 
-`choose(nbytes, cluster) -> name` is asked on a rank; what it answers is judged by `dtlab.predict`,
-and by real ranks of ours that run it on the emulated wire: a learner's ranks could stop the clock.
+A rank calls `choose(nbytes, cluster) -> name`. `dtlab.predict` judges the answers, and so do real
+ranks that run the chosen algorithm on an emulated interconnect. These ranks run only our code,
+since a learner's code could stop the clock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dtlab.predict import (
 __all__ = ["ALGORITHMS", "BUDGET", "NETWORK", "PART", "TABLE", "OnTheWire", "Questions",
            "best_seconds", "seconds_of"]  # fmt: skip
 
-# How long each all-reduce of `dtlab.collectives` takes on a network of two levels ----------------
+# Predicted time of each all-reduce of `dtlab.collectives` on a network of two levels -------------
 
 ALGORITHMS = (
     "naive", "ring", "tree", "recursive_doubling", "halving_doubling", "hierarchical",
@@ -39,21 +40,23 @@ ALGORITHMS = (
 
 
 def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
-    """How long an all-reduce of `dtlab.collectives` takes over all ranks, without the slowdown.
+    """Predicted seconds of an all-reduce of `dtlab.collectives` over all ranks, without slowdown.
 
-    For nodes and GPUs in each that are powers of two, and links that are no slower in the node
-    than between nodes. For small tensors in a ring it is a bound: as if every round of every rank
-    took the slow link.
+    Valid if the numbers of nodes and of GPUs per node are powers of two, and links within a node
+    are no slower than links between nodes. For small tensors in a ring it is an upper bound: it
+    counts the slow link for every round of every rank.
+
+    Raises ValueError if `algorithm` is unknown.
     """
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
 
     def on_both_levels(seconds: Callable[[float, int, Link], float]) -> float:
-        """Whole tensors at distance 1, 2, 4, ...: partners are in the node, then in others."""
+        """Whole tensors to ranks at distance 1, 2, 4, ...: first in the node, then in others."""
         inside = seconds(nbytes, per_node, cluster.intra)
         return inside + seconds(nbytes, nodes, cluster.inter)
 
     match algorithm:
-        case "naive":  # rank 0 talks to the other ranks of its node, then to all in other nodes
+        case "naive":  # rank 0 exchanges with the other ranks of its node, then with other nodes
             inside = (per_node - 1) * cluster.intra.seconds(nbytes)
             return 2 * (inside + (nodes - 1) * per_node * cluster.inter.seconds(nbytes))
         case "ring":
@@ -62,7 +65,7 @@ def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
             return on_both_levels(tree_all_reduce_seconds)
         case "recursive_doubling":
             return on_both_levels(recursive_doubling_all_reduce_seconds)
-        case "halving_doubling":  # the far partners get the large halves: 1/nodes is left inside
+        case "halving_doubling":  # far partners exchange first; 1/nodes is left within the node
             seconds = halving_doubling_all_reduce_seconds
             inside = seconds(nbytes / nodes, per_node, cluster.intra)
             return inside + seconds(nbytes, nodes, cluster.inter)
@@ -72,38 +75,38 @@ def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
 
 
 def best_seconds(nbytes: float, cluster: Cluster) -> float:
-    """How long the fastest of them takes."""
+    """Predicted seconds of the fastest algorithm."""
     return min(seconds_of(name, nbytes, cluster) for name in ALGORITHMS)
 
 
 # The part ----------------------------------------------------------------------------------------
 
-# The network, the all-reduces of one step (bytes, how often) and the seconds for them, as
-# level-3.ipynb gives them.
+# The network, the all-reduces of one step (bytes, number of calls) and the time budget in
+# seconds, as level-3.ipynb gives them.
 NETWORK = Cluster(nodes=2, gpus_per_node=4, intra=Link(2e-6, 300e9), inter=Link(5e-6, 25e9))
 TABLE = ((1e3, 1000), (64e3, 400), (1e6, 100), (16e6, 20), (256e6, 1))
 BUDGET = 30e-3
 
 _NVLINK, _PCIE = (Link(2e-6, 300e9), Link(2e-6, 450e9)), Link(3e-6, 63e9)
 _INFINIBAND = (Link(5e-6, 25e9), Link(5e-6, 50e9))
-_SIZES = 16  # that are drawn for each network
-_ENOUGH = 1.02  # times as long as the best choice, on average over them
+_SIZES = 16  # sizes drawn for each network
+_ENOUGH = 1.02  # allowed ratio to the time of the best choice, averaged over the sizes
 
-# On the wire: four ranks, a small tensor and a large one. The best algorithm takes 0.16 s and
-# 0.2 s, the second best nearly twice as long.
+# Runs on the emulated interconnect: four ranks, a small tensor (the best algorithm takes 0.16 s)
+# and a large one (0.2 s). The second best algorithm takes nearly twice as long.
 _WIRE = {
     16_000: Cluster(2, 2, Link(2e-6, 300e9), Link(30e-6, 12.5e9), slowdown=4800),
     2_000_000: Cluster(2, 2, Link(2e-6, 300e9), Link(30e-6, 1.25e9), slowdown=230),
 }
-_TIMES, _TOO_SLOW = 2, 1.5  # the better of two runs counts; in times of the best algorithm's
+_TIMES, _TOO_SLOW = 2, 1.5  # the faster of two runs counts; ratio to the best algorithm's time
 
 
-# What is run ------------------------------------------------------------------------------------
+# Test cases -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Questions(Case):
-    """`choose` is asked for several sizes on one network."""
+    """Calls of `choose` for several sizes on one network."""
 
     cluster: Cluster
     sizes: tuple[float, ...]
@@ -119,7 +122,8 @@ class Questions(Case):
         cluster, sizes = given
         answers = [fn(nbytes, cluster) for nbytes in sizes]
         return [
-            one if isinstance(one, str) and one in ALGORITHMS else repr(one) for one in answers
+            name if isinstance(name, str) and name in ALGORITHMS else repr(name)
+            for name in answers
         ]
 
     def mistake(self, results: Sequence[Any]) -> str:
@@ -132,7 +136,7 @@ class Questions(Case):
 
 @dataclass(frozen=True)
 class OnTheWire(Case):
-    """What `choose` has answered is run for real: when each run began and ended on a rank."""
+    """A real run of the algorithm that `choose` returned: start and end of each run on a rank."""
 
     cluster: Cluster
     nbytes: int
@@ -154,19 +158,19 @@ class OnTheWire(Case):
         tensor, times = torch.ones(nbytes // 4), []
         for _ in range(_TIMES):
             dist.barrier()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             fn(name, tensor, ranks_per_node)
-            times.append((begun, time.perf_counter()))
+            times.append((start, time.perf_counter()))
         return times
 
     def mistake(self, results: Sequence[Any]) -> str:
         return ""
 
     def measured(self, results: Sequence[Any]) -> float:
-        """Seconds of the faster run, from when all have begun until all have ended."""
+        """Seconds of the faster run, from when all ranks have begun until all have ended."""
         runs = zip(*results, strict=True)
-        lasted = [max(end for _, end in run) - max(begun for begun, _ in run) for run in runs]
-        return float(min(lasted))
+        durations = [max(end for _, end in run) - max(start for start, _ in run) for run in runs]
+        return float(min(durations))
 
 
 def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
@@ -175,16 +179,16 @@ def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
 
 
 class Asked(Trial):
-    """A trial that says on which network `choose` was asked; how many ranks ask it is no news."""
+    """A trial that is described by its network, since the number of ranks does not matter."""
 
     def words(self, case: int | None = None) -> str:
         if case is None and len(self.cases) > 1:
-            return "while choose is asked"
+            return "in calls of choose"
         return f"{self.cases[case or 0]}"
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The table and networks drawn; then both sizes on the wire."""
+    """The table, then drawn networks, then both sizes on the emulated interconnect."""
     draw = random.Random(seed)
     networks = [
         Cluster(8, 8, _NVLINK[1], _INFINIBAND[1]),
@@ -201,13 +205,13 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _drawn_sizes(draw: random.Random) -> tuple[float, ...]:
-    """Bytes from 1 kB to 250 MB, one from each of so many equal steps on a logarithmic scale."""
+    """Bytes from 1 kB to 250 MB, one from each of 16 equal steps on a logarithmic scale."""
     steps = ((number + draw.random()) / _SIZES for number in range(_SIZES))
     return tuple(float(round(10 ** (3 + 5.4 * step))) for step in steps)
 
 
 def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """What was answered for the wire, to be run there."""
+    """The trials that run the algorithms that `choose` returned for the emulated interconnect."""
     if seen[0].mistakes:
         return []
     names = [results[0][0] for results in seen[0].results[-len(_WIRE) :]]
@@ -217,24 +221,24 @@ def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     ]
 
 
-# How it is judged -------------------------------------------------------------------------------
+# Judges -----------------------------------------------------------------------------------------
 
 
 def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judge:
-    """Judges by what is `wrong`; an answer that is no name is lost where it is judged `first`."""
+    """A judge that passes if `wrong` is empty. Only the `first` judge reports invalid names."""
 
     def judge(seen: Seen) -> Verdict:
         if seen[0].mistakes:
-            waiting = blocked("judged once choose answers everywhere")
+            waiting = blocked("judged once choose returns a valid name for every size")
             return lost(seen[0].mistakes[0]) if first else waiting
-        words = wrong(seen)
-        return lost(words) if words else ok(right)
+        message = wrong(seen)
+        return lost(message) if message else ok(right)
 
     return judge
 
 
 def _over_budget(seen: Seen) -> str:
-    """The table, on the network of the notebook."""
+    """Whether the table exceeds its time budget on the network of the notebook."""
     rows = [
         (count * seconds_of(name, nbytes, NETWORK), count, nbytes, name)
         for (nbytes, count), name in zip(TABLE, seen[0].results[0][0], strict=True)
@@ -246,13 +250,13 @@ def _over_budget(seen: Seen) -> str:
         rows, key=lambda row: row[0] - row[1] * best_seconds(row[2], NETWORK)
     )
     return (
-        f"{total * 1e3:.1f} ms for the step; the budget is {BUDGET * 1e3:g} ms. Most is lost at "
-        f"{amount(nbytes)}: {count} x {name} take {seconds * 1e3:.1f} ms."
+        f"the step takes {total * 1e3:.1f} ms; the budget is {BUDGET * 1e3:g} ms. You lose most "
+        f"time at {amount(nbytes)}: {count} x {name} take {seconds * 1e3:.1f} ms."
     )
 
 
 def _slow_elsewhere(seen: Seen) -> str:
-    """Other sizes on other networks: within a few per cent of the best, on each."""
+    """Whether the choices on some other network are too far from the best, averaged over sizes."""
     asked = list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1 : -len(_WIRE)]
     for case, results in asked:
         assert isinstance(case, Questions)
@@ -263,21 +267,21 @@ def _slow_elsewhere(seen: Seen) -> str:
         mean, (_, size, name) = sum(ratio for ratio, _, _ in ratios) / len(ratios), max(ratios)
         if mean > _ENOUGH:
             return (
-                f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, what you choose "
-                f"takes {mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
-                f"Most is lost at {amount(size)}, where you choose {name}."
+                f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, your choices take "
+                f"{mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
+                f"You lose most time at {amount(size)}, where you choose {name}."
             )
     return ""
 
 
 def _slow_on_the_wire(seen: Seen) -> str:
-    """Real ranks on the emulated wire, a small tensor and a large one."""
-    for one in seen[1:]:
-        (case,) = one.trial.cases
+    """Whether a real run on the emulated interconnect, of either tensor, is too slow."""
+    for observation in seen[1:]:
+        (case,) = observation.trial.cases
         assert isinstance(case, OnTheWire)
-        if one.error is not None:
-            return one.trouble
-        seconds = case.measured(one.results[0])
+        if observation.error is not None:
+            return observation.trouble
+        seconds = case.measured(observation.results[0])
         best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
         if seconds > _TOO_SLOW * best:
             took = f"{case.name} took {seconds:.2f} s"
@@ -297,7 +301,7 @@ PART = Part(
         rules=(
             Rule("budget", 4, _judge("the step is within the budget", _over_budget, first=True)),
             Rule("elsewhere", 4, _judge("nearly the best on other networks too", _slow_elsewhere)),
-            Rule("wire", 2, _judge("as fast as predicted on the wire too", _slow_on_the_wire)),
+            Rule("wire", 2, _judge("real runs are as fast as predicted", _slow_on_the_wire)),
         ),
     ),
 )

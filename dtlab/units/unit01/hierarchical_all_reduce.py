@@ -1,4 +1,4 @@
-"""01/hierarchical_all_reduce: few bytes between nodes, no more than a ring's inside them."""
+"""01/hierarchical_all_reduce: an all-reduce that sends few bytes between nodes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dtlab.units.unit01.judges import (
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-_RANKS = 6  # of the trials in which bytes are counted
-_PER_NODE = (2, 3)  # one such trial for each
-_BYTES = 6 << 18  # of the tensor in them, float32: 1.6 MB
+_RANKS = 6  # number of ranks in the trials that count bytes
+_PER_NODE = (2, 3)  # ranks per node; one such trial for each
+_BYTES = 6 << 18  # size of the tensor in these trials, float32: 1.6 MB
 _SLACK = 0.01
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The measured trials; then nodes of several sizes, and a group over nodes of two ranks."""
+    """The trials that count bytes, then nodes of several sizes, then a group with nodes of two."""
     draw = random.Random(seed)
     trials = [
         Trial(_RANKS, [HierarchicalAllReduce(seed, _BYTES // 4, ranks_per_node=per_node)])
@@ -46,7 +46,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _traffic_rule(*, crossing: bool) -> Rule:
-    """Limits what each rank sends to other nodes (`crossing`), or within its own node."""
+    """A limit on the bytes that each rank sends to other nodes (`crossing`) or within its node."""
     name, where, formula = "inside", "within its node", "2(G-1)/G S"
     if crossing:
         name, where, formula = "between", "to other nodes", "2(n-1)/n S/G"
@@ -61,7 +61,7 @@ def _traffic_rule(*, crossing: bool) -> Rule:
         most = 2 * (parts - 1) / parts * share
         if max(sent) <= (1 + _SLACK) * most:
             return ""
-        advice = "Reduce-scatter before and all-gather after: send parts, not all of S."
+        advice = "Reduce-scatter first and all-gather last: send chunks, not all of S."
         if crossing:
             advice = _advice(all_sent, sent, per_node)
         worst = sent.index(max(sent))
@@ -75,22 +75,22 @@ def _traffic_rule(*, crossing: bool) -> Rule:
 
 
 def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
-    """Why so much goes between nodes, as far as the amounts tell."""
+    """The likely reason for too many bytes between nodes, judged from the amounts."""
     nodes = _RANKS // per_node
     whole = 2 * (nodes - 1) / nodes * _BYTES
-    if all((one.target - one.source) % _RANKS in (1, _RANKS - 1) for one in all_sent):
-        return "One ring over all ranks knows nothing of nodes: sum within each node first."
+    if all((m.target - m.source) % _RANKS in (1, _RANKS - 1) for m in all_sent):
+        return "You run one ring over all ranks, which ignores nodes: sum within each node first."
     if min(sent) < max(sent) / 2:
-        return "The ranks of a node do not share the work: let each sum its part between nodes."
+        return "The ranks of a node do not share the work: let each sum its chunk between nodes."
     if abs(max(sent) - whole) <= _SLACK * whole:
         return (
-            "The whole tensor travels between nodes: reduce-scatter within the node first, so "
+            "You send the whole tensor between nodes: reduce-scatter within the node first, so "
             "that each rank has S/G left to sum between nodes."
         )
     first = ranks_in_words(range(per_node))
     return (
-        f"Rank r belongs to node r // ranks_per_node, so node 0 is {first}; between nodes, ranks "
-        "of the same seat sum their parts by a ring."
+        f"Rank r belongs to node r // ranks_per_node, so node 0 is {first}. Between nodes, the "
+        "ranks with equal r % ranks_per_node sum their chunks in a ring."
     )
 
 

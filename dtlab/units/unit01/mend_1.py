@@ -1,4 +1,4 @@
-"""01/mend_1: all receive first."""
+"""01/mend_1: repair a ring in which all ranks receive before they send."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blocks(Returning):
-    """`gather_blocks(block)`: the blocks of all ranks, in order."""
+    """A call of `gather_blocks(block)`, which returns the blocks of all ranks in order."""
 
     seed: int
     size: int
@@ -48,13 +48,13 @@ class Blocks(Returning):
         for rank, noted in enumerate(results):
             got = noted["returned"]
             if not are_tensors(got, len(blocks)):
-                words = f"a list of {len(blocks)} blocks is asked for, one per rank."
-                yield "result", f"rank {rank}: {words}"
+                message = f"return a list of {len(blocks)} blocks, one per rank."
+                yield "result", f"rank {rank}: {message}"
                 return
             for place, block in enumerate(blocks):
                 if not same(got[place], block):
-                    what = name_of(got[place], blocks, "that of rank {}")
-                    yield "result", f"rank {rank}: place {place} holds {what}."
+                    name = name_of(got[place], blocks, "the block of rank {}")
+                    yield "result", f"rank {rank}: place {place} holds {name}."
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -64,13 +64,13 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _strangers(trace: Trace) -> str:
-    """Ranks exchange messages with their two neighbours in the ring only."""
+    """A message if a rank exchanges messages with a rank that is not its neighbour in the ring."""
     ranks = trace.world_size
     for rank in range(ranks):
         others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
         if others:
-            words = ranks_in_words(sorted(others))
-            return f"rank {rank} exchanges messages with {words}. In a ring only neighbours talk."
+            peers = ranks_in_words(sorted(others))
+            return f"rank {rank} exchanges messages with {peers}. In a ring only neighbours talk."
     return ""
 
 
@@ -86,12 +86,12 @@ PART = Part(
         judge_waits,
         _trials,
         "all blocks are in their places, on 1 to 5 ranks",
-        "blocks travel round the ring, N-1 from each rank",
+        "each rank sends N-1 blocks to its neighbour in the ring",
         traffic(
             ("send", "recv"),
             6,
             lambda ranks, rank: (ranks - 1) * BYTES,
-            "A block goes to the next neighbour once in each of N-1 rounds.",
+            "In each of N-1 rounds, send one block to the next neighbour.",
             _strangers,
         ),
     ),

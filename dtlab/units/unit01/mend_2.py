@@ -1,4 +1,4 @@
-"""01/mend_2: a collective that some leave out."""
+"""01/mend_2: repair a training loop in which some ranks skip a collective."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 
 
 def _mean(good: Sequence[torch.Tensor], ranks: int) -> torch.Tensor | float:
-    """The gradient of a step, from those of its good batches."""
+    """The gradient of a step: the mean of the gradients of its good batches."""
     return sum(good) / max(1, len(good))
 
 
-_USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # other gradients than the mean
+_USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # common wrong gradients, and advice
     (
         lambda good, ranks: sum(good) / ranks,
         "You divide by the number of ranks; divide by the number of good batches of the step.",
     ),
     (
         lambda good, ranks: _mean(good, ranks) if len(good) == ranks else 0.0,
-        "You leave out a step for all ranks where one has a bad batch: the good ones still count.",
+        "You skip a step on all ranks if one has a bad batch: the good batches still count.",
     ),
     (lambda good, ranks: sum(good), "This steps with the sum of the gradients; take their mean."),
 )
-_OTHERWISE = "Go through the steps: whose gradients are in the sum, and by what is it divided?"
+_OTHERWISE = (
+    "Go through the steps: which gradients are in the sum, and by what number is it divided?"
+)
 
 
 @dataclass(frozen=True)
 class Batches(Returning):
-    """`train(batches)`; the batches in `bad`, each a (rank, step), are not finite."""
+    """A call of `train(batches)`; the batches in `bad`, pairs of rank and step, are not finite."""
 
     seed: int
     size: int
@@ -51,14 +53,14 @@ class Batches(Returning):
         return f"{self.steps} batches" + (f", bad: {places}" if places else ", all good")
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
-        """The batches of a rank, one below the other."""
+        """The batches of a rank, [steps, size]."""
         batches = labelled(self.seed, self.size * self.steps, rank).view(self.steps, self.size)
-        for step in (step for who, step in self.bad if who == rank):
+        for step in (step for bad_rank, step in self.bad if bad_rank == rank):
             batches[step, (step + rank) % self.size] = float("nan" if step % 2 else "inf")
         return (batches,)
 
     def weights(self, ranks: int, mean: Callable[..., torch.Tensor | float]) -> torch.Tensor:
-        """The weights in the end; `mean(good, ranks)` gives the gradient of a step."""
+        """The final weights if `mean(good, ranks)` gives the gradient of each step."""
         import torch
 
         weights = torch.zeros(self.size, dtype=torch.float64)
@@ -79,22 +81,22 @@ class Batches(Returning):
                 (self.size,),
                 torch.float,
             ):
-                words = "a tensor like a batch is asked for, of its shape and dtype."
-                yield "result", f"rank {rank}: {words}"
+                message = "return a tensor with the shape and dtype of a batch."
+                yield "result", f"rank {rank}: {message}"
             elif not got.isfinite().all():
                 yield (
                     "result",
-                    f"rank {rank}: the weights are not finite. A bad batch got into a sum; times "
-                    "zero it stays bad, so put zeros in its place.",
+                    f"rank {rank}: the weights are not finite. A bad batch got into a sum; NaN "
+                    "times zero is NaN, so replace its gradient by zeros.",
                 )
             elif not _near(got, right):
-                why = [words for mean, words in _USUAL if _near(got, self.weights(ranks, mean))]
+                why = [hint for mean, hint in _USUAL if _near(got, self.weights(ranks, mean))]
                 advice = why[0] if why else _OTHERWISE
                 yield "result", f"rank {rank}: the weights are not right. {advice}"
 
 
 def _near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return bool((got.double() - wanted).abs().max() <= 0.1)  # of numbers in the thousands
+    return bool((got.double() - wanted).abs().max() <= 0.1)  # the weights are in the thousands
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -124,13 +126,13 @@ PART = Part(
         Trial(4, [Batches(0, 3, 4, frozenset({(2, 1), (0, 2)}))]),
         judge_waits,
         _trials,
-        "the weights are right on 1 to 4 ranks, wherever the bad batches are",
+        "the weights are right on 1 to 4 ranks, for any bad batches",
         "a step sends little more than one gradient",
         traffic(
             ("all_reduce",),
             6,
             lambda ranks, rank: 3 * all_reduced(ranks, BYTES),
-            "A step needs one all-reduce of the gradient, with a number beside it.",
+            "A step needs one all-reduce of the gradient and one of a single number.",
         ),
     ),
 )

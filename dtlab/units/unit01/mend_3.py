@@ -1,4 +1,4 @@
-"""01/mend_3: groups in another order."""
+"""01/mend_3: repair all-reduces that some ranks call on their groups in another order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grid(Faulty):
-    """`sum_grid(outputs, gradients, per_row)`, in place; `size` elements, and twice as many."""
+    """A call of `sum_grid(outputs, gradients, per_row)`, in place.
+
+    `outputs` has `size` elements, and `gradients` has twice as many.
+    """
 
     seed: int
     size: int
@@ -79,7 +82,7 @@ PART = Part(
             ("all_reduce",),
             2,
             lambda ranks, rank: all_reduced(3, BYTES / 2) + all_reduced(2, BYTES),
-            "One all-reduce on the row and one on the column are what there is to do.",
+            "One all-reduce on the row and one on the column are enough.",
         ),
     ),
 )

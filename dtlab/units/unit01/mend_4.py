@@ -1,4 +1,4 @@
-"""01/mend_4: a buffer that is filled again."""
+"""01/mend_4: repair a program that overwrites a send buffer before the send has completed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows(Returning):
-    """`share_out(images, scale)`, which only rank 0 knows: (row times scale, sum of them)."""
+    """A call of `share_out(images, scale)`, which returns (scaled row, sum of all scaled rows).
+
+    Only rank 0 has the images and the scale.
+    """
 
     seed: int
     size: int
@@ -43,7 +46,7 @@ class Rows(Returning):
         return f"{self.size} numbers in a row"
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images as whole numbers of 16 bits, a row for each rank, and one factor."""
+        """The images, int16 [ranks, size], and the scale [1]; both are zeros on other ranks."""
         import torch
 
         images = torch.zeros(world_size, self.size, dtype=torch.int16)
@@ -63,8 +66,8 @@ class Rows(Returning):
         for rank, noted in enumerate(results):
             got = noted["returned"]
             if not are_tensors(got, 2):
-                words = "the scaled row and the sum are asked for, as mine, total."
-                yield "result", f"rank {rank}: {words}"
+                message = "return the scaled row and the sum, as mine, total."
+                yield "result", f"rank {rank}: {message}"
                 return
             if not same(got[0], rows[rank]):
                 yield "result", f"rank {rank}: its row is {name_of(got[0], rows, 'row {}')}."
@@ -74,51 +77,51 @@ class Rows(Returning):
                 yield "result", f"rank {rank}, total: {wrong}"
 
 
-# The diagnosis: which row each rank really gets -------------------------------------------------
+# The diagnosis: which row each rank really receives ---------------------------------------------
 
 _FORM = 'Write {"operation": "...", "rows": {rank: row of images, ...}}.'
 _INNOCENT = {
-    "recv": "A recv hands over what came: look at what was sent.",
-    "broadcast": "The scale arrives as it should.",
-    "all_reduce": "The all-reduce adds up what the ranks have, and does that right.",
+    "recv": "A recv returns the data that was sent: look at the sends.",
+    "broadcast": "The scale arrives correctly.",
+    "all_reduce": "The all-reduce correctly sums the tensors that the ranks have.",
 }
 
 
-def _misjudged(one: Observation, diagnosis: Mapping[str, Any]) -> str:
-    """What is wrong with {"operation": name, "rows": {rank: row}}; empty if nothing."""
-    (case,) = one.trial.cases
+def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
+    """What is wrong with {"operation": name, "rows": {rank: row}}; empty if it is right."""
+    (case,) = run.trial.cases
     assert isinstance(case, Rows)
-    assert one.trace is not None
+    assert run.trace is not None
     operation = str(diagnosis["operation"]).strip().casefold().rpartition(".")[2]
     operation = {"isend": "send", "irecv": "recv"}.get(operation, operation)
-    if operation not in one.trace.ops():
-        names = ", ".join(sorted(one.trace.ops()))
+    if operation not in run.trace.ops():
+        names = ", ".join(sorted(run.trace.ops()))
         return f"the trace has no operation {diagnosis['operation']!r}. It has: {names}."
     if operation != "send":
-        return f"{operation} is not it. {_INNOCENT[operation]}"
+        return f"{operation} is not the cause. {_INNOCENT[operation]}"
     if not isinstance(diagnosis["rows"], Mapping):
         return f"the rows are {diagnosis['rows']!r}. {_FORM}"
-    rows = case.scaled(one.trial.world_size)
+    rows = case.scaled(run.trial.world_size)
     for rank in range(1, len(rows)):
-        said = diagnosis["rows"].get(rank)
-        number = whole(said)
-        if said is None:
-            return f"what does rank {rank} get? {_FORM}"
+        answer = diagnosis["rows"].get(rank)
+        number = whole(answer)
+        if answer is None:
+            return f"the row of rank {rank} is missing. {_FORM}"
         if number is None:
-            return f"{short(said)} is no row, for rank {rank}. {_FORM}"
-        got = one.results[0][rank]["returned"][0]
+            return f"{short(answer)} is not the number of a row, for rank {rank}. {_FORM}"
+        got = run.results[0][rank]["returned"][0]
         if not (0 <= number < len(rows) and same(got, rows[number])):
             return (
-                f"rank {rank} does not get row {number}. What is in the buffer when its message "
-                "leaves?"
+                f"rank {rank} does not receive row {number}. What is in the buffer when its "
+                "message is sent?"
             )
     return ""
 
 
-judge_rows = compared(("operation", "rows"), _FORM, "these are the rows that come", _misjudged)
+judge_rows = compared(("operation", "rows"), _FORM, "these rows really arrive", _misjudged)
 
 
-# The mended program -----------------------------------------------------------------------------
+# The repaired program ---------------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -128,16 +131,16 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _not_one_row_each(trace: Trace) -> str:
-    """Rank 0 sends another rank more or less than one message, or others send any."""
+    """A message unless rank 0 sends exactly one message to each rank, and other ranks none."""
     sent = messages(trace)
     for message in sent:
         if message.source > 0:
             pair = f"rank {message.source} sends rank {message.target}"
-            return f"{pair} a message. Rank 0 shares out."
+            return f"{pair} a message. Only rank 0 sends rows."
     for rank in range(1, trace.world_size):
         count = sum(message.target == rank for message in sent)
         if count != 1:
-            return f"rank 0 sends {count} messages to rank {rank}: send each its row, in one."
+            return f"rank 0 sends {count} messages to rank {rank}: send its row in one message."
     return ""
 
 
@@ -158,7 +161,7 @@ PART = Part(
             ("send", "recv", "broadcast", "all_reduce"),
             5,
             lambda ranks, rank: all_reduced(ranks, BYTES) + (ranks - 1) * BYTES * (rank == 0),
-            "Rank 0 sends each rank its row, in one message; the broadcast is for the scale.",
+            "Rank 0 sends each rank its row in one message, and broadcasts the scale.",
             _not_one_row_each,
         ),
     ),

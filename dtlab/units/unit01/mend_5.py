@@ -1,4 +1,4 @@
-"""01/mend_5: a slice that is not in one piece."""
+"""01/mend_5: repair an all-reduce of a slice that is not contiguous in memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dtlab.units.unit01.mending import (
 if TYPE_CHECKING:
     import torch
 
-_CLASSES = 300  # of the table in which traffic is measured: few enough for a sum per class
+_CLASSES = 300  # rows of the table in the trial that measures traffic
 
 
 @dataclass(frozen=True)
 class Columns(Returning):
-    """`sum_columns(table)`, in place, of a table with so many classes and three columns."""
+    """A call of `sum_columns(table)`, in place, with `classes` rows and three columns."""
 
     seed: int
     classes: int
@@ -57,16 +57,16 @@ class Columns(Returning):
         for rank, noted in enumerate(results):
             table, samples = noted["table"], noted["returned"]
             for column in (0, 1):
-                parts = {other: each[:, column] for other, each in tables.items()}
+                parts = {other: values[:, column] for other, values in tables.items()}
                 wrong = wrong_sum(table[:, column], parts, list(tables))
                 if wrong:
                     yield "result", f"rank {rank}, column {column}: {wrong}"
             if not same(table[:, 2], tables[rank][:, 2]):
-                words = "column 2 has changed. It is this rank's own, and stays."
-                yield "result", f"rank {rank}: {words}"
+                message = "column 2 has changed. Each rank must keep its own column 2."
+                yield "result", f"rank {rank}: {message}"
             if not are_tensors([samples], 1) or not same(samples.view(-1), wanted.view(-1)):
-                words = "the samples of all ranks are to be returned, as before."
-                yield "result", f"rank {rank}: {words}"
+                message = "return the number of samples of all ranks, as before."
+                yield "result", f"rank {rank}: {message}"
 
 
 # The diagnosis: which elements the all-reduce really sums ---------------------------------------
@@ -74,44 +74,44 @@ class Columns(Returning):
 _FORM = 'Write {"bytes": number, "summed": {(row, column), ...}}.'
 
 
-def _misjudged(one: Observation, diagnosis: Mapping[str, Any]) -> str:
-    """What is wrong with {"bytes": of the all-reduce at fault, "summed": {(row, column)}}."""
-    (case,) = one.trial.cases
+def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
+    """What is wrong with {"bytes": of the wrong all-reduce, "summed": {(row, column)}}."""
+    (case,) = run.trial.cases
     assert isinstance(case, Columns)
-    assert one.trace is not None
-    sizes = sorted({event.bytes for event in one.trace.events if event.name == "all_reduce"})
+    assert run.trace is not None
+    sizes = sorted({event.bytes for event in run.trace.events if event.name == "all_reduce"})
     size = whole(diagnosis["bytes"])
     if size is None:
-        return f"{short(diagnosis['bytes'])} is no number of bytes. {_FORM}"
+        return f"{short(diagnosis['bytes'])} is not a number of bytes. {_FORM}"
     if size not in sizes:
         return (
-            f"the trace has no all_reduce of {size} bytes. How many elements does each of them "
-            "have, and how many bytes has one?"
+            f"the trace has no all_reduce of {size} bytes. How many elements does each all_reduce "
+            "have, and how many bytes has an element?"
         )
     if size != sizes[-1]:
-        return f"the all_reduce of {amount(sizes[0])} sums the samples, and does that right."
+        return f"the all_reduce of {amount(sizes[0])} sums the samples, and is correct."
     try:
-        said = {(int(row), int(column)) for row, column in diagnosis["summed"]}
+        answer = {(int(row), int(column)) for row, column in diagnosis["summed"]}
     except (TypeError, ValueError):
         return f"the elements are {diagnosis['summed']!r}. {_FORM}"
-    tables = case.tables(one.trial.world_size)
-    summed = (one.results[0][0]["table"] == total(tables, list(tables))).nonzero().tolist()
-    found = {(row, column) for row, column in summed}
-    if said == found:
+    tables = case.tables(run.trial.world_size)
+    elements = (run.results[0][0]["table"] == total(tables, list(tables))).nonzero().tolist()
+    summed = {(row, column) for row, column in elements}
+    if answer == summed:
         return ""
-    words = f"you name {len(said)} elements, and {len(found)} hold the sum."
-    if len(said) == len(found):
-        words = "it is so many elements, but others."
+    message = f"you name {len(answer)} elements, and {len(summed)} hold the sum."
+    if len(answer) == len(summed):
+        message = "the number of elements is right, but they are other elements."
     return (
-        f"{words} The all-reduce begins where the slice begins, and goes on through memory, where "
-        "a row follows the other."
+        f"{message} The all-reduce begins where the slice begins, and continues through memory, "
+        "in which one row follows another."
     )
 
 
 judge_columns = compared(("bytes", "summed"), _FORM, "these elements hold the sum", _misjudged)
 
 
-# The mended program -----------------------------------------------------------------------------
+# The repaired program ---------------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -131,13 +131,13 @@ PART = Part(
         Trial(2, [Columns(0, 5)]),
         judge_columns,
         _trials,
-        "both columns hold the sum and the third stays, on 1, 3 and 4 ranks",
+        "two columns hold the sum and the third is unchanged, on 1, 3 and 4 ranks",
         "two columns are summed, and no more",
         traffic(
             ("all_reduce", "send", "recv"),
             16,
             lambda ranks, rank: all_reduced(ranks, 8 * _CLASSES + 4),
-            "Two columns are to be summed, in one all-reduce or two, and the number of samples.",
+            "Sum only two columns, in one all-reduce or two, and the number of samples.",
         ),
     ),
 )

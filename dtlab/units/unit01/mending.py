@@ -1,7 +1,7 @@
-"""What the five broken programs of Level III share: diagnoses, results, and what mended ones send.
+"""Shared code for the five broken programs of Level III: judges of diagnoses, results and traffic.
 
-A mended program may send little more than the program was meant to, so that mending it is not
-writing another one. That is judged in the last trial, which is the largest.
+A repaired program may send little more than the program was meant to send, so that learners repair
+it rather than write another one. The last trial, which is the largest, judges that.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared", "mend",
            "name_of", "same", "traffic"]  # fmt: skip
 
-ELEMENTS = 1 << 16  # of float32, in the trials in which traffic is measured: 262 kB
+ELEMENTS = 1 << 16  # of float32, in the trials that measure traffic: 262 kB
 BYTES = 4 * ELEMENTS
 
 _SLACK = 1.02
-_PER_OPERATION = 256  # bytes of gloo's own for each rank that takes part
-_CONNECTIONS = 1 << 14  # bytes of greetings when groups are made
+_PER_OPERATION = 256  # bytes that gloo adds to an operation for each rank that takes part
+_CONNECTIONS = 1 << 14  # bytes that gloo sends to create process groups
 
 
 def mend(
@@ -43,8 +43,8 @@ def mend(
 ) -> MendProgram:
     """The check of a program of `programs`: see `MendProgram`.
 
-    `result` and `sent` are said where what the mended program returns and sends is right;
-    `wrong` says what is wrong with what it sends.
+    `result` and `sent` are the messages if the result and the traffic of the repaired program are
+    right; `wrong` returns what is wrong with its traffic.
     """
     rules = (
         rule("result", 3, result, also=by_luck),
@@ -58,7 +58,7 @@ def mend(
 
 
 class Returning(Faulty):
-    """A program that is called with what is given, and judged by what it returns."""
+    """A call of a program that is judged by its return value."""
 
     topic = "result"
 
@@ -68,22 +68,22 @@ class Returning(Faulty):
 
 
 def _plain(value: Any) -> Any:
-    """What a program returned, as tensors or lists of them; the name of its type otherwise."""
+    """A return value as a tensor or a list of tensors; the name of its type if it is neither."""
     import torch
 
     if isinstance(value, torch.Tensor | float):
         return torch.as_tensor(value).detach().clone()
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return type(value).__name__
 
 
 def are_tensors(value: Any, count: int) -> bool:
-    """Whether it is a list of so many tensors."""
+    """Whether `value` is a list of `count` tensors."""
     return (
         isinstance(value, list)
         and len(value) == count
-        and not any(isinstance(one, str | list) for one in value)
+        and not any(isinstance(item, str | list) for item in value)
     )
 
 
@@ -93,9 +93,9 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def name_of(got: torch.Tensor, blocks: Sequence[torch.Tensor], name: str) -> str:
-    """Which of the blocks it is, in words: `name` has a place for the number."""
+    """The name of the block that `got` equals: `name` formatted with the block's number."""
     numbers = [number for number, block in enumerate(blocks) if same(got, block)]
-    return name.format(numbers[0]) if numbers else "none of those there are"
+    return name.format(numbers[0]) if numbers else "none of the right ones"
 
 
 # Diagnoses --------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def compared(
     right: str,
     wrong: Callable[[Observation, Mapping[str, Any]], str],
 ) -> Callable[[Observation, Any], Verdict]:
-    """Judges a dict with these entries by what is `wrong` with it; `form` is how to write it."""
+    """A judge of a dict with these entries. `form` says how to write it, `wrong` what is wrong."""
 
-    def judge(one: Observation, diagnosis: Any) -> Verdict:
+    def judge(run: Observation, diagnosis: Any) -> Verdict:
         if diagnosis is None:
             return blocked("not answered yet")
         if not isinstance(diagnosis, Mapping) or set(diagnosis) != set(entries):
@@ -119,22 +119,22 @@ def compared(
         for name in entries:
             if diagnosis[name] is None:
                 return lost(f"{name!r} is not filled in. {form}")
-        if one.error is not None:
-            return blocked(f"the broken program did not come back: {one.trouble}")
-        words = wrong(one, diagnosis)
-        return lost(f"{one.trial.words()}: {words}") if words else ok(right)
+        if run.error is not None:
+            return blocked(f"the broken program did not return: {run.trouble}")
+        message = wrong(run, diagnosis)
+        return lost(f"{run.trial.words()}: {message}") if message else ok(right)
 
     return judge
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether an entry is as handed out."""
+    """Whether an entry is still as the notebook was handed out."""
     if isinstance(value, Mapping):
-        return all(one is None for one in value.values())
+        return all(item is None for item in value.values())
     return value is None or value == set()
 
 
-# What is sent -----------------------------------------------------------------------------------
+# Traffic ----------------------------------------------------------------------------------------
 
 
 def traffic(
@@ -144,10 +144,10 @@ def traffic(
     advice: str,
     *more: Callable[[Trace], str],
 ) -> Callable[[Seen], str]:
-    """What is wrong with what the ranks of the last trial send; empty if nothing.
+    """A function that says what is wrong with the traffic of the last trial; "" if nothing is.
 
-    Each rank may call these operations and barriers, so often in all, and may send
-    `payload(world_size, rank)` bytes. `more` are functions that say what else is wrong.
+    Each rank may make `calls` calls of these operations and of barriers, and may send
+    `payload(world_size, rank)` bytes. `more` are further functions that say what is wrong.
     """
 
     def other_calls(trace: Trace) -> str:
@@ -169,20 +169,20 @@ def traffic(
                 for event in trace.events
                 if event.rank == rank and event.name == "all_reduce"
             )
-            # The operating system counts what gloo sends beside the payload, too.
-            own = _CONNECTIONS + _PER_OPERATION * ranks * trace.ops(rank).total()
+            # The operating system's counter includes the bytes that gloo adds to the payload.
+            overhead = _CONNECTIONS + _PER_OPERATION * ranks * trace.ops(rank).total()
             wire = trace.bytes_wire(rank) or 0
-            for left, beside in ((sent, 0), (wire, own)):
-                if left > _SLACK * most + beside:
-                    return f"{amount(left)} left rank {rank}; {amount(most)} are enough. {advice}"
+            for left, extra in ((sent, 0), (wire, overhead)):
+                if left > _SLACK * most + extra:
+                    return f"rank {rank} sent {amount(left)}; {amount(most)} are enough. {advice}"
         return ""
 
     def wrong(seen: Seen) -> str:
         last = seen[-1]
         assert last.trace is not None  # its result is right
-        found = (objection(last.trace) for objection in (other_calls, *more, too_much))
-        words = next(filter(None, found), "")
-        return f"{last.trial.words()}: {words}" if words else ""
+        messages = (objection(last.trace) for objection in (other_calls, *more, too_much))
+        message = next(filter(None, messages), "")
+        return f"{last.trial.words()}: {message}" if message else ""
 
     return wrong
 

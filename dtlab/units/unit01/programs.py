@@ -1,7 +1,7 @@
 """The five broken programs of Level III, as level-3.ipynb shows them.
 
-A check runs them on ranks, to compare a diagnosis with what really happens. This file loads torch:
-it is imported when a check runs, never before.
+A check runs them on ranks, to compare a diagnosis with a real run. This file imports torch, so it
+is imported only when a check runs.
 """
 
 from __future__ import annotations

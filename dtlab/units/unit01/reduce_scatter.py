@@ -1,4 +1,4 @@
-"""01/reduce_scatter: one half of a ring."""
+"""01/reduce_scatter: a ring reduce-scatter, the first half of a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["BYTES", "PART", "RANKS", "ring_rules"]
 
-# What is sent in a ring that goes round once, or twice -------------------------------------------
+# Traffic in one or two halves of a ring all-reduce -----------------------------------------------
 
-RANKS = 4  # of the trial in which bytes, neighbours and rounds are counted
-BYTES = 4 << 20  # of the tensor in it, float32
+RANKS = 4  # number of ranks in the trial that counts bytes, neighbours and rounds
+BYTES = 4 << 20  # size of the tensor in that trial, float32
 _SLACK = 0.01  # of the bytes that a ring needs
 
 
 def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
-    """Judges what is sent in a ring that goes round once (`halves` = 1) or twice (2).
+    """Rules on the traffic of a ring: reduce-scatter (`halves` = 1) or all-reduce (2).
 
-    `points` are those of the criterion on bytes.
+    `points` are the points of the criterion on bytes.
     """
     times = "" if halves == 1 else f"{halves}"
     need = halves * (RANKS - 1) / RANKS * BYTES
@@ -55,21 +55,21 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         return f"{who}; a ring needs {formula} = {amount(need)}. {advice(trace)}"
 
     def advice(trace: Trace) -> str:
-        """What to look at, from how much was sent and how large a message was."""
+        """Advice, from the bytes sent and the sizes of messages."""
         sent = trace.bytes_sent()
         most = max(sent)
         sends = trace.sends(sent.index(most))
         if most - min(sent) > _SLACK * most:
-            return "The ranks do not share the work: let each one pass one chunk on in each round."
+            return "The ranks do not share the work: let each rank send one chunk in each round."
         if other_dtype(messages(trace)):
             return other_dtype(messages(trace))
         if sends and most / sends > (1 - _SLACK) * BYTES:
             return "You pass the whole tensor on in every round: pass one chunk."
         if halves == 1 and abs(most - 2 * need) <= _SLACK * need:
-            return "These are both halves of a ring: stop after N-1 rounds."
+            return "These are both halves of a ring all-reduce: stop after N-1 rounds."
         if halves == 2 and abs(most - need / 2) <= _SLACK * need:
-            return "That is one half of the ring: N-1 rounds sum, and N-1 hand the sums round."
-        return f"Some chunks {'never travel' if most < need else 'travel further than needed'}."
+            return "This is half of it: N-1 rounds reduce-scatter, and N-1 all-gather the sums."
+        return f"Some chunks are {'not sent' if most < need else 'sent further than needed'}."
 
     def strangers(_: Any, trace: Trace) -> str:
         for rank in range(RANKS):
@@ -83,7 +83,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         return ""
 
     def more_rounds(_: Any, trace: Trace) -> str:
-        """Each message to the same neighbour is a round, and costs a latency."""
+        """A message if there are too many rounds: each message to a neighbour is one round."""
         pairs = Counter(message[:2] for message in messages(trace))
         rounds, goal = max(pairs.values(), default=0), halves * (RANKS - 1)
         needed = "N-1" if halves == 1 else f"{halves}(N-1)"
@@ -95,7 +95,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
             "message."
         )
 
-    least = (1 - _SLACK) * need  # a few bytes sent to a neighbour are no ring yet
+    least = (1 - _SLACK) * need  # with fewer bytes it is not a ring yet
     return (
         Rule("bytes", points, judge_sent(f"each rank sends {formula}", other_bytes)),
         Rule("neighbours", 1, judge_sent("only neighbours talk", strangers, least)),
@@ -118,14 +118,14 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _changed_input(seen: Seen) -> str:
-    for one in over_the_world(seen):
-        for number, (case, answers) in enumerate(zip(one.trial.cases, one.results, strict=True)):
+    for run in over_the_world(seen):
+        for number, (case, answers) in enumerate(zip(run.trial.cases, run.results, strict=True)):
             assert isinstance(case, ReduceScatter)
             rank = case.rank_of_changed_input(answers)
             if rank is not None:
                 return (
-                    f"{one.trial.words(number)}, rank {rank}: `input` is not as it was, and your "
-                    "caller may still need it. Sum in a tensor of your own."
+                    f"{run.trial.words(number)}, rank {rank}: you have changed `input`, which "
+                    "your caller may still need. Sum in a copy."
                 )
     return ""
 

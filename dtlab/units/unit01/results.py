@@ -1,7 +1,7 @@
-"""01/results: what three ranks hold after each collective.
+"""01/results: the tensors that three ranks hold after each collective.
 
-Every rank begins with a tensor of three elements, every answer has one list for each rank, and
-many mistakes are another collective's right answer.
+Every rank begins with a tensor of three elements. Every answer has one list for each rank. Many
+known mistakes are the right answer for another collective.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ROOT = "The root need not be rank 0."
 _ITSELF = "the root is missing: it takes part like every other rank."
 _DIVIDED = "these are averages. SUM does not divide."
 _OWN_ELEMENTS = "these are sums over the elements of one rank, not over the ranks."
-_NOTHING_SENT = "each rank has what it brought, as if nobody had sent anything."
-_FIRST_ONLY = "these are whole tensors. Here each rank brings only the first element of its own."
-_ADDED = "this adds them up. An all-gather puts them one after another, and so does a gather."
-_AVERAGES = "[[one / 3 for one in content] for content in answer]"
+_NOTHING_SENT = "each rank has its own values, as if no rank had sent anything."
+_FIRST_ONLY = "these are whole tensors. Here each rank sends only the first element of its tensor."
+_ADDED = "this adds the elements. A gather and an all-gather concatenate them."
+_AVERAGES = "[[value / 3 for value in content] for content in answer]"
 
 
 def _draw(draw: Random) -> Values:
@@ -30,7 +30,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _held(name: str, prompt: str, wrong: Mapping[Any, str]) -> Question:
-    """What the ranks hold after the collective that `where` has under this name."""
+    """A question on the result of a collective; the formula `name` in `where` is right."""
     hint = "Follow one element: on which rank does it begin, and where does it end?"
     return number(name, prompt, name, hint, wrong, exact=True)
 
@@ -70,7 +70,7 @@ PART = Part(
         ),
         _held(
             "gather",
-            "each rank brings the first element of its tensor, and rank {root} gathers them",
+            "rank {root} gathers the first element of each rank's tensor",
             {
                 "all_gather": "every rank has them: that is an all-gather.",
                 "on(0, firsts)": f"they are on rank 0. {_ROOT}",
@@ -101,7 +101,7 @@ PART = Part(
         ),
         _held(
             "all_gather",
-            "each rank brings the first element of its tensor, and all ranks gather them",
+            "an all-gather of the first element of each rank's tensor",
             {
                 "gather": "one rank has them: that is a gather.",
                 "one_each(firsts)": _NOTHING_SENT,
@@ -114,7 +114,7 @@ PART = Part(
             "a reduce-scatter with SUM, one element for each rank",
             {
                 "all_reduce": "every rank has the whole sum: that is an all-reduce.",
-                "columns": "what arrives is not added up: that is an all-to-all.",
+                "columns": "the elements that arrive are not added: that is an all-to-all.",
                 _AVERAGES: _DIVIDED,
                 "row_sums": _OWN_ELEMENTS,
             },
@@ -123,8 +123,8 @@ PART = Part(
             "all_to_all",
             "an all-to-all: of every tensor, element r goes to rank r",
             {
-                "reduce_scatter": "what arrives is added up: that is a reduce-scatter.",
-                "all_gather": "every rank has the same: that is an all-gather.",
+                "reduce_scatter": "the elements that arrive are added: that is a reduce-scatter.",
+                "all_gather": "every rank has the same elements: that is an all-gather.",
                 "tensors": _NOTHING_SENT,
             },
         ),
@@ -133,8 +133,8 @@ PART = Part(
             "sums": "[sum(column) for column in columns]",
             "row_sums": "[[sum(tensor)] for tensor in tensors]",
             "firsts": "[tensor[0] for tensor in tensors]",
-            "one_each": "lambda elements: [[one] for one in elements]",
-            "on": "lambda rank, content: [content if one == rank else [] for one in range(3)]",
+            "one_each": "lambda elements: [[element] for element in elements]",
+            "on": "lambda rank, content: [content if r == rank else [] for r in range(3)]",
             "broadcast": "[tensors[root]] * 3",
             "scatter": "one_each(tensors[root])",
             "gather": "on(root, firsts)",

@@ -1,4 +1,4 @@
-"""01/ring_all_reduce: both halves of a ring."""
+"""01/ring_all_reduce: a ring all-reduce, as a reduce-scatter and an all-gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 5 ranks, with sizes that divide, that do not, and fewer elements than ranks."""
+    """1 to 5 ranks, with sizes that N divides or does not divide, and fewer than N elements."""
     draw = random.Random(seed)
     trials = [Trial(RANKS, [AllReduce(seed, BYTES // 4)])]
     for ranks in range(1, 6):
@@ -38,8 +38,8 @@ PART = Part(
                 "result",
                 3,
                 judge_result(
-                    "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, also when the size "
-                    "does not divide and with fewer elements than ranks",
+                    "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, also if N does not "
+                    "divide the size and with fewer elements than ranks",
                     chunks_pattern,
                 ),
             ),

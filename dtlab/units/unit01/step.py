@@ -1,4 +1,4 @@
-"""01/step: one step of synchronous data parallelism, worked out by hand."""
+"""01/step: compute one step of synchronous data parallelism by hand."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PART = Part(
         _rows,
         number(
             "gradient",
-            "the gradient that all three workers step with in synchronous data parallelism",
+            "the gradient that all three workers use in a step of synchronous data parallelism",
             "mean",
             "Sum element by element first.",
             {
                 "total": "this is the sum. The loss is a mean over all samples.",
-                "[one / 2 for one in total]": "this divides by two. How many workers are there?",
-                "gradients[0]": "this is worker 0's own gradient: the others do not count.",
+                "[value / 2 for value in total]": "this divides by two. There are more workers.",
+                "gradients[0]": "this is worker 0's own gradient, without the other workers'.",
                 "own_means": "this averages over the elements of one worker.",
             },
         ),
@@ -63,29 +63,29 @@ PART = Part(
                 "stepped(mean, 1)": "this leaves the learning rate out.",
                 "stepped(gradients[0], rate)": "this is worker 0's own step.",
                 "stepped(mean, rate / 3)": "this divides twice by the number of workers.",
-                "[rate * one for one in mean]": "this is the step. Where does it start?",
+                "[rate * value for value in mean]": "this is the step. Where does it start?",
             },
             points=2,
         ),
         number(
             "alone",
-            "the weights of worker {who} after the step if nobody exchanges gradients",
+            "the weights of worker {who} after the step if workers do not exchange gradients",
             "stepped(gradients[who], rate)",
-            "Its own gradient is all that it has.",
+            "The worker has only its own gradient.",
             {
                 "stepped(mean, rate)": "this is the step with the average.",
-                "stepped(gradients[0], rate)": "this is worker 0. Another one is asked for.",
-                "stepped(gradients[who], rate / 3)": "nothing is divided where nothing was added.",
+                "stepped(gradients[0], rate)": "this is worker 0. The question names another.",
+                "stepped(gradients[who], rate / 3)": "no gradients were added, so do not divide.",
             },
         ),
         number(
             "rate",
             "the learning rate with which the sum gives the same step as the average",
             "rate / 3",
-            "Rate times gradient has to stay the same.",
+            "The product of learning rate and gradient must stay the same.",
             {
                 "rate * 3": "the sum is longer than the average, and this makes it longer still.",
-                "rate": "with the same rate, the sum steps three times as far.",
+                "rate": "with the same learning rate, the sum steps three times as far.",
                 "rate / 2": "how many gradients are in the sum?",
             },
         ),
@@ -95,13 +95,13 @@ PART = Part(
             {
                 "the same": "as with averaged gradients",
                 "different": "",
-                "the same if the gradients are": "only where all gradients are equal",
+                "the same if the gradients are": "only if all gradients are equal",
             },
             "the same",
-            "Work it out with your own numbers.",
+            "Compute both with your numbers.",
             {
-                "different": "work it out with your own numbers.",
-                "the same if the gradients are": "your gradients are not equal: work it out.",
+                "different": "compute both with your numbers.",
+                "the same if the gradients are": "your gradients are not equal. Compute both.",
             },
         ),
         where={

@@ -1,4 +1,4 @@
-"""01/tree_broadcast: as few rounds as can be, and the tensor to each rank once."""
+"""01/tree_broadcast: a broadcast in the fewest rounds that sends each rank the tensor once."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "rounds_of"]
 
-_RANKS = 7  # of the trial in which messages are counted: a heap needs a round too many
+_RANKS = 7  # number of ranks in the trial that counts messages; a heap needs a round too many
 _ELEMENTS = 1 << 18  # of float32: 1 MB
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The measured trial; 1 to 5 and 9 ranks, from rank 0 and from another; then subgroups."""
+    """The trial that counts messages; 1 to 5 and 9 ranks, from two sources; then subgroups."""
     draw = random.Random(seed)
     trials = [Trial(_RANKS, [Broadcast(seed, _ELEMENTS, seat=draw.randrange(1, _RANKS))])]
     for ranks in (1, 2, 3, 4, 5, 9):
         seats: tuple[int, ...] = (0, draw.randrange(1, max(2, ranks)) % ranks)
-        seats = seats[-1:] if ranks == 9 else seats  # here for its fourth round
+        seats = seats[-1:] if ranks == 9 else seats  # 9 ranks need a fourth round
         calls = [Broadcast(seed, draw.randint(1, 9), seat=seat) for seat in seats]
         trials.append(Trial(ranks, calls))
-    # The source is the last of each group, so that its number in the group is another.
+    # The source is the last rank of each group, so its group rank differs from its global rank.
     groups = draw_groups(draw, world_size=5, size=3)
     return [*trials, Trial(5, [Broadcast(seed, 7, groups, seat=-1)])]
 
 
 def _not_once(call: Broadcast, trace: Trace) -> str:
-    """Every rank but the source receives the tensor, and no more than that."""
+    """A message if the source receives anything, or another rank more than the tensor."""
     source, sent = call.seat, messages(trace)
-    came = [sum(each.bytes for each in sent if each.target == rank) for rank in range(_RANKS)]
+    came = [sum(m.bytes for m in sent if m.target == rank) for rank in range(_RANKS)]
     if came[source]:
         return (
             f"rank {source} is the source and has the tensor already, but received "
@@ -64,23 +64,23 @@ def _not_once(call: Broadcast, trace: Trace) -> str:
 
 
 def _more_rounds(_: Broadcast, trace: Trace) -> str:
-    """Ranks that have the tensor double in every round."""
+    """A message if there are more rounds than a tree needs."""
     rounds, goal = rounds_of(messages(trace)), (_RANKS - 1).bit_length()
     if rounds <= goal:
         return ""
     return (
         f"{rounds} rounds on {_RANKS} ranks; a tree needs {goal} = log2 N, rounded up. In every "
-        "round all ranks that have the tensor send it, each in one message to one rank that lacks "
-        "it: first to the one with the most ranks below it."
+        "round each rank that has the tensor must send it, in one message, to one rank that lacks "
+        "it: first to the rank with the largest subtree."
     )
 
 
 def rounds_of(sent: list[Message]) -> int:
-    """How many rounds the messages take, where a rank sends one in a round.
+    """The number of rounds that the messages take if a rank sends one message per round.
 
-    A rank sends from the round after its first receive on.
+    A rank can send from the round after its first receive.
     """
-    busy: dict[int, int] = {}  # the round until which a rank cannot send another one
+    busy: dict[int, int] = {}  # the last round in which a rank cannot send another message
     for message in sent:
         busy[message.source] = busy.get(message.source, 0) + 1
         busy.setdefault(message.target, busy[message.source])
@@ -89,8 +89,8 @@ def rounds_of(sent: list[Message]) -> int:
 
 def _pattern(seen: Seen) -> str:
     right = world_sizes_right(seen)
-    if {1, 2, 4} <= right < {one.trial.world_size for one in seen}:
-        return "Right where the number of ranks is a power of two: leave out who is not there."
+    if {1, 2, 4} <= right < {run.trial.world_size for run in seen}:
+        return "Right only if the number of ranks is a power of two: skip ranks that do not exist."
     return ""
 
 
@@ -107,7 +107,7 @@ PART = Part(
             Rule(
                 "result",
                 2,
-                judge_result("all ranks have what the source has, on 1 to 9 ranks", _pattern),
+                judge_result("all ranks have the source's tensor, on 1 to 9 ranks", _pattern),
             ),
             Rule("subgroups", 1, judge_subgroups),
             Rule("once", 1, judge_sent("each rank receives the tensor once", _not_once, inf)),

@@ -164,21 +164,21 @@ def without_adam(setting):
 RIGHT = [one_after_another, most_first]
 
 WRONG = {
-    as_it_is: {"fits": "bytes at its peak", "never": ""},
+    as_it_is: {"fits": "a real run peaks at", "never": ""},
     clears_alone: {"fits": "there is a plan that fits"},
     everything: {"cheapest": "a cheaper plan does too"},
     everything_at_once: {"cheapest": "", "never": "Return None"},
-    checkpoints_first: {"cheapest": "checkpoints most"},
+    checkpoints_first: {"cheapest": "checkpoints cost most"},
     all_microbatches: {"cheapest": ""},
-    halves_alone: {"cheapest": "microbatches little"},
+    halves_alone: {"cheapest": "microbatches cost little"},
     doubled: {"cheapest": "a cheaper plan does too"},
     in_halves: {"cheapest": ""},
-    never_none: {"never": "is not what these cures shrink"},
+    never_none: {"never": "do not shrink the tensors"},
     as_it_is_for_none: {"never": "Return None"},
     first_iteration: {"fits": "in phase", "never": ""},
     late_clearing: {"cheapest": ""},
     no_checkpoints: {"fits": "there is a plan that fits"},
-    three_parts: {"fits": "that is no plan"},
+    three_parts: {"fits": "is no valid plan"},
     words: {"fits": "returns a str"},
     without_adam: {"fits": "", "never": ""},
 }

@@ -136,7 +136,7 @@ WRONG = {
     upside_down: _ALL,
     in_percent: _ALL,
     pair_swapped: _ALL,
-    without_the_base: _ALL | {"strong": "it has entries for"},
+    without_the_base: _ALL | {"strong": "the dict has entries for"},
     a_list: {"strong": "Return a dict"},
     efficiency_alone: {"strong": "Return a dict"},
     rounded: _ALL,

@@ -42,12 +42,12 @@ def instead(name, value, message=""):
     WRONG[answer] = {name: message}
 
 
-instead("effective", lambda g: g["batch"], "this is what one of them has")
-instead("effective", lambda g: g["batch"] / 8, "the batch is not shared out")
-instead("effective", lambda g: 7 * g["batch"], "is not it. Of how many samples")
+instead("effective", lambda g: g["batch"], "this is the batch of one GPU")
+instead("effective", lambda g: g["batch"] / 8, "the batch is not divided")
+instead("effective", lambda g: 7 * g["batch"], "is not it. Each step uses")
 instead("linear", lambda g: sqrt(8) * g["rate"], "this is the square root rule")
 instead("linear", lambda g: g["rate"], "an eighth of the steps")
-instead("linear", lambda g: g["rate"] / 8, "these are shorter")
+instead("linear", lambda g: g["rate"] / 8, "this makes each of them shorter")
 instead("holds_for", lambda g: {"SGD", "SGD with momentum", "Adam"}, "look at Adam again")
 instead("holds_for", lambda g: {"SGD", "SGD with momentum", "AdamW"}, "look at AdamW again")
 instead("holds_for", lambda g: {"SGD"}, "trained with momentum")
@@ -55,9 +55,9 @@ instead("holds_for", lambda g: {"SGD with momentum"}, "k small steps of plain SG
 instead("root", lambda g: 8 * g["rate"], "this is the linear rule")
 instead("root", lambda g: g["rate"], "the rate grows with the batch")
 instead("steps", lambda g: g["warmup"] * g["samples"] / g["batch"], "on one GPU")
-instead("steps", lambda g: g["samples"] / g["batch"] / 8, "this is one epoch")
+instead("steps", lambda g: g["samples"] / g["batch"] / 8, "steps in one epoch")
 instead("why_warmup", lambda g: "noise", "less noise, not more")
-instead("why_warmup", lambda g: "agree", "ranks start alike")
-instead("why_warmup", lambda g: "moments", "memory does not depend on the rate")
+instead("why_warmup", lambda g: "agree", "ranks start with equal parameters")
+instead("why_warmup", lambda g: "moments", "memory does not depend on the learning rate")
 
 RIGHT = [by_hand, written_out]

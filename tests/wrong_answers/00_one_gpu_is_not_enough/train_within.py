@@ -191,12 +191,12 @@ RIGHT = [running_sums, with_functions, generator_of_gradients]
 
 WRONG = {
     as_it_was: {"leak": "", "evaluation": "", "gradients": ""},
-    keeps_outputs: {"leak": "Memory that grows"},
-    keeps_them_detached: {"leak": "of a list"},
-    keeps_copies: {"leak": "Memory that grows"},
-    records_evaluation: {"evaluation": "nobody will ask the gradient"},
-    eval_mode: {"evaluation": "bytes at the peak"},
-    clears_before_backward: {"gradients": "when are gradients needed"},
+    keeps_outputs: {"leak": "If memory grows"},
+    keeps_them_detached: {"leak": "a list that holds tensors"},
+    keeps_copies: {"leak": "If memory grows"},
+    records_evaluation: {"evaluation": "although no backward pass follows"},
+    eval_mode: {"evaluation": "the run peaks at"},
+    clears_before_backward: {"gradients": "are gradients needed"},
     clears_after_evaluation: {"gradients": ""},
     two_faults_left: {"evaluation": "", "gradients": ""},
     leaks_and_records: {"leak": "", "evaluation": ""},
@@ -204,7 +204,7 @@ WRONG = {
     evaluates_before_the_step: {"results": "after step 0"},
     evaluates_once: {"results": "1 losses; there are 24 steps"},
     mean_of_the_last: {"results": "the mean of the outputs"},
-    no_training: {"results": "only the memory is to change"},
+    no_training: {"results": "change only its memory use"},
     mean_of_means: {"results": "the mean of the outputs"},
     losses_alone: {"results": ""},
 }

@@ -219,7 +219,7 @@ WRONG = {
     },
     few_ranks_need_no_algorithm: {"wire": ""},
     slow_links_taken_for_fast: {"wire": "recursive_doubling took"},
-    latency_left_out_on_two_nodes_of_four: {"budget": "44.0 ms for the step"},
+    latency_left_out_on_two_nodes_of_four: {"budget": "the step takes 44.0 ms"},
     megabytes_taken_for_bytes: {"budget": "x hierarchical", "elsewhere": "", "wire": ON_THE_WIRE},
     function_for_a_name: {"budget": UNKNOWN},
     a_name_with_its_ending: {"budget": ", choose returns 'recursive_doubling_all_reduce' for"},

@@ -290,15 +290,15 @@ RIGHT = [
 ]
 
 WRONG = {
-    one_flat_ring: {"between": "One ring over all ranks", "inside": "within its node"},
+    one_flat_ring: {"between": "one ring over all ranks", "inside": "within its node"},
     leaders_alone_talk_between_nodes: {
         "between": "The ranks of a node do not share the work",
-        "inside": "send parts, not all of S",
+        "inside": "send chunks, not all of S",
     },
     whole_tensor_between_nodes: {"between": "reduce-scatter within the node first"},
     nodes_first: {"between": "reduce-scatter within the node first"},
     nodes_as_a_stride: {"between": "belongs to node", "inside": "ranks_per_node=3"},
-    everything_to_all_between_nodes: {"between": "between nodes"},
+    everything_to_all_between_nodes: {"between": "Between nodes"},
     two_ranks_in_a_node: {"between": "ranks_per_node=3", "inside": "ranks_per_node=3"},
     whole_tensor_within_the_node: {"inside": "within its node"},
     fp64_on_the_wire: {
@@ -308,11 +308,11 @@ WRONG = {
     nodes_never_meet: {"result": "hold the values of rank 0 only"},
     not_handed_round_in_the_node: {"result": "hold the values of"},
     not_handed_round_between_nodes: {"result": "hold the values of"},
-    parts_of_one_size: {"result": "let chunks differ"},
+    parts_of_one_size: {"result": "let the sizes of chunks differ"},
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_place: {"result": "you return the right sum but leave `tensor`"},
-    ignores_the_group: {"subgroups": "Hand `group` to every call"},
-    nodes_of_global_ranks: {"subgroups": "count in the group"},
+    ignores_the_group: {"subgroups": "Pass `group` to every call"},
+    nodes_of_global_ranks: {"subgroups": "Use ranks of the group"},
     without_a_group: {"subgroups": "takes no `group`"},
     torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
     finished_hierarchical: {"result": "dtlab.collectives.hierarchical_all_reduce does the work"},

@@ -304,10 +304,10 @@ WRONG = {
     rows_added_twice: {"result": "rank 0, outputs: "},
     not_written: {"result": "mended is not written yet"},
     gathered_from_all_ranks: {"traffic": "rank 0 calls all_gather"},
-    a_table_of_all_rows_and_columns: {"traffic": "left rank 0"},
+    a_table_of_all_rows_and_columns: {"traffic": "rank 0 sent"},
     reduced_then_broadcast: {"traffic": "rank 0 calls broadcast"},
     in_halves: {"traffic": "rank 0 makes 3 calls"},
-    fp64_on_the_wire: {"traffic": "left rank 0"},
+    fp64_on_the_wire: {"traffic": "rank 0 sent"},
 }
 
 EQUIVALENT = {

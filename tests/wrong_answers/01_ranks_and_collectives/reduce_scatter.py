@@ -369,21 +369,21 @@ RIGHT = [
 ]
 
 WRONG = {
-    starts_with_its_own_chunk: {"result": "is to have chunk 0: start one chunk earlier"},
+    starts_with_its_own_chunk: {"result": "must have chunk 0: start one chunk earlier"},
     last_chunk_not_added: {"result": "hold the values of rank 1 only"},
     own_chunk_twice: {"result": "those of rank 0 twice"},
-    adds_to_what_was_in_the_output: {"result": "what was in `output` before"},
+    adds_to_what_was_in_the_output: {"result": "the old content of `output`"},
     same_chunk_in_every_round: {"result": "Right on 1 and 2 ranks only"},
     own_chunk_only: {
         "result": "hold the values of rank 0 only",
-        "bytes": "Some chunks never travel",
+        "bytes": "Some chunks are not sent",
     },
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_the_output: {"result": "you return the right sum but leave `output`"},
     buffer_read_before_it_is_full: {"result": "2 ranks"},
     nobody_waits_for_what_is_sent: {"result": "does not wait for its dist.isend"},
-    sums_in_the_input: {"input": "`input` is not as it was"},
-    receives_into_the_input: {"input": "`input` is not as it was"},
+    sums_in_the_input: {"input": "you have changed `input`"},
+    receives_into_the_input: {"input": "you have changed `input`"},
     whole_tensor_in_every_round: {"bytes": "You pass the whole tensor on in every round"},
     fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},
     everything_to_rank_0: {
@@ -393,9 +393,9 @@ WRONG = {
     straight_to_its_owner: {"neighbours": "rank 0 talks to rank 2 too"},
     whole_all_reduce: {"bytes": "both halves of a ring", "rounds": "a ring needs N-1 = 3"},
     half_a_chunk_in_a_round: {"rounds": "send a whole chunk in one message"},
-    ignores_the_group: {"subgroups": "Hand `group` to every call"},
-    ranks_of_the_group_taken_for_global_ones: {"subgroups": "count in the group"},
-    chunk_of_the_global_rank: {"subgroups": "count in the group"},
+    ignores_the_group: {"subgroups": "Pass `group` to every call"},
+    ranks_of_the_group_taken_for_global_ones: {"subgroups": "Use ranks of the group"},
+    chunk_of_the_global_rank: {"subgroups": "Use ranks of the group"},
     without_a_group: {"subgroups": "takes no `group`"},
     torch_reduce_scatter: {"result": "dist.reduce_scatter does the work for you"},
     torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
@@ -406,7 +406,7 @@ WRONG = {
     everyone_receives_first: {"result": "Every rank receives before it sends"},
     never_ends: {"result": "ranks 0 to 3 are still computing"},
     untouched: {"result": "reduce_scatter is not written yet"},
-    does_nothing: {"result": "`output` is as it was", "bytes": "Some chunks never travel"},
+    does_nothing: {"result": "`output` is as it was", "bytes": "Some chunks are not sent"},
 }
 
 EQUIVALENT = {

@@ -130,7 +130,7 @@ RIGHT = [by_hand, one_element_without_brackets, answers_in_order]
 
 WRONG = {
     broadcast_from_rank_0: {"broadcast": "this is rank 0's tensor. The root need not be rank 0."},
-    nobody_sent_a_broadcast: {"broadcast": "as if nobody had sent anything"},
+    nobody_sent_a_broadcast: {"broadcast": "as if no rank had sent anything"},
     scatter_taken_for_broadcast: {"scatter": "that is a broadcast"},
     gather_taken_for_all_gather: {"gather": "that is an all-gather"},
     gathered_on_rank_0: {"gather": "The root need not be rank 0."},
@@ -138,14 +138,14 @@ WRONG = {
     root_left_out_of_the_sum: {"reduce": "it takes part like every other rank"},
     averages_for_sums: {"all_reduce": "these are averages. SUM does not divide."},
     one_element_off: {"all_reduce": "is not it"},
-    all_gather_added_up: {"all_gather": "An all-gather puts them one after another"},
+    all_gather_added_up: {"all_gather": "an all-gather concatenate them"},
     whole_sum_scattered_nowhere: {"reduce_scatter": "that is an all-reduce"},
     sums_of_the_rows: {
         "reduce_scatter": "sums over the elements of one rank",
         "all_reduce": "sums over the elements of one rank",
     },
     all_to_all_added_up: {"all_to_all": "that is a reduce-scatter"},
-    all_to_all_that_moves_nothing: {"all_to_all": "as if nobody had sent anything"},
+    all_to_all_that_moves_nothing: {"all_to_all": "as if no rank had sent anything"},
     words_for_numbers: {"broadcast": "write one list for each rank, 3 in all"},
     one_list_for_all_ranks: {"all_reduce": "[[4], [5, 6], []], not a list of 3 numbers"},
     two_of_three_ranks: {"all_gather": "not a list of 2 lists"},

@@ -578,14 +578,16 @@ WRONG = {
     whole_tensor_summed_then_handed_round: {"bytes": "each rank sent 25.2 MB; a ring needs"},
     for_two_ranks: {
         "result": "Right on 1 and 2 ranks only",
-        "bytes": "Some chunks never travel",
+        "bytes": "Some chunks are not sent",
     },
-    only_where_the_size_divides: {"result": "let chunks differ (tensor.tensor_split(N))"},
-    remainder_left_out: {"result": "Right where the size divides by N"},
+    only_where_the_size_divides: {
+        "result": "let the sizes of chunks differ (tensor.tensor_split(N))"
+    },
+    remainder_left_out: {"result": "Right only if N divides the size"},
     all_gather_off_by_one: {"result": "2 ranks, 6 elements, rank 0: elements 0 to 2 hold"},
-    all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "one half of the ring"},
+    all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half of it"},
     average: {"result": "this is the average; the sum is asked for"},
-    returned_but_not_in_place: {"result": "you return the right sum but leave `tensor` as it was"},
+    returned_but_not_in_place: {"result": "you return the right sum but leave `tensor` unchanged"},
     fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},
     everything_to_rank_0: {
         "bytes": "rank 0 sent 12.6 MB and others down to 4.2 MB",
@@ -596,10 +598,10 @@ WRONG = {
     buffer_read_before_it_is_full: {"result": " ranks, "},
     nobody_waits_for_what_is_sent: {"result": "does not wait for its dist.isend"},
     one_neighbour_for_all: {"bytes": "The ranks do not share the work"},
-    ignores_the_group: {"subgroups": "Hand `group` to every call"},
-    ranks_of_the_group_taken_for_global_ones: {"subgroups": "count in the group"},
-    global_rank_in_the_groups_ring: {"subgroups": "count in the group"},
-    group_left_out_of_send_and_receive: {"subgroups": "Hand `group` to every call"},
+    ignores_the_group: {"subgroups": "Pass `group` to every call"},
+    ranks_of_the_group_taken_for_global_ones: {"subgroups": "Use ranks of the group"},
+    global_rank_in_the_groups_ring: {"subgroups": "Use ranks of the group"},
+    group_left_out_of_send_and_receive: {"subgroups": "Pass `group` to every call"},
     without_a_group: {"subgroups": "takes no `group`"},
     torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
     torch_all_gather: {"result": "dist.all_gather does the work for you"},
@@ -620,9 +622,9 @@ WRONG = {
     untouched: {"result": "ring_all_reduce is not written yet"},
     does_nothing: {
         "result": "hold the values of rank 0 only",
-        "bytes": "Some chunks never travel",
+        "bytes": "Some chunks are not sent",
     },
-    greets_its_neighbour: {"result": "element 0 holds", "bytes": "Some chunks never travel"},
+    greets_its_neighbour: {"result": "element 0 holds", "bytes": "Some chunks are not sent"},
     index_out_of_range: {"result": "IndexError: tuple index out of range"},
     leaves: {"result": "left by sys.exit(3)"},
     replaces_the_storage: {

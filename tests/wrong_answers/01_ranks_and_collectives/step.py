@@ -101,6 +101,6 @@ WRONG = {
     worker_0_asked_for_another: {"alone": "this is worker 0"},
     larger_rate_for_the_sum: {"rate": "this makes it longer still"},
     same_rate_for_the_sum: {"rate": "steps three times as far"},
-    another_result_after: {"after": "work it out with your own numbers"},
+    another_result_after: {"after": "compute both with your numbers"},
     same_only_where_gradients_are: {"after": "your gradients are not equal"},
 }
