@@ -76,7 +76,7 @@ class Region(Pass):
 
 
 def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
-    """Trials on 1 to 4 ranks, one with a larger x, one with two groups; two ranks test `on_two`."""
+    """Trials on 1 to 4 ranks, one with a larger x, one with two groups; two test `on_two`."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)

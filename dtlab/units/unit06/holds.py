@@ -51,7 +51,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
 
 
 def _tensors(name: str, prompt: str, right: set[str], hint: str, **mistakes: str) -> Question:
-    """A question for a set of tensors. `mistakes` has the message on each wrongly judged tensor."""
+    """A question for a set of tensors. `mistakes` has a message for each wrong tensor."""
 
     def letters(given: Values) -> frozenset[str]:
         return frozenset(given["tensors"][key] for key in right)
@@ -181,7 +181,7 @@ QUESTIONS = asked(
         {
             "sqrt(sum(squares) + len(squares) * common)": "this counts whole parameters once per "
             "rank. Count them once.",
-            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the other ranks' shards.",
+            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the others' shards.",
             "sqrt(sum(squares))": "this leaves out the whole parameters.",
             "sum(squares) + common": "this is its square.",
             "sum(sqrt(square + common) for square in squares)": "norms do not add up. What does?",
@@ -200,7 +200,7 @@ QUESTIONS = asked(
         },
         {"rows", "row_first", "linear"},
         "Check each claim on an example of two ranks and a small matrix.",
-        gather="which input does the row half need, and what does the column half leave on a rank?",
+        gather="which input does the row half need, and what does the column half give a rank?",
         bits="does rounding depend on the order of a sum?",
         attention="which parts of a block process each token separately?",
         rows="a weight is stored [out, in]. What do some of its rows compute?",

@@ -44,7 +44,7 @@ _NAMES = "Make each shard an attribute of the module, with the name that the tex
 
 @dataclass(frozen=True)
 class ModuleCase(Layer):
-    """A module that `fn(*layers, *numbers, group)` makes from linear layers: [b, s, h] to the same.
+    """A module that `fn(*layers, *numbers, group)` makes of linear layers: [b, s, h] to the same.
 
     With the topic "shards" the module is constructed, but not called.
     """

@@ -85,7 +85,7 @@ class SharedRun(TrainingRun):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Also record how many times the first layer adds the bias of `narrow` in the first step."""
+        """Also record how often the first layer adds the bias of `narrow` in the first step."""
         dense, times = deepcopy(model.layers[0]), [0.0]
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
@@ -129,8 +129,8 @@ def not_shared(case: SharedRun, results: Sequence[Any], run: Observation) -> str
             part = tuple(case.part(name, whole, rank, len(results)).shape)
             if shape != part:
                 return (
-                    f"{name} has shape {shape} on rank {rank}; its part is {part}. Keep the layers "
-                    "sharded as share_out cuts them."
+                    f"{name} has shape {shape} on rank {rank}; its part is {part}. Keep the "
+                    "layers sharded as share_out cuts them."
                 )
     return ""
 

@@ -125,7 +125,7 @@ QUESTIONS = asked(
         "[100 * s / (s + compute) for s in seconds]",
         "Compare the seconds in which t ranks compute a layer with the seconds of its calls.",
         {
-            "[100 * s / compute for s in seconds]": "this is relative to compute, not to the total.",
+            "[100 * s / compute for s in seconds]": "this is relative to compute, not the total.",
             "[100 * s / (s + ranks * compute) for s in seconds]": _SHARED,
             "[100 * s / (s + compute / 3) for s in seconds]": "this has only the forward compute.",
             "[100 - percent for percent in answer]": "this is the share of compute.",
