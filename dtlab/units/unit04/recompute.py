@@ -123,7 +123,7 @@ def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> 
     if wanted is None:
         return ""
     if got is None:
-        return "is missing: it is None."
+        return "has not arrived: it is None."
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}."
     if close(got, wanted):
