@@ -80,7 +80,7 @@ def test_buckets_are_closed_by_what_fills_them(
         ([1.0, 1.0], "divided twice"),
         ([2.0, 3.0], "is the mean over all ranks"),
         ([3.0], "the gradient is (1,) of torch.float32 now"),
-        (None, "has no gradient any more"),
+        (None, "has lost its gradient"),
     ],
 )
 def test_a_wrong_gradient_is_told_by_whose_it_is(got: list[float] | None, words: str) -> None:

@@ -330,8 +330,10 @@ def test_gradients_and_a_few_numbers_travel() -> None:
     assert not sent(("all_reduce", 8), ("all_reduce", 20_000), ("broadcast", 40))
     assert not sent(("all_reduce", 12_000), ("all_gather", 900), ("all_reduce", 8_000))
     assert "and the gradients 20 kB: not all of it was sent" in sent(("all_reduce", 8))
-    assert "travelled twice: the all-reduces have 40 kB" in sent(*[("all_reduce", 20_000)] * 2)
-    assert "travelled three times" in sent(*[("all_reduce", 20_000)] * 3)
+    assert "you send the gradients twice: the all-reduces have 40 kB" in sent(
+        *[("all_reduce", 20_000)] * 2
+    )
+    assert "you send the gradients three times" in sent(*[("all_reduce", 20_000)] * 3)
     assert "dist.all_gather took part, with 20 kB" in sent(
         ("all_reduce", 20_000), ("all_gather", 20_000)
     )

@@ -449,7 +449,7 @@ def test_seeds_of_the_trainings_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("change", "piece"),
     [
-        ({"rate": None}, "for 'rate': a number is asked for"),
+        ({"rate": None}, "for 'rate': it must be a number"),
         ({"rate": -0.5}, "-0.5 for 'rate'"),
         ({"rate": math.nan}, "nan for 'rate'"),
         ({"rate": True}, "True for 'rate'"),

@@ -180,7 +180,7 @@ def _unfinished(seen: Seen) -> str:
         if observation.error is not None:
             return f"judged once nothing fails in {observation.trial.words()}"
     if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
-        return "judged once the ranks return what is asked for"
+        return "judged once the ranks return readable results"
     return ""
 
 

@@ -85,7 +85,7 @@ PART = Part(
         ),
         choices(
             "first_bucket",
-            "the layers whose gradients travel first in step 2",
+            "the layers whose gradients are sent first in step 2",
             "123456",
             formula("names(buckets[0])"),
             "Take layers from layer 6 on until the bucket reaches its limit.",
@@ -93,7 +93,7 @@ PART = Part(
                 formula("names(5 - place for place in buckets_of(layers[::-1], cap, cap)[0])"): (
                     "which layers' gradients does backward compute first?"
                 ),
-                formula("names(buckets[-1])"): "this is the bucket that travels last.",
+                formula("names(buckets[-1])"): "this is the bucket that is sent last.",
                 "6": "with which layer does backward begin?",
             },
         ),

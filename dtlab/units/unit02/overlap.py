@@ -127,7 +127,7 @@ def _trials(seed: int) -> list[Trial]:
     width, small = draw.randint(9, 16), draw.randint(40, 400)
     layer = 4 * (width * width + width)  # bytes
     marked = Net("marked", (width,) * (_LAYERS + 1), "six layers of one size")
-    branches = Net("branches", chain.sizes, "two branches, of which ranks begin with another")
+    branches = Net("branches", chain.sizes, "two branches that ranks run in different orders")
     branch = 4 * sum(a * b + b for a, b in pairwise(chain.sizes))  # bytes
     groups = draw_groups(draw, world_size=5, size=3)
     counted = [

@@ -225,7 +225,12 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("covering", 2, "in every epoch each sample is on one rank, once"),
-            rule("steps", 1, "all ranks have as many batches, and as few as can be", "covering"),
+            rule(
+                "steps",
+                1,
+                "all ranks have as many batches, and as few as can be",
+                "covering",
+            ),
             rule(
                 "epochs",
                 1,

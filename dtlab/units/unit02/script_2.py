@@ -13,7 +13,7 @@ PART = script_part(
     "dtlab.units.unit02.scripts.train_2",
     SCENE,
     shared,
-    shared_samples(SGD, "samples", "the ranks share the samples out, anew in every epoch"),
+    shared_samples(SGD, "samples", "in every epoch each sample goes to one rank"),
     SYMPTOMS,
     ["loader = DataLoader(data, batch_size=16, shuffle=True, generator=order)"],
     "Where is it settled which samples a rank takes?",

@@ -147,7 +147,7 @@ PART = script_part(
     Trial(2, [OnShards(0, shards=(40, 56))]),
     _trials,
     (
-        criterion("samples", 2, "all ranks come to the end, with all samples", unused_samples),
+        criterion("samples", 2, "all ranks finish, with all samples", unused_samples),
         trained(1, "samples", copies_differ, not_as_one_process_on_shards(SGD)),
     ),
     SYMPTOMS,

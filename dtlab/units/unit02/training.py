@@ -276,7 +276,7 @@ def wrong_gradient(
     if not theirs:
         return "" if got is None else "had no gradient, and should have none afterwards."
     if got is None:
-        return "has no gradient any more."
+        return "has lost its gradient."
     total, count = sum(theirs[1:], theirs[0]), len(members)
     if got.shape != total.shape or got.dtype != total.dtype:
         return f"the gradient is {tuple(got.shape)} of {got.dtype} now."

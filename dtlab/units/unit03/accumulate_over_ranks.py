@@ -60,7 +60,7 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
         return ""
     times = round(sent["all_reduce"] / size)
     often = "twice" if times == 2 else f"{spelled(times)} times"
-    return (f"{what} were sent {often}: " if times > 1 else "") + f"{reduced}."
+    return (f"you send {what} {often}: " if times > 1 else "") + f"{reduced}."
 
 
 def _travels_often(seen: Seen) -> str:

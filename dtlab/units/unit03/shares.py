@@ -110,7 +110,7 @@ def _shares(
             module.zero_grad()
             loss = loss_sum(module(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            gradients = [grad.grad for grad in module.parameters()]
+            gradients = [parameter.grad for parameter in module.parameters()]
             sums[rank].append(
                 torch.cat([grad.flatten() for grad in gradients if grad is not None])
             )

@@ -90,7 +90,7 @@ class Spanning(Faulty):
                 expected = f" is one over each of {_in_words(groups)}" if groups else ": none"
                 yield (
                     "groups" if self.topic == "equal" else "edges",
-                    f"checkpoints are over the layers {_in_words(before)}; asked for{expected}.",
+                    f"checkpoints are over the layers {_in_words(before)}; expected{expected}.",
                 )
             if self.topic == "edges":
                 continue

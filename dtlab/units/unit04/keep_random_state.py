@@ -36,7 +36,7 @@ class Drawing(Faulty):
 
     def __str__(self) -> str:
         words = {
-            "generators": f"{self.generators} generators handed over",
+            "generators": f"{self.generators} generators passed in",
             "often": f"{self.runs} second runs",
             "error": "an error in the second run",
         }

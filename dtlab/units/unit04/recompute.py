@@ -123,7 +123,7 @@ def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> 
     if wanted is None:
         return ""
     if got is None:
-        return "is missing: it is None."
+        return "has not arrived: it is None."
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}."
     if close(got, wanted):
@@ -187,7 +187,7 @@ PART = Part(
         rules=(
             rule("result", 1, "forward gives what the layer gives"),
             rule("gradients", 2, "gradients are right, and added to what was there", "result"),
-            rule("chain", 1, "right for inputs with a graph of their own", "result", "gradients"),
+            rule("chain", 1, "right for inputs that have a graph", "result", "gradients"),
             rule("kept", 2, "after forward the inputs are kept, and nothing else", "result"),
             rule("runs", 1, "once in forward and once in backward", "result", "gradients"),
             rule("changed", 1, "notices a changed input", "result", "gradients"),

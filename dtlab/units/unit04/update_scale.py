@@ -117,7 +117,7 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("backoff", 2, "an overflow halves the scale"),
-            rule("reset", 1, "after an overflow the count begins anew", "form"),
+            rule("reset", 1, "an overflow resets the count", "form"),
             rule("growth", 2, "growth_interval good steps in a row double it, no fewer", "form"),
             rule("count", 1, "good steps are counted, and anew after a growth", "form"),
         ),

@@ -114,7 +114,7 @@ WRONG = {
     from_the_first_layer_on: {
         "first_bucket": "which layers' gradients does backward compute first?"
     },
-    last_bucket: {"first_bucket": "this is the bucket that travels last"},
+    last_bucket: {"first_bucket": "this is the bucket that is sent last"},
     one_layer_too_many: {"first_bucket": "is not it"},
     all_buckets_of_25: {"default": "this uses 25 MiB for all buckets"},
     micro_batches_send_once: {"micro": "only one of the k backward passes communicated"},

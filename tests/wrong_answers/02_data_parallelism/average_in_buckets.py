@@ -330,7 +330,7 @@ WRONG = {
     travels_as_float64: {"bytes": "Buckets hold the gradients' own dtype, float32"},
     dtypes_share_a_bucket: {"dtypes": "a bucket must hold gradients of one dtype"},
     four_bytes_for_every_element: {"dtypes": "an element of float64 has 8 bytes"},
-    everything_is_float32: {"dtypes": "travel as float32"},
+    everything_is_float32: {"dtypes": "are sent as float32"},
     other_dtypes_left_out: {"dtypes": "this is the rank's own gradient"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},
     never_copied_back: {"gradients": "a concatenation, write the result back"},

@@ -499,9 +499,9 @@ def in_a_class(module, bucket_bytes, group=None):
 RIGHT = [with_a_number_for_the_next, finished_within_backward, in_a_class]
 
 WRONG = {
-    all_of_it_in_finish: {"overlap": "nothing leaves before backward comes to the first layer"},
+    all_of_it_in_finish: {"overlap": "nothing is sent before backward reaches the first layer"},
     from_the_first_parameter_on: {"overlap": "Fill buckets from the last parameter on"},
-    when_the_last_gradient_is_there: {"overlap": "nothing leaves before backward comes to the"},
+    when_the_last_gradient_is_there: {"overlap": "nothing is sent before backward reaches the"},
     with_the_next_gradient: {"at_once": "before it is sent. Count a gradient first"},
     one_in_each_hook: {"at_once": "full buckets are sent only after backward"},
     all_reduce_that_blocks: {"waits": "Start the all-reduce with async_op=True"},
@@ -512,7 +512,7 @@ WRONG = {
     closed_before_it_is_full: {"all_reduces": "close it with the gradient that reaches"},
     one_bucket: {
         "all_reduces": "1 all-reduce, for ",
-        "overlap": "nothing leaves before backward comes to the first layer",
+        "overlap": "nothing is sent before backward reaches the first layer",
     },
     rest_left_out: {
         "gradients": "this is the rank's own gradient",

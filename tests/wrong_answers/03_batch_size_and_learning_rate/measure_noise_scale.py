@@ -326,7 +326,7 @@ WRONG = {
     absolute_values: {"signal": "infinite"},
     zero_counts_as_a_signal: {"signal": "division by zero"},
     all_gathered: {"traffic": "dist.all_gather took part"},
-    squares_all_reduced_too: {"traffic": "travelled twice"},
+    squares_all_reduced_too: {"traffic": "you send the gradient twice"},
     travels_as_float64: {"traffic": "in its own dtype"},
     all_reduced_in_place: {"untouched": "the mean over the ranks"},
     mean_is_another_name: {"scale": ", but ", "untouched": "the mean over the ranks"},

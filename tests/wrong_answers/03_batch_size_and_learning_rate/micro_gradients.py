@@ -191,5 +191,5 @@ WRONG = {
     one_over_tokens_of_the_rank: {"factor": "this is the mean over the tokens of rank 0"},
     micro_batches_over_all_tokens: {"factor": "Nothing divides by the number of microbatches"},
     factor_of_one: {"factor": "this factor changes nothing"},
-    factor_upside_down: {"factor": "is not it. DDP adds up"},
+    factor_upside_down: {"factor": "is not it. DDP sums over"},
 }

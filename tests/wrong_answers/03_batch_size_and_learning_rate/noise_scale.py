@@ -197,7 +197,9 @@ WRONG = {
     norm_of_the_large_batch: {"signal": "this still contains noise"},
     difference_for_the_signal: {"signal": "it cancels in their difference"},
     norm_not_squared: {"signal": "this is the norm"},
-    norm_of_the_small_batch: {"signal": "is not it. Take from one of the squared norms"},
+    norm_of_the_small_batch: {
+        "signal": "is not it. Subtract the noise from one of the squared norms"
+    },
     signal_over_noise: {"noise_scale": "this is the inverse"},
     noise_over_the_norm: {"noise_scale": "Both must be squares"},
     noise_over_all: {"noise_scale": "this divides by signal and noise together"},
@@ -215,7 +217,7 @@ WRONG = {
     part_of_the_fewest: {"saved": "this is a part of the fewest steps"},
     part_that_is_left: {"saved": "the part of the steps that is left"},
     nothing_saved: {"saved": "a little noise is left"},
-    saved_twice: {"saved": "is not it. Work out"},
+    saved_twice: {"saved": "is not it. Compute"},
     twice_the_samples: {"samples": "if no step were saved"},
     as_many_samples: {"samples": "this is right far below B_simple"},
     steps_for_samples: {"samples": "this is the ratio of steps"},

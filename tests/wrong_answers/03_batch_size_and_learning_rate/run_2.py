@@ -230,7 +230,7 @@ RIGHT = [
 
 COMPARE = "Print the rates, and compare them"
 WRONG = {
-    says_rate_too_low: {"symptom": "for such updates the linear rule has about the same one"},
+    says_rate_too_low: {"symptom": "for such updates the linear rule gives about the same one"},
     says_still_rising: {"symptom": "the rate was highest in update 6 of 64"},
     says_drift: {"symptom": "after the last step the copies were equal"},
     all_updates: {"number": "these are all updates"},

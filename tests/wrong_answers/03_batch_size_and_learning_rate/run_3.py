@@ -242,7 +242,7 @@ RIGHT = [
 
 MANY = "An update has as many microbatches: divide each loss"
 WRONG = {
-    says_rate_too_high: {"symptom": "for such updates the linear rule has about the same one"},
+    says_rate_too_high: {"symptom": "for such updates the linear rule gives about the same one"},
     says_too_many_bytes: {"symptom": "all-reduced 1 times the bytes of a gradient"},
     says_nothing_known: {"symptom": "8 is no symptom"},
     the_ranks_too: {"number": "DDP has averaged over the ranks already"},

@@ -203,7 +203,7 @@ RIGHT = [
 
 WRONG = {
     says_too_long: {"symptom": "was as long as its rate and the mean gradient"},
-    says_rate_too_low: {"symptom": "for such updates the linear rule has a lower one"},
+    says_rate_too_low: {"symptom": "for such updates the linear rule gives a lower one"},
     says_nothing: {"symptom": "is no symptom"},
     what_the_rate_would_fit: {"number": "this is the batch that the rate would fit"},
     the_samples_of_one_rank: {"number": "these are the samples of one rank"},

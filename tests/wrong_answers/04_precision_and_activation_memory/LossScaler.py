@@ -478,14 +478,22 @@ WRONG = {
     NotTheLastGroup: {"training": "the parameters do not go where they should"},
     WithoutAskingForNone: {"training": "has None in .grad: leave it out"},
     StaysUnscaled: {"training": "Which state does one step leave"},
-    WithoutAnUpdate: {"training": "it has no method update"},
+    WithoutAnUpdate: {"training": "your class has no method update"},
     Library: {"training": "dtlab.training.loss_scaling.DynamicLossScaler does the work"},
     PyTorch: {"training": "torch.amp.grad_scaler.GradScaler does the work"},
-    NeverSkips: {"skips": "the optimizer steps, and a gradient of it is inf or NaN"},
-    IsNanOnly: {"skips": "the optimizer steps, and a gradient", "scale": "the scale is"},
-    TheFirstGradientOnly: {"skips": "the optimizer steps, and a gradient", "scale": "the scale"},
-    ZerosInstead: {"skips": "the optimizer steps, and a gradient of it is inf or NaN"},
-    WithoutWhatIsBad: {"skips": "the optimizer steps, and a gradient of it is inf or NaN"},
+    NeverSkips: {"skips": "the optimizer steps, although one of its gradients is inf or NaN"},
+    IsNanOnly: {
+        "skips": "the optimizer steps, although one of its gradients",
+        "scale": "the scale is",
+    },
+    TheFirstGradientOnly: {
+        "skips": "the optimizer steps, although one of its gradients",
+        "scale": "the scale",
+    },
+    ZerosInstead: {"skips": "the optimizer steps, although one of its gradients is inf or NaN"},
+    WithoutWhatIsBad: {
+        "skips": "the optimizer steps, although one of its gradients is inf or NaN"
+    },
     SkipsTheStepAfterToo: {"skips": "Decide in each step anew whether to step"},
     GrowsOnOverflow: {"scale": "An overflow halves the scale"},
     ForgetsToReset: {"scale": "the count begins anew after each overflow"},

@@ -156,7 +156,7 @@ WRONG = {
     one_byte_for_attention: {"layer": "How many bytes are kept for each element?"},
     bytes_twice: {"layer": "are in it already"},
     in_mib: {"layer": "this would be right in MiB"},
-    in_fp32_and_more: {"layer": "is not it. Work out s b h"},
+    in_fp32_and_more: {"layer": "is not it. Compute s b h"},
     attention_as_it_was: {"no_dropout": "There is dropout inside attention, too"},
     masks_alone: {"no_dropout": "without dropout that is one tensor"},
     masks_outside_stay: {"no_dropout": "there are masks outside of attention"},

@@ -191,8 +191,8 @@ WRONG = {
     counts_on_after_a_growth: {"count": "The scale has just grown"},
     begins_at_one_after_a_growth: {"count": "good steps: 1, not 0"},
     does_not_count: {"count": "This step was good, too"},
-    returns_the_scale_alone: {"backoff": "returns a float, and not a pair"},
-    returns_nothing: {"backoff": "returns None, and not a pair"},
+    returns_the_scale_alone: {"backoff": "returns a float, not a pair"},
+    returns_nothing: {"backoff": "returns None, not a pair"},
     the_order_is_changed: {
         "backoff": "gives a scale of 0",
         "reset": "good steps",

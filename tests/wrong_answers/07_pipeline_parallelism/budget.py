@@ -315,7 +315,7 @@ WRONG = {
     uneven_microbatches: {"runs": "cannot be divided evenly"},
     without_w: {"runs": "missing"},
     in_a_circle: {"runs": "wait: "},
-    for_another_number_of_ranks: {"runs": "rows, and there are"},
+    for_another_number_of_ranks: {"runs": "rows, but there are"},
     two_stages_on_one_rank: {"runs": "the same number of stages"},
     its_name: {"runs": "is no schedule"},
     nothing: {"runs": "NoneType"},
