@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -111,6 +111,10 @@ class MeshRun(TrainingRun):
             return None
         return _shard(name, whole, place["tensor"], self.mesh[2])
 
+    def one_process(self, ranks: int) -> tuple[list[list[float]], list[dict[str, Tensor]]]:
+        """See `TrainingRun`; several criteria need it, so it is computed once."""
+        return _in_one_process(self, ranks)
+
     @cached_property
     def first_step(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Every parameter before the first step and after it, in one process."""
@@ -126,6 +130,20 @@ class MeshRun(TrainingRun):
         factor = float((moved * wanted).sum() / wanted.square().sum())
         far = (moved - factor * wanted).norm() / wanted.norm()
         return None if far > _FACTOR * max(1.0, abs(factor)) else factor
+
+
+@lru_cache(maxsize=16)
+def _in_one_process(
+    case: MeshRun, ranks: int
+) -> tuple[list[list[float]], list[dict[str, Tensor]]]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the model is small: more threads wait for each other
+    try:
+        return TrainingRun.one_process(case, ranks)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _called(fn: Program, axes: Mapping[str, int], model: Any, batches: Any) -> Any:
