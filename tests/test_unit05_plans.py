@@ -59,7 +59,7 @@ def test_a_plan_fits_to_the_byte_and_not_with_one_more(seed: int) -> None:
         assert "0 bytes left" in steps_of(full, as_dict(best.plan))[1].message
         refused = steps_of(short, as_dict(best.plan))
         assert [one.status for one in refused] == ["ok", "lost"]
-        assert f"it takes 1 byte more than the card's {short.card:,}" in refused[1].message
+        assert f"it takes 1 byte more than the GPU's {short.card:,}" in refused[1].message
 
 
 def test_a_plan_by_hand() -> None:
@@ -94,8 +94,8 @@ def test_stage_1_sends_less_than_stage_0_where_gradients_are_in_fp32() -> None:
     [
         ({"stage": 4}, "there is no stage 4"),
         ({"ranks": 6}, "6 ranks would not fill whole nodes of 4"),
-        ({"ranks": 12}, "12 ranks, where 4 to 8 are allowed"),
-        ({"policy": "half_only"}, "has not what the model demands"),
+        ({"ranks": 12}, "12 ranks, but 4 to 8 are allowed"),
+        ({"policy": "half_only"}, "does not keep in fp32 what the model demands"),
         ({"policy": "bf16"}, "has 'bf16': write one of 'fp32', 'mixed'"),
         ({"recompute": True}, "has 'true': write one of 'none', 'selective', 'full'"),
         ({"ranks": "all"}, "has 'all' for 'ranks': write a whole number"),

@@ -1,6 +1,6 @@
 """Unit 05, ZeRO and FSDP."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# Names of the parts in course order, Level I first. The module of that name defines `PART`.
 PARTS = (
     "states", "four_answers", "wire", "moments",
     "stage_2", "shard", "gather", "free", "reduce", "stage_3", "clip",

@@ -1,10 +1,10 @@
-"""The cases of the parts about one block: a module, its flat tensor, a piece for each rank.
+"""Test cases of the parts on one block: a module, its flat tensor, and a piece for each rank.
 
 parameters    a a a a | b b b | c           in the order of `block.parameters()`
 flat          a a a a b b b c .             padded to a multiple of the number of ranks
 pieces        rank 0    rank 1    rank 2
 
-A part defines `use`, what a rank calls, and `faults`, what is wrong with the results.
+A part defines `use`, which runs on a rank, and `faults`, which says what is wrong with results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FINISHED", "LARGE", "OnBlock", "OnLargeBlock", "alike", "draw_blocks
            "flat_gradients", "flat_of", "gradients_of", "lay", "loss_of", "off_from",
            "values_of"]  # fmt: skip
 
-FINISHED = (  # library modules with functions that learners write in this unit
+FINISHED = (  # library modules that have the functions that learners write in this unit
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.zero.optimizers",
     "dtlab.parallel.zero.fully_sharded",
@@ -47,7 +47,7 @@ LARGE = Net("chain", (64, 96, 64), "a block of 49,280 bytes")  # large enough to
 
 
 def draw_blocks(draw: random.Random) -> tuple[Net, Net]:
-    """A chain of layers whose elements no number of ranks divides, and one with tied weights."""
+    """A chain of layers whose size neither 2 nor 3 divides, and a block with tied weights."""
     while True:
         sizes = tuple(draw.sample(range(3, 12), 3))
         count = sum(a * b + b for a, b in pairwise(sizes))
@@ -62,7 +62,7 @@ def draw_blocks(draw: random.Random) -> tuple[Net, Net]:
 
 @dataclass(frozen=True)
 class OnBlock(Faulty):
-    """One use of a learner's function on a block with numbers drawn from `seed`."""
+    """A use of a learner's function on a block whose parameters are drawn from `seed`."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
@@ -74,11 +74,11 @@ class OnBlock(Faulty):
         return self.net.words
 
     def module(self, later: int = 0) -> nn.Module:
-        """The block; with `later` it has other numbers, as after some steps."""
+        """The block; `later` > 0 gives it other parameter values, as after some steps."""
         return self.net.module(self.seed + later)
 
     def flat(self, ranks: int, later: int = 0) -> Tensor:
-        """The parameters of `module` end to end, padded for so many ranks."""
+        """The concatenated parameters of `module`, padded to a multiple of `ranks`."""
         return flat_of(self.module(later).parameters(), ranks)
 
     @property
@@ -94,7 +94,7 @@ class OnBlock(Faulty):
         return torch.randn(2, self.net.sizes[0], generator=draw)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        """The block, a batch, and the rank's piece of later numbers than the block has."""
+        """The block, a batch, and the rank's piece of later parameter values."""
         kind, sizes, _ = self.net
         return {
             "block": (kind, sizes, self.net.state(self.seed)),
@@ -114,11 +114,11 @@ class OnBlock(Faulty):
     @staticmethod
     @abstractmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-        """Runs on a rank: calls `fn` on the block, and returns what is noted of it."""
+        """Run on a rank: call `fn` on the block, and return the measurements."""
 
 
 class OnLargeBlock(ResidentCase):
-    """A block that is large enough for the kernel to see what is kept of it.
+    """A block that is large enough to measure its memory in the operating system's counters.
 
     `use` calls `mark()` at the beginning, and then at each of the `moments`.
     """
@@ -132,28 +132,26 @@ class OnLargeBlock(ResidentCase):
     @staticmethod
     @abstractmethod
     def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> Any:
-        """Runs on a rank, with the layers of `layers_of`."""
+        """Run on a rank, with the layers of `layers_of`."""
 
 
-# What checks do themselves, on ranks and in their own process -----------------------------------
+# Reference code of the checks, which runs on ranks and in the judge's process -------------------
 
 
 def flat_of(tensors: Iterable[Tensor], world_size: int) -> Tensor:
-    """All of them end to end, and zeros up to a multiple of the number of ranks."""
+    """The concatenated tensors, zero-padded to a multiple of the number of ranks."""
     import torch
 
-    flat = torch.cat([one.detach().flatten() for one in tensors])
+    flat = torch.cat([t.detach().flatten() for t in tensors])
     return torch.cat([flat, flat.new_zeros(-len(flat) % world_size)])
 
 
 def flat_gradients(module: nn.Module, world_size: int) -> Tensor:
-    """The gradients of a module as `flat_of` has them; a missing one is zeros."""
+    """The gradients of a module, concatenated as in `flat_of`; a missing gradient is zeros."""
     import torch
 
-    found = (
-        torch.zeros_like(one) if one.grad is None else one.grad for one in module.parameters()
-    )
-    return flat_of(found, world_size)
+    gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in module.parameters())
+    return flat_of(gradients, world_size)
 
 
 def lay(module: nn.Module, flat: Tensor) -> None:
@@ -166,14 +164,14 @@ def lay(module: nn.Module, flat: Tensor) -> None:
 
 
 def fill(flat: Tensor, numbers: Tensor) -> None:
-    """Give `flat` its storage back, with these numbers; autograd does not see it."""
+    """Give `flat` its storage back and fill it with `numbers`, unnoticed by autograd."""
     flat.untyped_storage().resize_(flat.numel() * flat.element_size())
     flat.data.copy_(numbers)
 
 
 def values_of(module: nn.Module) -> list[Tensor]:
     """Copies of the parameters."""
-    return [one.detach().clone() for one in module.parameters()]
+    return [p.detach().clone() for p in module.parameters()]
 
 
 def loss_of(module: nn.Module, inputs: Tensor) -> Any:
@@ -182,14 +180,14 @@ def loss_of(module: nn.Module, inputs: Tensor) -> Any:
 
 
 def gradients_of(module: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
-    """The gradients of that loss, one for each parameter."""
+    """The gradients of `loss_of`, one for each parameter."""
     import torch
 
     return torch.autograd.grad(loss_of(module, inputs), list(module.parameters()))
 
 
 def alike(got: Any, wanted: Tensor) -> bool:
-    """Whether it is a tensor of this shape, with these numbers up to rounding."""
+    """Whether `got` is a tensor of this shape, with these values up to rounding."""
     import torch
 
     if not isinstance(got, torch.Tensor) or got.shape != wanted.shape:
@@ -198,11 +196,11 @@ def alike(got: Any, wanted: Tensor) -> bool:
 
 
 def off_from(got: Any, wanted: torch.Tensor) -> str:
-    """In what a tensor differs: its kind, its shape, or its numbers."""
+    """How `got` differs from the wanted tensor: in its type, its shape, or its values."""
     import torch
 
     if not isinstance(got, torch.Tensor):
-        return "is not there" if got is None else f"is {type(got).__name__}, not a tensor"
+        return "is missing" if got is None else f"is a {type(got).__name__}, not a tensor"
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
     return f"is off by up to {float((got - wanted).detach().abs().max()):.2g}"

@@ -1,4 +1,4 @@
-"""05/clip, extra: clipping by the norm of all gradients, of which each rank has a piece."""
+"""05/clip (extra): clip gradients by their global norm if each rank has only a piece of them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clipping(Faulty):
-    """`fn(pieces, max_norm)` on ranks whose gradients are of different lengths.
+    """A call of `fn(pieces, max_norm)` on ranks whose gradients have different norms.
 
-    `part` is max_norm as a part of the true norm. With the topic "missing", rank 0 has a piece
-    without a gradient, and the last rank has none at all.
+    `part` is max_norm divided by the true norm. With the topic "missing", rank 0 has a piece
+    without a gradient, and the last rank has no gradients at all.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -41,21 +41,21 @@ class Clipping(Faulty):
         return (criterion == "missing") == (self.topic == "missing")
 
     def gradients(self, rank: int, ranks: int) -> list[Tensor | None]:
-        """Of each piece of a rank."""
+        """The gradient of each piece of a rank; None if the piece has none."""
         import torch
 
         draw = torch.Generator().manual_seed(1009 * self.seed + rank)
-        found = [(rank + 1) * torch.randn(size, generator=draw) for size in self.sizes]
-        lacks = {0: [0], ranks - 1: [*range(len(found))]} if self.topic == "missing" else {}
-        return [None if place in lacks.get(rank, ()) else one for place, one in enumerate(found)]
+        drawn = [(rank + 1) * torch.randn(size, generator=draw) for size in self.sizes]
+        lacks = {0: [0], ranks - 1: [*range(len(drawn))]} if self.topic == "missing" else {}
+        return [None if place in lacks.get(rank, ()) else g for place, g in enumerate(drawn)]
 
     def norms(self, ranks: int) -> list[list[float]]:
-        """Of each piece of each rank; 0 where there is no gradient."""
+        """The norm of each piece's gradient on each rank; 0 if there is no gradient."""
         every = [self.gradients(rank, ranks) for rank in range(ranks)]
-        return [[0.0 if g is None else float(g.double().norm()) for g in one] for one in every]
+        return [[0.0 if g is None else float(g.double().norm()) for g in gs] for gs in every]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        norm = hypot(*(one for own in self.norms(world_size) for one in own))
+        norm = hypot(*(norm for norms in self.norms(world_size) for norm in norms))
         gradients = self.gradients(rank, world_size)
         return {"sizes": self.sizes, "gradients": gradients, "max_norm": self.part * norm}
 
@@ -73,59 +73,59 @@ class Clipping(Faulty):
         )
         return {
             "norm": float(norm) if number else type(norm).__name__,
-            "after": [one.grad for one in pieces],
+            "after": [piece.grad for piece in pieces],
             "finished": sorted(finished),
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         ranks, factor = len(results), min(1.0, self.part)
         norms = self.norms(ranks)
-        true = hypot(*(one for own in norms for one in own))
-        for rank, seen in enumerate(results):
-            got = seen["norm"]
+        true = hypot(*(norm for rank_norms in norms for norm in rank_norms))
+        for rank, result in enumerate(results):
+            got = result["norm"]
             if isinstance(got, str):
                 yield self.topic, f"rank {rank}: it returns {got}."
             elif abs(got - true) > 1e-3 * true:
-                what = f"the norm returned is {got:.4g}; all ranks' gradients have {true:.4g}"
+                message = f"you return the norm {got:.4g}; the norm over all ranks is {true:.4g}"
                 why = _known(got, norms, rank, factor)
-                yield self.topic, f"rank {rank}: {what}. {why}"
-            for gradient, after in zip(self.gradients(rank, ranks), seen["after"], strict=True):
+                yield self.topic, f"rank {rank}: {message}. {why}"
+            for gradient, after in zip(self.gradients(rank, ranks), result["after"], strict=True):
                 if (gradient is None) != (after is None):
                     yield "missing", f"rank {rank}: a piece without a gradient has one now."
                 elif gradient is not None and not alike(after, gradient * factor):
                     cut = "scaled" if self.part < 1 else "kept"
                     off = off_from(after, gradient * factor)
-                    what = f"All of them are to be {factor:.3g} times what they were"
+                    wanted = f"Multiply every gradient by {factor:.3g}"
                     yield (
                         cut if self.topic == "norm" else "missing",
-                        f"rank {rank}: a gradient {off}. {what}.",
+                        f"rank {rank}: a gradient {off}. {wanted}.",
                     )
 
 
 def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: float) -> str:
-    """The known mistake that gives this norm; empty if there is none."""
-    own, sums = [hypot(*each) for each in norms], [sum(each) for each in norms]
-    pieces = "That adds up the norms of pieces. What adds up are their squares."
+    """The message for a known mistake that gives this norm; empty if no mistake fits."""
+    own, sums = [hypot(*pieces) for pieces in norms], [sum(pieces) for pieces in norms]
+    of_pieces = "That is a sum of the norms of pieces. Add their squares."
     known = [
-        (own[rank], "That is this rank's own: a rank sees its pieces alone."),
-        (sum(own), "That is the sum of the ranks' norms. What adds up are their squares."),
+        (own[rank], "That is the norm of this rank's pieces only."),
+        (sum(own), "That is the sum of the ranks' norms. Add their squares."),
         (
             sum(own) / len(own),
-            "That is the mean of the ranks' norms. What adds up are their squares.",
+            "That is the mean of the ranks' norms. Add their squares.",
         ),
         (hypot(*own) ** 2, "That is its square."),
-        (max(own), "That is the largest rank's."),
-        (sum(sums), pieces),
-        (sums[rank], pieces),
-        (hypot(*sums), pieces),
-        (hypot(*(each[0] for each in norms)), "That is the first piece of each rank alone."),
-        (factor * hypot(*own), "That is the norm afterwards: return what it was before."),
+        (max(own), "That is the largest norm of a rank."),
+        (sum(sums), of_pieces),
+        (sums[rank], of_pieces),
+        (hypot(*sums), of_pieces),
+        (hypot(*(pieces[0] for pieces in norms)), "That is the first piece of each rank only."),
+        (factor * hypot(*own), "That is the norm after clipping: return the norm before it."),
     ]
     return next((why for norm, why in known if abs(got - norm) <= 1e-3 * norm), "")
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, with max_norm below and above; and gradients that are not there."""
+    """1 to 4 ranks, with max_norm below and above the norm; then missing gradients."""
     draw = random.Random(seed)
 
     def case(low: float, high: float, topic: str = "norm") -> Clipping:
@@ -148,9 +148,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("norm", 2, "the norm of all ranks' gradients"),
-            rule("scaled", 1, "all are cut by one factor", "norm"),
-            rule("kept", 1, "shorter ones are left alone", "norm"),
-            rule("missing", 1, "and so are those that are not there", "norm", "scaled"),
+            rule("scaled", 1, "all gradients are scaled by one factor", "norm"),
+            rule("kept", 1, "gradients below max_norm are unchanged", "norm"),
+            rule("missing", 1, "pieces without a gradient keep none", "norm", "scaled"),
         ),
     ),
     reference="dtlab.parallel.zero.shards.clip_sharded_grad_norm_",

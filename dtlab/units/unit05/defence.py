@@ -1,4 +1,4 @@
-"""05/defence: one of the three plans of 05/plans, defended in writing."""
+"""05/defence: a written defence of one of the three plans of 05/plans, graded by a person."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""05/four_answers: one model, four policies, and four numbers of cards.
+"""05/four_answers: the model states of one model under four precision policies.
 
 16    Rajbhandari et al. 2020, "ZeRO", section 3.1
 18    EleutherAI's cookbook, by default; Bekman's "Machine Learning Engineering"
 20    Nanotron, in "The Ultra-Scale Playbook"
-8     seen in teaching texts; nothing is kept in fp32
+8     in teaching texts; nothing is kept in fp32
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return [
         ("your model", f"{given['parameters']:g} billion parameters, trained with Adam"),
         ("ranks", str(given["ranks"])),
-        ("bytes of one card", f"{given['card']:,}".replace(",", " ")),
+        ("bytes of one GPU", f"{given['card']:,}".replace(",", " ")),
     ]
 
 
-_MASTER = "this has the master copy whole on each rank. It is optimizer state"
+_MASTER = "this keeps the whole master copy on each rank. It is optimizer state"
 
 QUESTIONS = asked(
     _draw,
     _rows,
     choice(
         "policy",
-        "a text says that training your model takes {text:g} GB: which policy is that",
+        "a text says that training your model takes {text:g} GB: which policy does it assume",
         tuple(_TOTALS),
         formula("nearest[0]"),
-        "GB over billions of parameters are bytes per parameter.",
+        "Divide GB by billions of parameters to get bytes per parameter.",
         {
-            formula("nearest[1]"): "this is the nearest other one: divide exactly.",
+            formula("nearest[1]"): "this is the second nearest policy: divide exactly.",
             formula("'mixed' if nearest[0] == 'half_only' else 'half_only'"): "divide GB by "
-            "billions of parameters: how many bytes has each one?",
+            "billions of parameters: how many bytes does each parameter take?",
         },
     ),
     number(
@@ -64,11 +64,11 @@ QUESTIONS = asked(
         "the model states on each of your ranks at stage 1, a list of four: mixed, "
         "mixed_fp32_grads, mixed_fp32_accumulation, half_only",
         "stage_1",
-        "For each policy: bytes of weights and gradients, whole; the others over the ranks.",
+        "For each policy: weights and gradients are whole; the optimizer state is divided.",
         {
-            "gb((8, 8), (10, 8), (12, 8), (4, 4))": f"{_MASTER}, and divided.",
+            "gb((8, 8), (10, 8), (12, 8), (4, 4))": f"{_MASTER}, which is divided.",
             "gb((4, 12), (6, 12), (4, 16), (4, 4))": "this divides the buffer for gradients "
-            "at stage 1. It takes in whole gradients.",
+            "at stage 1. It accumulates whole gradients.",
             "gb((0, 16), (0, 18), (0, 20), (0, 8))": "this divides everything, as stage 3 does.",
         },
         unit="GB",
@@ -77,10 +77,10 @@ QUESTIONS = asked(
         "stage_2",
         "the same at stage 2",
         "gb((2, 14), (2, 16), (2, 18), (2, 6))",
-        "What stays whole now is the same under all four.",
+        "Only the weights stay whole, and all four policies have the same weights.",
         {
-            "gb((2, 14), (2, 16), (6, 14), (2, 6))": "this has the buffer whole. At stage 2 a "
-            "rank adds up only what it owns.",
+            "gb((2, 14), (2, 16), (6, 14), (2, 6))": "this keeps the buffer whole. At stage 2 a "
+            "rank accumulates only the gradients that it owns.",
             "gb((6, 10), (6, 12), (6, 14), (2, 6))": f"{_MASTER}.",
             "stage_1": "this is stage 1.",
         },
@@ -90,18 +90,18 @@ QUESTIONS = asked(
         "ranks",
         "the fewest ranks on which the model states fit at stage 3, in the same order",
         "cards(16, 18, 20, 8)",
-        "Bytes of the model, over those of a card, rounded up: four times.",
+        "For each policy, divide the bytes of the model by the bytes of a GPU, and round up.",
         {
-            "cards(16, 16, 16, 8)": "this takes 16 bytes for all. Add up each policy.",
-            "cards(8, 10, 12, 8)": "the first three have fp32 moments, and there are two of them.",
-            "[one - 1 for one in answer]": "each of these is one short: round up.",
+            "cards(16, 16, 16, 8)": "this uses 16 bytes for the first three. Add up each policy.",
+            "cards(8, 10, 12, 8)": "the first three policies have two fp32 moments.",
+            "[count - 1 for count in answer]": "each of these is one rank short: round up.",
         },
         exact=True,
         points=2,
     ),
     choices(
         "divided",
-        "under mixed_fp32_accumulation: what stage 2 divides",
+        "the kinds of bytes that stage 2 divides under mixed_fp32_accumulation",
         {
             "weights": "",
             "gradients": "",
@@ -115,17 +115,17 @@ QUESTIONS = asked(
         {
             "activations": "look at activations again: each rank has its own samples.",
             "weights": "look at the weights again: which stage divides them?",
-            "buffer": "look at the buffer again: who adds up which gradients at stage 2?",
-            "master": "look at the master copy again: who steps on it?",
-            "gradients": "look at the gradients again: that is what stage 2 adds.",
-            "moments": "look at the moments again: stage 1 divides them already.",
+            "buffer": "look at the buffer again: which gradients does a rank add up at stage 2?",
+            "master": "look at the master copy again: which rank updates which part of it?",
+            "gradients": "look at the gradients again: stage 2 divides these in addition.",
+            "moments": "look at the moments again: stage 1 already divides them.",
         },
     ),
     where={
         "ceil": ceil,
         "totals": _TOTALS,
         "nearest": "sorted(totals, key=lambda name: abs(totals[name] * parameters - text))",
-        # at so many bytes per parameter on every rank, and so many that are divided
+        # Pairs: bytes per parameter that every rank keeps, and bytes that are divided
         "gb": "lambda *pairs: [parameters * (whole + cut / ranks) for whole, cut in pairs]",
         "stage_1": "gb((4, 12), (6, 12), (8, 12), (4, 4))",
         "cards": "lambda *sizes: [ceil(size * parameters * 1e9 / card) for size in sizes]",

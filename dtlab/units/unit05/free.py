@@ -1,4 +1,4 @@
-"""05/free: the memory of a block's whole parameters is given back, and can be filled again."""
+"""05/free: free the memory of a block's full parameters so that a later gather can refill it."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 _BACK = (
-    "Autograd has saved views of it for backward, and they keep the storage alive: change its "
-    "size, not who refers to it."
+    "Autograd has saved views of it for backward, and these keep the storage alive: resize the "
+    "storage, since dropping references does not free it."
 )
 _OWN = (
-    "Before its first gather a block has memory of its own beside flat: who holds it afterwards?"
+    "Before the first gather, parameters have memory apart from flat. Which tensors still hold it?"
 )
-_ONE = "One NaN is enough, of 4 bytes: `expand` gives it a shape, and no memory."
-_SHAPES = "`gather` cuts flat by them: let each parameter keep its shape, and its object."
-_NAN = "Else whoever forgets to gather computes with numbers that are not there, or crashes."
-_READ = "What autograd has saved is not to be changed: nobody writes into a parameter or flat."
+_ONE = "One NaN of 4 bytes is enough: `expand` gives it a shape without more memory."
+_SHAPES = "`gather` splits flat by these shapes: keep each parameter's shape and object."
+_NAN = "With NaN, a block that is not gathered gives NaN outputs rather than wrong numbers."
+_READ = "Do not write into a parameter or flat: autograd needs the tensors that it has saved."
 
 
 class Freeing(OnBlock):
-    """`fn(block, flat)` after a forward pass; with the topic "own" before the first gather.
+    """A call of `fn(block, flat)` after a forward pass, or before the first gather (topic "own").
 
-    Then the parameters have memory of their own, as `shard` leaves them.
+    Before the first gather the parameters have memory apart from flat, as after `shard`.
     """
 
     @staticmethod
@@ -51,67 +51,67 @@ class Freeing(OnBlock):
 
         parameters, own = list(block.parameters()), given["topic"] == "own"
         with Alive(*parameters) as alive:
-            flat, shapes = flat_of(parameters, 2), [one.shape for one in parameters]
+            flat, shapes = flat_of(parameters, 2), [p.shape for p in parameters]
             numbers = flat.clone()
             if not own:
                 lay(block, flat)
             loss = None if own else loss_of(block, given["inputs"])
             others = alive.bytes - flat.nbytes * (1 + own)
             fn(block, flat)
-            storages = {one.untyped_storage().data_ptr(): one for one in parameters}
-            seen = {
+            storages = {p.untyped_storage().data_ptr(): p for p in parameters}
+            result = {
                 "flat": flat.untyped_storage().nbytes(),
                 "left": alive.bytes - others - flat.untyped_storage().nbytes(),
-                "placeholders": sum(one.untyped_storage().nbytes() for one in storages.values()),
+                "placeholders": sum(p.untyped_storage().nbytes() for p in storages.values()),
                 "same": all(a is b for a, b in zip(parameters, block.parameters(), strict=False)),
-                "shapes": [one.shape for one in parameters] == shapes,
+                "shapes": [p.shape for p in parameters] == shapes,
                 "nan": all(map(_is_nan, parameters)),
             }
-            if loss is not None and seen["same"] and flat.shape == numbers.shape:
+            if loss is not None and result["same"] and flat.shape == numbers.shape:
                 for parameter, shape in zip(parameters, shapes, strict=True):
                     parameter.data = parameter.data.new_empty(shape)
                 fill(flat, numbers)
                 lay(block, flat)
                 try:
                     loss.backward()
-                    seen["gradients"] = [one.grad for one in parameters]
+                    result["gradients"] = [p.grad for p in parameters]
                 except RuntimeError as error:
-                    seen["raised"] = str(error).partition(":")[0][:120]
-        return seen
+                    result["raised"] = str(error).partition(":")[0][:120]
+        return result
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        (seen,) = results
+        (result,) = results
         size = 4 * self.elements
-        left, too_much = f"{seen['left']} of {size} bytes", seen["left"] > size // 4
-        if too_much and seen["nan"] and seen["placeholders"] > size // 4:
-            yield self.topic, f"placeholders take {seen['placeholders']} of {size} bytes. {_ONE}"
-        elif self.topic == "own" and seen["same"] and too_much:
-            yield "own", f"{left} are left. {_OWN}"
-        elif self.topic == "storage" and seen["flat"]:
-            yield "storage", f"the storage of flat still has {seen['flat']} bytes. {_BACK}"
+        left, too_much = f"{result['left']} of {size} bytes", result["left"] > size // 4
+        if too_much and result["nan"] and result["placeholders"] > size // 4:
+            yield self.topic, f"placeholders take {result['placeholders']} of {size} bytes. {_ONE}"
+        elif self.topic == "own" and result["same"] and too_much:
+            yield "own", f"{left} are still allocated. {_OWN}"
+        elif self.topic == "storage" and result["flat"]:
+            yield "storage", f"the storage of flat still has {result['flat']} bytes. {_BACK}"
         elif self.topic == "storage" and too_much:
-            yield "storage", f"{left} of the block are left somewhere. {_BACK}"
-        if not seen["same"] or not seen["shapes"]:
-            yield "shapes", f"parameters have lost their shapes, or are others. {_SHAPES}"
-        elif not seen["nan"]:
+            yield "storage", f"{left} of the block are still allocated. {_BACK}"
+        if not result["same"] or not result["shapes"]:
+            yield "shapes", f"parameters have other shapes, or are other objects. {_SHAPES}"
+        elif not result["nan"]:
             yield "nan", f"a freed parameter does not read as NaN. {_NAN}"
-        wanted, got = gradients_of(self.module(), self.inputs()), seen.get("gradients")
-        if raised := seen.get("raised"):
+        wanted, got = gradients_of(self.module(), self.inputs()), result.get("gradients")
+        if raised := result.get("raised"):
             yield "backward", f"after the next gather, backward raises: {raised}. {_READ}"
         elif got is not None and not all(map(alike, got, wanted)):
             yield "backward", f"after the next gather, backward has wrong gradients. {_READ}"
 
 
 def _is_nan(parameter: Any) -> bool:
-    """Whether every element is NaN; memory that was freed is not read."""
+    """Whether every element is NaN; False, without reading, if the memory is freed."""
     sizes = zip(parameter.shape, parameter.stride(), strict=True)
     end = parameter.storage_offset() + 1 + sum((size - 1) * stride for size, stride in sizes)
-    there = parameter.untyped_storage().nbytes() >= 4 * end
-    return there and bool(parameter.detach().isnan().all())
+    is_allocated = parameter.untyped_storage().nbytes() >= 4 * end
+    return is_allocated and bool(parameter.detach().isnan().all())
 
 
 class LargeFree(OnLargeBlock):
-    """After a forward pass, with parameters that are views of flat."""
+    """A call after a forward pass, with parameters that are views of flat."""
 
     moments = (Moment("storage", "after free", lambda size, n: -size, _BACK),)
 
@@ -129,7 +129,7 @@ class LargeFree(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """After forward, and before the first gather."""
+    """Calls after forward, and before the first gather."""
     draw = random.Random(seed)
 
     def cases(topic: str) -> list[Freeing]:
@@ -139,7 +139,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _after_storage(name: str, right: str, *before: str) -> Rule:
-    """A criterion that an answer would earn by freeing nothing, so "storage" comes first."""
+    """A criterion blocked by "storage": a function that frees nothing would pass it."""
     return Rule(name, 1, judge(name, right, *before), "storage")
 
 
@@ -152,11 +152,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("storage", 2, "storage is given back after forward", also=grown_by("storage")),
-            _after_storage("own", "and so is the block's own memory at first"),
+            rule("storage", 2, "storage is freed after forward", also=grown_by("storage")),
+            _after_storage("own", "the parameters' first memory is freed, too"),
             _after_storage("shapes", "parameters keep objects and shapes"),
-            _after_storage("nan", "what is freed reads as NaN", "shapes"),
-            _after_storage("backward", "the next gather serves backward"),
+            _after_storage("nan", "freed parameters read as NaN", "shapes"),
+            _after_storage("backward", "backward works after the next gather"),
         ),
     ),
     reference="dtlab.parallel.zero.sharded_block.FlatShard",

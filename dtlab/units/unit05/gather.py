@@ -1,4 +1,4 @@
-"""05/gather: the full parameters of a block, as views of its flat tensor, just before use."""
+"""05/gather: gather the full parameters of a block, as views of its flat tensor, before use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Gathering(OnBlock):
-    """`fn(block, flat, piece)`; with the topic "backward" again, between forward and backward."""
+    """A call of `fn(block, flat, piece)`, and another before backward (topic "backward")."""
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
@@ -38,10 +38,10 @@ class Gathering(OnBlock):
         flat = torch.zeros(len(piece) * dist.get_world_size())
         flat.untyped_storage().resize_(0)
         fn(block, flat, piece)
-        storages = [one.untyped_storage().data_ptr() for one in block.parameters()]
-        seen = {
+        storages = [p.untyped_storage().data_ptr() for p in block.parameters()]
+        result = {
             "after": values_of(block),
-            "views": [one == flat.untyped_storage().data_ptr() != 0 for one in storages],
+            "views": [address == flat.untyped_storage().data_ptr() != 0 for address in storages],
         }
         if given["topic"] == "backward":
             loss = loss_of(block, given["inputs"])
@@ -49,42 +49,42 @@ class Gathering(OnBlock):
             fn(block, flat, piece)
             loss.backward()
         return {
-            **seen,
+            **result,
             "same": all(a is b for a, b in zip(before, block.parameters(), strict=False)),
-            "gradients": [one.grad for one in block.parameters()],
+            "gradients": [p.grad for p in block.parameters()],
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         module, old = self.module(later=1), list(self.module().parameters())
         gradients = gradients_of(module, self.inputs())
-        for rank, seen in enumerate(results):
-            if not seen["same"]:
+        for rank, result in enumerate(results):
+            if not result["same"]:
                 yield "views", _SAME
             for place, (name, wanted) in enumerate(module.named_parameters()):
-                got = seen["after"][place]
+                got = result["after"][place]
                 if not alike(got, wanted):
                     stale = alike(got, old[place])
-                    how = "still has its old numbers" if stale else off_from(got, wanted)
+                    how = "still has its old values" if stale else off_from(got, wanted)
                     yield "values", f"rank {rank}, {name} {how}. {_ORDER}"
-                elif not seen["views"][place]:
-                    yield "views", f"rank {rank}, {name} has memory of its own. {_VIEW}"
-            if self.topic == "backward" and not all(map(alike, seen["gradients"], gradients)):
+                elif not result["views"][place]:
+                    yield "views", f"rank {rank}, {name} is not a view of flat. {_VIEW}"
+            if self.topic == "backward" and not all(map(alike, result["gradients"], gradients)):
                 yield "backward", f"rank {rank}: gradients are not those of the gathered block."
 
 
-_ORDER = "The pieces of all ranks, one after the other, are flat; parameters lie in it end to end."
+_ORDER = "flat is the pieces of all ranks in order, and contains the parameters one after another."
 _SAME = (
-    "the block has other parameter objects afterwards. Keep those that it has, and set their "
-    "`.data`: hooks and gradients hang on them."
+    "the block has other parameter objects afterwards. Keep the old objects, and set their "
+    "`.data`: hooks and gradients belong to these objects."
 )
-_VIEW = "With flat that is twice the bytes: let `parameter.data` be a view of its place in flat."
+_VIEW = "A copy doubles the memory: make `parameter.data` a view of its place in flat."
 _SENT = traffic(
-    "bytes", 1, "Each rank has its piece to send alone: which collective fills flat with pieces?"
+    "bytes", 1, "Each rank sends only its piece: which collective fills flat with all pieces?"
 )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; again for backward; and a block that is seen on the wire."""
+    """1 to 4 ranks; two gathers for backward; and a block large enough to measure bytes."""
     draw = random.Random(seed)
 
     def cases(topic: str, *nets: Net) -> list[Gathering]:
@@ -106,9 +106,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("values", 2, "the block has all numbers, on 1 to 4 ranks"),
-            rule("views", 2, "they are views of flat", "values"),
-            rule("backward", 2, "backward finds them again", "values"),
+            rule("values", 2, "the block has all parameter values, on 1 to 4 ranks"),
+            rule("views", 2, "the parameters are views of flat", "values"),
+            rule("backward", 2, "backward works after another gather", "values"),
             rule("bytes", 1, "a rank sends (N-1)/N of the block", "values", also=_SENT),
         ),
     ),

@@ -1,4 +1,4 @@
-"""05/giant_gather: one giant gather."""
+"""05/giant_gather: repair a script that gathers nearly the whole model in one all-gather."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dtlab.units.unit05.runs import EXACT, ROOM, SYMPTOMS, ShardedRun, largest_g
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Many narrow layers, a small part of the model each; and a few that are twice as wide.
+    """A model of many narrow layers, and one of a few layers that are about four times as wide.
 
-    So neither a number of elements nor a part of the model says which modules are layers.
+    Neither a number of elements nor a fraction of the model tells which modules are layers.
     """
     draw = random.Random(seed)
     width, depth = 2 * draw.randint(6, 9), draw.randint(22, 26)
@@ -23,23 +23,24 @@ def _trials(seed: int) -> list[Trial]:
     return [trial(3, deep), trial(3, ShardedRun(deep.seed + 1, 64, 4))]
 
 
-def _too_much_whole(case: ShardedRun, results: list[Any], one: Observation) -> str:
-    for rank, seen in enumerate(results):
-        part = seen["whole"] / (4 * case.elements)
+def _too_much_whole(case: ShardedRun, results: list[Any], run: Observation) -> str:
+    for rank, result in enumerate(results):
+        part = result["whole"] / (4 * case.elements)
         if part > 0.5:
             return f"while a layer computes on rank {rank}, {part:.0%} of the model is whole."
-    largest, goal = largest_gather(one), 4 * max(case.layer, case.root)
+    largest, goal = largest_gather(run), 4 * max(case.layer, case.root)
     if largest > ROOM * goal:
         return (
             f"the largest all-gather has {largest:,} bytes, and a layer {4 * case.layer:,}. Which "
-            "modules of this model are blocks? It is not the notebook's size."
+            "modules of this model are blocks? It has another size than in the notebook."
         )
-    gathered = sum(event.bytes for event in events_of(one, "all_gather"))
-    steps = min(case.steps, len(results[0]["losses"]))  # too few are told elsewhere
+    gathered = sum(event.bytes for event in events_of(run, "all_gather"))
+    steps = min(case.steps, len(results[0]["losses"]))  # "training" reports missing steps
     if gathered < 0.9 * 2 * 4 * case.elements * steps:
         return (
-            f"{gathered // steps:,} bytes are gathered in a step, of {4 * case.elements:,}. "
-            "What is not gathered for backward stayed whole after forward."
+            f"{gathered // steps:,} bytes are gathered in a step; the model has "
+            f"{4 * case.elements:,}. Parameters that are not gathered again for backward have "
+            "stayed whole since forward."
         )
     return ""
 
@@ -53,25 +54,25 @@ PART = script_part(
     scene(),
     _trials,
     (
-        criterion("peak", 2, "a layer at a time", _too_much_whole),
-        criterion("training", 1, "as one process", other_losses(EXACT), waits=True),
+        criterion("peak", 2, "only one layer is whole at a time", _too_much_whole),
+        criterion("training", 1, "it trains as one process does", other_losses(EXACT), waits=True),
     ),
     SYMPTOMS,
     [
         "return sum(one.numel() for one in module.parameters()) >= 5000",
         "sharded = Zero3(model, blocks=is_block)",
     ],
-    "Who decides what is gathered together?",
+    "Which line decides which parameters are gathered together?",
     proof=proof(
         lambda scene: {"bytes": largest_gather(scene.one)},
         "bytes",
-        "Look through the events called all_gather, of one rank: which has the most bytes?",
+        "Find the event of one rank called all_gather that has the most bytes.",
         {
-            "bytes / ranks": "that is what one rank has of it.",
+            "bytes / ranks": "that is one rank's part of it.",
             "bytes / 4": "those are elements: a parameter has 4 bytes.",
-            "4 * case.elements": "that is the whole model: what is outside its layers?",
-            "4 * case.layer": "that is one layer, as it should be.",
-            "4 * case.root": "that is what is in no layer.",
+            "4 * case.elements": "that is the whole model. Some parameters are in no layer.",
+            "4 * case.layer": "that is one layer, the size that it should be.",
+            "4 * case.root": "those are the parameters outside of layers.",
         },
         tolerance=0.001,
     ),

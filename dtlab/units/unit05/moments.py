@@ -1,4 +1,4 @@
-"""05/moments: what a rank holds, and when, in a step of stage 3."""
+"""05/moments: which weights a rank holds at each moment of a step under ZeRO stage 3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _draw(draw: Random) -> Values:
     names = list(range(1, len(_EVENTS) + 1))
     draw.shuffle(names)
     return {
-        "names": names,  # the number that each event has
+        "names": names,  # the number of each event
         "layers": draw.choice((16, 20, 24, 30, 32, 40)),
         "block": draw.randrange(40, 300, 5),  # millions of parameters
         "ranks": draw.choice((4, 8, 16)),
@@ -37,7 +37,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return [
         ("your model", f"{given['layers']} blocks of {given['block']} million parameters"),
         ("your step", f"{given['ranks']} ranks, {given['count']} microbatches"),
-        *((f"event {number}", what) for number, what in by_number),
+        *((f"event {number}", event) for number, event in by_number),
     ]
 
 
@@ -49,10 +49,10 @@ QUESTIONS = asked(
         "the numbers of the events, in the order in which they happen to one block in a step of "
         "one microbatch, as a list",
         "names",
-        "Nothing computes without its weights, and nobody keeps them longer than needed.",
+        "A block needs its weights to compute, and a rank frees them as soon as possible.",
         {
             "in_order(0, 1, 3, 2, 4, 5, 6)": "here weights are gathered while they are still "
-            "there: between forward and backward of a block all later blocks have their turn.",
+            "whole. All later blocks run between the forward and backward pass of a block.",
             "in_order(0, 1, 2, 3, 4, 6, 5)": "the step needs gradients averaged over all ranks.",
             "in_order(0, 1, 2, 4, 3, 5, 6)": "backward computes the gradient of a layer's input "
             "from its weights.",
@@ -65,12 +65,12 @@ QUESTIONS = asked(
         "the all-gathers and the reduce-scatters that a rank takes part in during your step, "
         "as a list of two, if every block is freed after its forward pass",
         "[2 * layers * count, layers * count]",
-        "In one microbatch, for one block: how many of each?",
+        "How many of each does one block need in one microbatch?",
         {
             "[layers * count, layers * count]": "backward needs the weights too.",
-            "[2 * layers, layers]": "this is one microbatch. What can wait for the last one?",
-            "[2 * layers * count, layers]": "whole gradients of all blocks, until the last "
-            "microbatch: who would hold them?",
+            "[2 * layers, layers]": "this is one microbatch. None of it can wait for the last.",
+            "[2 * layers * count, layers]": "this would keep the whole gradients of all blocks "
+            "until the last microbatch.",
         },
         exact=True,
     ),
@@ -81,10 +81,10 @@ QUESTIONS = asked(
         "computes and the next one is being gathered; between forward and backward, all "
         "blocks freed",
         "held(0, 1, 2, 0)",
-        "A rank's own shard is always there. How many whole blocks come on top?",
+        "A rank always holds its own shard. How many whole blocks does it hold in addition?",
         {
-            "[0, whole, 2 * whole, 0]": "a rank's own shard is in none of these.",
-            "held(0, 1, 1, 0)": "what is prefetched takes room as well.",
+            "[0, whole, 2 * whole, 0]": "these leave out the rank's own shard.",
+            "held(0, 1, 1, 0)": "the prefetched block takes memory as well.",
             "held(0, layers, layers, layers)": "a rank never has all blocks at once.",
             "held(0, 1, 2, 1)": "by then the last block has been freed as well.",
         },
@@ -95,11 +95,11 @@ QUESTIONS = asked(
         "one_block",
         "the largest size of gathered weights without a wrap policy: the model is one block",
         "layers * whole",
-        "What does the first operation of the forward pass wait for now?",
+        "Which weights must be gathered before the first operation of the forward pass?",
         {
             "whole": "this is one of the blocks that a policy would make.",
             "2 * whole": "this is two of the blocks that a policy would make.",
-            "shard": "this is a rank's own part. And what is gathered?",
+            "shard": "this is a rank's own shard, not the gathered weights.",
         },
         unit="MB",
     ),
@@ -107,7 +107,7 @@ QUESTIONS = asked(
         "claims",
         "which of these claims hold",
         {
-            "everything": "stage 3 divides all that a rank holds",
+            "everything": "stage 3 divides all bytes that a rank holds",
             "forward": "stage 3 gathers weights in the forward pass only",
             "again": "stage 3 gathers the weights of a block anew in each microbatch",
             "whole": "at stage 2 each rank has all weights at all times",
@@ -115,12 +115,12 @@ QUESTIONS = asked(
             "own": "at stages 1 to 3 a rank's optimizer steps on its own part of the parameters",
         },
         {"again", "whole", "own"},
-        "Go through them one by one, with a moment of the step in mind.",
+        "Check each claim at each moment of the step.",
         {
-            "everything": "look at `everything` again: what of activations?",
-            "forward": "look at `forward` again: what is there when backward comes by?",
+            "everything": "look at `everything` again: does stage 3 divide activations?",
+            "forward": "look at `forward` again: which weights are there when backward begins?",
             "samples": "look at `samples` again: that is tensor parallelism.",
-            "again": "look at `again` again: what is left of a block after backward?",
+            "again": "look at `again` again: which weights are left after backward?",
             "whole": "look at `whole` again: what does stage 2 divide, and what not?",
             "own": "look at `own` again: what is divided from stage 1 on?",
         },

@@ -1,8 +1,8 @@
-"""05/plans: stage, ranks, precision and recomputation for three models.
+"""05/plans: choose ZeRO stage, ranks, precision and recomputation for three models.
 
-The models are drawn from the learner's id, and plans are judged by arithmetic alone: all that are
-allowed are gone through. A plan earns a point for each of four steps,
-legal, fits, sends least, computes least, as far as it comes.
+The models are drawn from the learner's id. Plans are judged by arithmetic, by comparison with all
+allowed plans. A plan earns a point for each of four steps, in order, until the first that fails:
+it is allowed, it fits, no plan that fits sends less, and none of these computes less twice.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from dtlab.predict.activations import Recompute, activation_bytes
 from dtlab.predict.communication import zero_traffic
 from dtlab.predict.memory import POLICIES, model_states
 
-# The rules as arithmetic: what a plan needs, what it sends, which plans are allowed -------------
+# The rules as arithmetic: bytes that a plan needs and sends, and which plans are allowed ---------
 #
-#     bytes on a rank = model states + whole blocks + activations + reserve   <= those of the card
-#     blocks            stage 2: gradients of one, until they are reduced
+#     bytes on a rank = model states + whole blocks + activations + reserve   <= bytes of a GPU
+#     blocks            stage 2: gradients of one block, until they are reduced
 #                       stage 3: the same, and weights of two: one computes, one is prefetched
-#     activations       of all layers as they are kept, of one as if nothing were recomputed
+#     activations       saved ones of all layers but one; that one without recomputation
 #
-# A model has layers of 12h^2 + 13h parameters, a block each; embeddings are left out.
+# Each layer of a model is a block of 12h^2 + 13h parameters; embeddings are left out.
 
-RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)  # by how much is computed twice
-DEMANDS: Final = {  # the policies that have in fp32: the weights; the gradients as well
+RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)  # in order of recomputed work
+DEMANDS: Final = {  # policies with fp32 weights; policies with fp32 weights and gradients
     "master": ("mixed", "mixed_fp32_grads", "fp32"),
     "gradients": ("mixed_fp32_grads", "fp32"),
 }
 
 
 class Plan(NamedTuple):
-    """How a model is trained: ZeRO's stage, ranks, the precision policy, what is recomputed."""
+    """How a model is trained: ZeRO stage, ranks, precision policy, and recomputation."""
 
     stage: int
     ranks: int
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A plan that is allowed: bytes that a rank sends in a step, and that it needs, by kind."""
+    """An allowed plan, the bytes that a rank sends in a step, and the bytes it needs, by kind."""
 
     plan: Plan
     sent: float
@@ -60,18 +60,18 @@ class Row(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes on a rank."""
+        """Bytes that a rank needs."""
         return sum(self.needs.values())
 
     @property
     def twice(self) -> int:
-        """How much is computed twice: 0 is nothing."""
+        """The amount of recomputation, as an index of `RECOMPUTE`: 0 is none."""
         return RECOMPUTE.index(self.plan.recompute)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A transformer, the step that is asked for, and the cluster; sizes in bytes."""
+    """A transformer, its training step, and the cluster; `card` and `reserve` are in bytes."""
 
     layers: int
     hidden: int
@@ -98,7 +98,7 @@ class Model:
 
     @property
     def given(self) -> dict[str, Any]:
-        """As the learner gets it."""
+        """The values that the learner gets."""
         return {"parameters": self.parameters, "block": self.block} | asdict(self)
 
     def objection(self, plan: Plan) -> str:
@@ -107,9 +107,9 @@ class Model:
         if plan.stage not in range(4):
             return f"there is no stage {plan.stage}, only 0 to 3"
         if plan.policy not in DEMANDS[self.demand]:
-            return f"policy {plan.policy!r} has not what the model demands"
+            return f"policy {plan.policy!r} does not keep in fp32 what the model demands"
         if not self.least_ranks <= ranks <= most:
-            return f"{count_ranks(ranks)}, where {self.least_ranks} to {most} are allowed"
+            return f"{count_ranks(ranks)}, but {self.least_ranks} to {most} are allowed"
         if ranks % node:
             return f"{count_ranks(ranks)} would not fill whole nodes of {node}"
         if self.batch % (ranks * self.microbatch):
@@ -118,13 +118,13 @@ class Model:
         return ""
 
     def ranks(self) -> list[int]:
-        """The numbers of ranks that are allowed."""
+        """The allowed numbers of ranks."""
         policy, node = DEMANDS[self.demand][0], self.gpus_per_node
         every = range(node, self.nodes * node + 1, node)
         return [ranks for ranks in every if not self.objection(Plan(0, ranks, policy, "none"))]
 
     def row(self, plan: Plan) -> Row:
-        """What an allowed plan sends and needs."""
+        """The bytes that an allowed plan sends and needs."""
         stage, ranks, policy = plan.stage, plan.ranks, POLICIES[plan.policy]
         count = self.batch // (ranks * self.microbatch)
         traffic = zero_traffic(self.parameters, stage, ranks, count)
@@ -138,7 +138,7 @@ class Model:
         return Row(plan, traffic.nbytes(policy.weights, policy.gradients), needs)
 
     def _kept(self, recompute: Recompute) -> int:
-        """Bytes of one layer's activations."""
+        """Bytes of one layer's saved activations."""
         sizes = self.sequence, self.microbatch, self.hidden, self.heads
         return activation_bytes(*sizes, recompute=recompute, dropout=False)
 
@@ -149,36 +149,36 @@ class Model:
         return sorted(rows, key=lambda row: (row.sent, row.twice))
 
     def rows(self) -> list[Row]:
-        """All allowed plans, those that send least first, and of these what computes least."""
+        """All allowed plans, sorted by bytes sent, then by the amount of recomputation."""
         return self._sorted
 
     def best(self) -> Row | None:
-        """The first of them that fits; None where none does."""
+        """The first of `rows` that fits; None if none fits."""
         return next((row for row in self.rows() if row.total <= self.card), None)
 
 
 def model_of(given: Mapping[str, Any]) -> Model:
-    """The model of what a learner got."""
+    """The model with the values that a learner got."""
     return Model(**{field.name: given[field.name] for field in fields(Model)})
 
 
-# The models, drawn so that each teaches something, and no rule of thumb finds all ---------------
+# The models, drawn so that no single rule of thumb finds all three plans ------------------------
 #
 #     small     gradients in fp32: stage 1 sends less than stage 0, which fits as well
-#     middle    stage 2 fits if layers are computed twice; stage 3 would fit with less of that
-#     large     stage 3 alone fits, and sends least on all ranks
+#     middle    stage 2 fits only with recomputation; stage 3 would fit with less recomputation
+#     large     only stage 3 fits, and it sends least on the largest number of ranks
 #
-# In each of them a plan that would be better misses its card by little: the reserve is drawn last.
-# Who leaves a kind of bytes out takes one that does not fit, in one of the three at least.
+# In each model a better plan exceeds the GPU's memory by little, since the reserve is drawn last.
+# A search that leaves out a kind of bytes finds a plan that does not fit in at least one model.
 
 NAMES: Final = ("a", "b", "c")
-LEFT_OUT: Final = {  # kinds of bytes that a search may forget
+LEFT_OUT: Final = {  # kinds of bytes that a search may leave out
     "reserve": "the reserve",
-    "blocks": "the blocks that are whole for a while",
+    "blocks": "the blocks that are temporarily whole",
     "activations": "activations",
 }
-_STEP, _LEAST, _MOST = 10**8, 10, 100  # bytes of a reserve: a tenth of a GB, 1 to 10 GB
-_SIZES: Final[dict[str, tuple[Sequence[Any], ...]]] = {  # of a small, a middle, a large model
+_STEP, _LEAST, _MOST = 10**8, 10, 100  # a reserve is 10 to 100 steps of 0.1 GB, in bytes
+_SIZES: Final[dict[str, tuple[Sequence[Any], ...]]] = {  # for a small, a middle, a large model
     "hidden": ((2048, 2304, 2560), (5632, 6144, 6656, 7168), (8192, 9216, 10240, 12288)),
     "layers": ((24, 28, 32, 36, 40), (40, 44, 48, 52, 56), (60, 64, 72, 80)),
     "sequence": ((2048, 4096), (2048,), (2048,)),
@@ -204,22 +204,22 @@ def draw_models(draw: Random) -> dict[str, Model]:
 
 
 def _misleads(model: Model, piece: str) -> bool:
-    """Whether a search that leaves this piece out finds what does not fit."""
-    found = next(row for row in model.rows() if row.total - row.needs[piece] <= model.card)
-    return found.total > model.card
+    """Whether a search that leaves out this kind of bytes finds a plan that does not fit."""
+    first = next(row for row in model.rows() if row.total - row.needs[piece] <= model.card)
+    return first.total > model.card
 
 
 def _drawn(draw: Random, stage: int) -> Model:
-    """A model of which this stage is best, with a reserve that a better plan just misses."""
+    """A model for which this stage is best, with a reserve that makes a better plan fail."""
     while True:
         bare = _bare({name: draw.choice(of[stage - 1]) for name, of in _SIZES.items()})
-        found = [one for one in dict.fromkeys(_reserves(bare)) if _teaches(stage, bare, one)]
-        if found:
-            return replace(bare, reserve=draw.choice(found))
+        reserves = [r for r in dict.fromkeys(_reserves(bare)) if _teaches(stage, bare, r)]
+        if reserves:
+            return replace(bare, reserve=draw.choice(reserves))
 
 
 def _bare(size: dict[str, Any]) -> Model:
-    """One of these sizes, with nothing reserved."""
+    """A model of this size without a reserve."""
     card, least, count = (size.pop(name) for name in ("card", "least_nodes", "micro_batches"))
     node, heads = size["gpus_per_node"], size["hidden"] // 128
     batch = size["nodes"] * node * size["microbatch"] * count
@@ -229,7 +229,7 @@ def _bare(size: dict[str, Any]) -> Model:
 
 
 def _reserves(bare: Model) -> Iterator[int]:
-    """The least reserves with which a plan of less bytes than all before it misses the card."""
+    """The least reserve that excludes each plan that needs fewer bytes than all before it."""
     least = inf
     for row in bare.rows():
         if row.total < least:
@@ -240,7 +240,7 @@ def _reserves(bare: Model) -> Iterator[int]:
 
 
 def _teaches(stage: int, bare: Model, reserve: int) -> bool:
-    """Whether, of the plans that fit, the best has this stage, and a rule of thumb misses it."""
+    """Whether the best plan that fits has this stage, and a rule of thumb does not find it."""
     fitting = [row for row in bare.rows() if row.total <= bare.card - reserve]
     if not fitting or fitting[0].plan.stage != stage:
         return False
@@ -252,23 +252,24 @@ def _teaches(stage: int, bare: Model, reserve: int) -> bool:
     return least > 0
 
 
-# How a plan is judged ---------------------------------------------------------------------------
+# Judging of a plan ------------------------------------------------------------------------------
 
 _FORM = '{"stage": ..., "ranks": ..., "policy": ..., "recompute": ...}'
 _SENDS_MORE = {
     "stage": "Is there another stage that fits and sends less?",
-    "ranks": "The stage is the right one. With which ranks does it send least, and why?",
-    "policy": "Stage and ranks are right. Of what does a policy send how many bytes?",
+    "ranks": "The stage is right. With which number of ranks does it send least, and why?",
+    "policy": "Stage and ranks are right. How many bytes of weights and of gradients does each "
+    "policy send?",
 }
 _LARGEST = {
-    "states": "the model states: of weights, gradients and optimizer state, which does this stage "
+    "states": "the model states: which of weights, gradients and optimizer state does this stage "
     "leave whole on every rank?",
-    "activations": "activations: what keeps fewer of them, and what does that cost?",
+    "activations": "activations: how can you save fewer of them, and what does that cost?",
 }
 
 
 def steps_of(model: Model, answer: Any) -> list[Verdict]:
-    """What is said of a plan: legal, fits, sends least, computes least; up to the first loss."""
+    """Verdicts on allowed, fits, sends least and computes least, up to the first loss."""
     plan = _read(answer)
     wrong = plan if isinstance(plan, str) else model.objection(plan)
     if isinstance(plan, str) or wrong:
@@ -281,13 +282,13 @@ def steps_of(model: Model, answer: Any) -> list[Verdict]:
         return [*steps, lost(_more(model, row, best))]
     steps.append(ok("no plan that fits sends less"))
     if row.twice > best.twice:
-        twice = f"another plan that sends as little computes less twice than {plan.recompute!r}."
+        twice = f"another plan that sends as little recomputes less than {plan.recompute!r}."
         return [*steps, lost(twice)]
-    return [*steps, ok("none of those computes less twice")]
+    return [*steps, ok("no such plan recomputes less")]
 
 
 def _read(answer: Any) -> Plan | str:
-    """The plan, or what is wrong with the way in which it is written."""
+    """The plan, or a message on how it must be written."""
     if not isinstance(answer, Mapping):
         return f"is {kind_in_words(answer)}: write {_FORM}"
     missing = [name for name in Plan._fields if answer.get(name) is None]
@@ -308,25 +309,25 @@ def _over(model: Model, row: Row) -> str:
     over = row.total - model.card
     count = "1 byte" if over == 1 else f"{over:,} bytes"
     missed = [words for name, words in LEFT_OUT.items() if over <= row.needs[name]]
-    why = f"It would fit without {' or '.join(missed)}: is all of it counted?"
+    why = f"It would fit without {' or '.join(missed)}: have you counted all bytes?"
     if not missed:
-        why = f"Most of it are {_LARGEST[max(_LARGEST, key=lambda name: row.needs[name])]}"
-    return f"it takes {count} more than the card's {model.card:,}. {why}"
+        why = f"The largest part is {_LARGEST[max(_LARGEST, key=lambda name: row.needs[name])]}"
+    return f"it takes {count} more than the GPU's {model.card:,}. {why}"
 
 
 def _more(model: Model, row: Row, best: Row) -> str:
-    same = {one.plan for one in model.rows() if one.sent == best.sent}
-    agrees = sum(any(row.plan[:n] == one[:n] for one in same) for n in (1, 2))
+    same = {other.plan for other in model.rows() if other.sent == best.sent}
+    agrees = sum(any(row.plan[:n] == plan[:n] for plan in same) for n in (1, 2))
     sent, more = f"{row.sent / 1e9:,.2f} GB", f"{(row.sent - best.sent) / 1e9:,.2f} GB"
     return (
-        f"each rank sends {sent} in a step, {more} more than with the best plan that fits. "
+        f"each rank sends {sent} in a step, {more} more than in the best plan that fits. "
         f"{_SENDS_MORE[Plan._fields[agrees]]}"
     )
 
 
 @dataclass(frozen=True)
 class PlanOf:
-    """A kind of answer: the plan for one of the models."""
+    """The kind of answer that is a plan for one of the models."""
 
     model: str
     mistakes = tuple(starmap(Mistake, (LEFT_OUT | _SENDS_MORE).items()))
@@ -341,21 +342,21 @@ class PlanOf:
 
     def judge(self, answer: Any, given: Values) -> Verdict:
         steps = steps_of(model_of(given[self.model]), answer)
-        return steps[-1]._replace(message="; ".join(one.message for one in steps))
+        return steps[-1]._replace(message="; ".join(step.message for step in steps))
 
     def distinct(self, given: Values) -> bool:
         return True
 
 
 class _Asked(Question):
-    """A question for the plan of the model with its name, which gives a point for each step."""
+    """A question for the plan of the model `name`, with a point for each step."""
 
     def settle(self, answer: Any, given: Values) -> Criterion:
         criterion = super().settle(answer, given)
         if criterion.status == "blocked":
             return criterion
         steps = steps_of(model_of(given[self.name]), answer)
-        return replace(criterion, earned=[one.status for one in steps].count("ok"))
+        return replace(criterion, earned=[step.status for step in steps].count("ok"))
 
 
 # The part ---------------------------------------------------------------------------------------
@@ -388,8 +389,8 @@ def _rows(given: Values) -> Iterator[tuple[str, str]]:
         )
         yield (
             f"{name}: the cluster",
-            f"{model.nodes} nodes of {model.gpus_per_node} cards, at least {model.least_ranks} "
-            f"ranks; {card} bytes each, {reserve} of them reserved",
+            f"{model.nodes} nodes of {model.gpus_per_node} GPUs, at least {model.least_ranks} "
+            f"ranks; {card} bytes per GPU, {reserve} of them reserved",
         )
 
 

@@ -1,4 +1,4 @@
-"""05/policies: two precision policies."""
+"""05/policies: repair a script whose layers reduce their gradients in 16 bits."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from dtlab.units.unit05.runs import (
     trials_of,
 )
 
-_IN_16_BITS = 0.2  # of a loss
+_IN_16_BITS = 0.2  # relative tolerance of a loss
 
 
-def _in_two_formats(one: Observation) -> str:
-    """Why the ranks did not come back, and what to look at where formats are mixed."""
-    if "dtype" not in one.trouble:
-        return one.trouble
+def _in_two_formats(run: Observation) -> str:
+    """The error of a run that failed, with advice if it mixes dtypes."""
+    if "dtype" not in run.trouble:
+        return run.trouble
     return (
-        f"{one.trouble}\nA module gets inputs in one format, and computes in another. The outputs "
-        "of a layer go into the next module: which policy says in what format, and which modules "
-        "need to say so?"
+        f"{run.trouble}\nA module computes in another dtype than its inputs have. The outputs of "
+        "a layer are the inputs of the next module: which policy sets their dtype, and which "
+        "modules need it?"
     )
 
 
-def _narrow(one: Observation) -> list[int]:
-    """Bytes of the gradients that are added up in 16 bits."""
-    return [e.bytes for e in events_of(one, *REDUCES) if "16" in str(e.extra.get("dtype"))]
+def _narrow(run: Observation) -> list[int]:
+    """Bytes of each operation that reduces gradients in 16 bits."""
+    return [e.bytes for e in events_of(run, *REDUCES) if "16" in str(e.extra.get("dtype"))]
 
 
-def _narrow_gradients(case: ShardedRun, results: list[Any], one: Observation) -> str:
-    narrow = _narrow(one)
+def _narrow_gradients(case: ShardedRun, results: list[Any], run: Observation) -> str:
+    narrow = _narrow(run)
     if narrow:
         return (
-            f"{sum(narrow) // case.steps:,} bytes of gradients travel in 16 bits in each step, in "
-            f"{len(narrow)} operations. Which policy do these modules have?"
+            f"{sum(narrow) // case.steps:,} bytes of gradients are sent in 16 bits in each step, "
+            f"in {len(narrow)} operations. Which policy do these modules have?"
         )
-    reduced = sum(event.bytes for event in events_of(one, *REDUCES))
+    reduced = sum(event.bytes for event in events_of(run, *REDUCES))
     if reduced < 0.9 * 4 * case.elements * case.steps:
-        return "not all gradients are added up over the ranks."
+        return "not all gradients are reduced over the ranks."
     return ""
 
 
-def _not_in_16_bits(case: ShardedRun, results: list[Any], one: Observation) -> str:
+def _not_in_16_bits(case: ShardedRun, results: list[Any], run: Observation) -> str:
     import torch
 
-    for rank, seen in enumerate(results):
-        if seen["inputs"] != ["bfloat16"]:
+    for rank, result in enumerate(results):
+        if result["inputs"] != ["bfloat16"]:
             return (
-                f"layers compute in {' and '.join(seen['inputs'])} on rank {rank}, not bfloat16."
+                f"layers compute in {' and '.join(result['inputs'])} on rank {rank}, not bfloat16."
             )
-        losses = torch.tensor(seen["losses"])
+        losses = torch.tensor(result["losses"])
         if bool(losses.bfloat16().float().equal(losses)):
-            return "the losses have no more digits than bfloat16: outputs are to be float32."
-    wide = sum("32" in dtype for dtype in dtypes_of(one, "all_gather"))
+            return "the losses have no more digits than bfloat16: outputs must be float32."
+    wide = sum("32" in dtype for dtype in dtypes_of(run, "all_gather"))
     if wide:
-        return f"{wide} all-gathers travel in float32: parameters are gathered in bfloat16."
-    largest = largest_gather(one)
+        return f"{wide} all-gathers send float32: gather parameters in bfloat16."
+    largest = largest_gather(run)
     if largest > ROOM * 2 * max(case.layer, case.root):
-        return f"an all-gather has {largest:,} bytes: is every layer still a block of its own?"
+        return f"an all-gather has {largest:,} bytes: is every layer still a separate block?"
     return ""
 
 
@@ -81,12 +81,12 @@ PART = script_part(
     trials_of(3, watched=False),
     (
         criterion(
-            "gradients", 2, "added up in float32", _narrow_gradients, trouble=_in_two_formats
+            "gradients", 2, "reduced in float32", _narrow_gradients, trouble=_in_two_formats
         ),
         criterion(
             "training",
             1,
-            "computed and gathered in bfloat16",
+            "layers compute and are gathered in bfloat16",
             _not_in_16_bits,
             other_losses(_IN_16_BITS),
             waits=True,
@@ -97,19 +97,19 @@ PART = script_part(
         "in_layers = MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
         "fully_shard(layer, mesh=mesh, mp_policy=in_layers)",
     ],
-    "Which call says in what format the gradients of a layer travel?",
+    "Which call sets the dtype in which the gradients of a layer are reduced?",
     proof=proof(
         lambda scene: {"bytes": sum(_narrow(scene.one)) / scene.case.steps},
         "bytes",
         "Add up the bytes of rank 0's events called reduce_scatter whose dtype has 16 bits, and "
-        "divide by the steps.",
+        "divide by the number of steps.",
         {
-            "bytes * case.steps": "that is the whole run. Divide by steps.",
-            "2 * bytes": "that is what they would have in float32.",
+            "bytes * case.steps": "that is the whole run. Divide by the number of steps.",
+            "2 * bytes": "those would be the bytes in float32.",
             "bytes / case.depth": "that is one layer.",
-            "bytes / ranks": "that is what one rank is left with.",
-            "bytes + 4 * case.root": "some of these travel in float32.",
-            "4 * case.root": "those travel in float32, as they should.",
+            "bytes / ranks": "that is the part that one rank keeps.",
+            "bytes + 4 * case.root": "some of these are sent in float32.",
+            "4 * case.root": "those are sent in float32, which is right.",
         },
         tolerance=0.001,
     ),

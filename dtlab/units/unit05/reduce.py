@@ -1,4 +1,4 @@
-"""05/reduce: the gradients of a block go to their owners, as means, and the rest is freed."""
+"""05/reduce: average a block's gradients, give each rank its piece, and free the rest."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _PLACES = {
-    "mean": "Is each gradient at the place that its parameter has in flat, and the padding behind "
-    "the last one?",
-    "missing": "A gradient that is None is zeros, as many as its parameter has, at its own place.",
-    "adds": "What was in piece.grad stays, and this pass's mean comes on top.",
+    "mean": "Is each gradient at its parameter's place in flat, with the padding after the last?",
+    "missing": "If a gradient is None, put zeros of its parameter's size in its place.",
+    "adds": "Keep the old piece.grad, and add the mean of this pass.",
 }
-_LEFT = "What is reduced is not needed any more: no parameter of the block keeps a gradient."
+_LEFT = "Whole gradients are not needed any more: set the .grad of every parameter to None."
 _SENT = traffic(
     "bytes",
     1,
-    "An all-reduce sends twice as much, and so does gloo's own reduce-scatter: "
-    "dtlab.collectives.ring_reduce_scatter does not.",
+    "An all-reduce sends twice as much, and so does gloo's own reduce-scatter: use "
+    "dtlab.collectives.ring_reduce_scatter.",
 )
 
 
 @dataclass(frozen=True)
 class Reducing(OnBlock):
-    """`fn(block, piece)` for each of so many `passes`, with gradients of each rank's own.
+    """A call of `fn(block, piece)` for each of the `passes`, with other gradients on each rank.
 
-    With the topic "missing", rank 0 has none for the first parameter, and nobody for the second.
+    With the topic "missing", rank 0 has no gradient for the first parameter, and no rank has one
+    for the second.
     """
 
     passes: int = 1
@@ -55,14 +55,14 @@ class Reducing(OnBlock):
         return criterion == self.topic if self.topic in only else criterion not in only
 
     def gradients(self, rank: int, number: int) -> list[Tensor | None]:
-        """Of a rank in one pass."""
+        """The gradients of a rank in one pass; None for a missing gradient."""
         import torch
 
         draw = torch.Generator().manual_seed((1009 * self.seed + rank) * 97 + number)
-        shapes = [one.shape for one in self.module().parameters()]
-        found = [torch.randint(-99, 100, shape, generator=draw) / 8 for shape in shapes]
+        shapes = [p.shape for p in self.module().parameters()]
+        drawn = [torch.randint(-99, 100, shape, generator=draw) / 8 for shape in shapes]
         lacks = [0] * (rank == 0) + [1] if self.topic == "missing" else []
-        return [None if place in lacks else one for place, one in enumerate(found)]
+        return [None if place in lacks else g for place, g in enumerate(drawn)]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         gradients = [self.gradients(rank, number) for number in range(self.passes)]
@@ -76,7 +76,7 @@ class Reducing(OnBlock):
         for gradients in given["gradients"]:
             _set_gradients(block, gradients)
             fn(block, piece)
-            left += sum(one.grad is not None for one in block.parameters())
+            left += sum(p.grad is not None for p in block.parameters())
             means.append(None if piece.grad is None else piece.grad.clone())
         held = 0 if piece.grad is None else piece.grad.untyped_storage().nbytes()
         return {"means": means, "left": left, "held": held}
@@ -91,18 +91,18 @@ class Reducing(OnBlock):
                 _set_gradients(block, self.gradients(rank, number))
                 flats.append(flat_gradients(block, ranks))
             total += torch.stack(flats).mean(0)
-            for rank, seen in enumerate(results):
-                got, wanted = seen["means"][number], total.chunk(ranks)[rank]
+            for rank, result in enumerate(results):
+                got, wanted = result["means"][number], total.chunk(ranks)[rank]
                 if not alike(got, wanted):
                     name = "missing" if self.topic == "missing" else ("mean", "adds")[number > 0]
                     how = _known(got, wanted, flats, rank)
                     how = how or f"{off_from(got, wanted)}. {_PLACES[name]}"
                     yield name, f"rank {rank}: piece.grad {how}"
                     return
-        for rank, seen in enumerate(results):
-            if seen["left"]:
-                yield "freed", f"rank {rank}: {seen['left']} whole gradients are left. {_LEFT}"
-            elif seen["held"] > 4 * len(total) // ranks and ranks > 1:
+        for rank, result in enumerate(results):
+            if result["left"]:
+                yield "freed", f"rank {rank}: {result['left']} whole gradients are left. {_LEFT}"
+            elif result["held"] > 4 * len(total) // ranks and ranks > 1:
                 yield "freed", f"rank {rank}: piece.grad is a view of all gradients. {_LEFT}"
 
 
@@ -112,25 +112,25 @@ def _set_gradients(block: nn.Module, gradients: Sequence[Tensor | None]) -> None
 
 
 def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
-    """The known mistake that gives this piece.grad; empty if there is none."""
+    """The message for a known mistake that gives this piece.grad; empty if no mistake fits."""
     import torch
 
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
     known = {
         "is 0 everywhere.": 0 * wanted,
-        "is half of it: gradients of two passes add up, and are not averaged.": wanted / 2,
+        "is half of the right value: add the gradients of two passes, no mean.": wanted / 2,
         "is the sum over the ranks, not the mean.": parts[rank] * ranks,
         "is divided twice by the number of ranks.": parts[rank] / ranks,
-        "is the rank's own gradient: what do the others have?": flats[rank].chunk(ranks)[rank],
-        "is this pass's alone, and there was one before: gradients add up.": parts[rank],
+        "is this rank's own gradient: average over all ranks.": flats[rank].chunk(ranks)[rank],
+        "is only this pass's gradient: add it to that of the pass before.": parts[rank],
     }
     for other in set(range(ranks)) - {rank}:
-        known[f"is the part of rank {other}: which piece has this rank?"] = parts[other]
+        known[f"is the part of rank {other}: which piece does this rank own?"] = parts[other]
     return next((words for words, tensor in known.items() if alike(got, tensor)), "")
 
 
 class LargeReduce(OnLargeBlock):
-    """Memory after whole gradients are reduced to a piece."""
+    """Memory after the whole gradients have been reduced to a piece."""
 
     moments = (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 
@@ -139,7 +139,7 @@ class LargeReduce(OnLargeBlock):
         import torch
         import torch.distributed as dist
 
-        whole = sum(one.numel() for one in layers.parameters())
+        whole = sum(p.numel() for p in layers.parameters())
         piece = torch.nn.Parameter(torch.zeros(whole // dist.get_world_size()))
         for parameter in layers.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -149,7 +149,7 @@ class LargeReduce(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; gradients that are not there; two passes; and what is seen on the wire."""
+    """1 to 4 ranks; missing gradients; two passes; a block large enough to measure bytes."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str, passes: int = 1) -> Reducing:
@@ -179,7 +179,7 @@ PART = Part(
             rule("bytes", 2, "a rank sends (N-1)/N of the gradients", "mean", also=_SENT),
             rule("freed", 1, "no whole gradient is left", "mean", also=grown_by("freed")),
             rule("missing", 1, "a missing gradient counts as 0", "mean"),
-            rule("adds", 1, "a second pass adds up", "mean"),
+            rule("adds", 1, "a second pass adds to piece.grad", "mean"),
         ),
     ),
     reference="dtlab.parallel.zero.sharded_block.FlatShard",

@@ -1,6 +1,6 @@
-"""The broken trainings 05/giant_gather, 05/policies and 05/leak: what a check runs, and symptoms.
+"""Runs and symptoms of the broken programs of 05/giant_gather, 05/policies and 05/leak.
 
-The programs are in `runs_scripts`, as the notebook shows them, with what a rank notes of them.
+The programs are in `runs_scripts`, as the notebook shows them, with the code that measures them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = [
     "rises", "scene", "trial", "trials_of",
 ]  # fmt: skip
 
-REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # what adds gradients up
-EXACT, APART = 1e-3, 0.25  # of a loss; rounding to bfloat16 takes a fifth of the second
-NOISE = 0.02  # of what is held: buffers that are still there
-ROOM = 1.25  # times what has to be whole
+REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # operations that reduce gradients
+EXACT, APART = 1e-3, 0.25  # relative errors of a loss; rounding to bfloat16 gives about 0.05
+NOISE = 0.02  # of the bytes held, for buffers that are not yet released
+ROOM = 1.25  # allowed ratio to the bytes that must be whole
 _WIDTH, _DEPTH = 32, 6  # of the model in the notebook
-_LIMIT = 30.0  # seconds: the first program with PyTorch's FSDP imports it
+_LIMIT = 30.0  # seconds; the first program that uses PyTorch's FSDP must import it
 
 
 @dataclass(frozen=True)
 class ShardedRun(TrainingRun):
-    """`program(model, batches)`, with batches of its own on each rank.
+    """A run of `program(model, batches)`, with other batches on each rank.
 
-    With `watched`, the bytes that exist are noted whenever a batch is drawn; with `kept`, so is
-    what is kept outside of tensors.
+    With `watched`, the bytes of all tensors are recorded whenever a batch is drawn; with `kept`,
+    also the memory outside of tensors.
     """
 
     width: int
@@ -59,7 +59,7 @@ class ShardedRun(TrainingRun):
 
     @property
     def root(self) -> int:
-        """Elements of what is in no layer."""
+        """Elements of the parameters outside of layers."""
         return 65 * self.width + 10 * self.width + 10
 
     @property
@@ -99,7 +99,7 @@ def scene(ranks: int = 2, **more: Any) -> Trial:
 def trials_of(
     ranks: int, *, half: tuple[int, int] = (9, 12), **more: Any
 ) -> Callable[[int], list[Trial]]:
-    """A model of another size; `half` of its width is drawn between these."""
+    """Trials on a model of another size; half of its width is drawn from the range `half`."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
@@ -109,21 +109,21 @@ def trials_of(
     return trials
 
 
-# What is measured -------------------------------------------------------------------------------
+# Measurements -----------------------------------------------------------------------------------
 
 
-def largest_gather(one: Observation) -> int:
+def largest_gather(run: Observation) -> int:
     """Bytes of the largest all-gather of rank 0."""
-    return max((event.bytes for event in events_of(one, "all_gather")), default=0)
+    return max((event.bytes for event in events_of(run, "all_gather")), default=0)
 
 
-def dtypes_of(one: Observation, *names: str) -> list[str]:
-    """In what format each of rank 0's operations of these names sends."""
-    return [str(event.extra.get("dtype")) for event in events_of(one, *names)]
+def dtypes_of(run: Observation, *names: str) -> list[str]:
+    """The dtype of each of rank 0's operations of these names."""
+    return [str(event.extra.get("dtype")) for event in events_of(run, *names)]
 
 
 def rises(counts: Sequence[float], by: float) -> bool:
-    """Whether it is more at each step, by more than this."""
+    """Whether every count exceeds the one before it by more than `by`."""
     return all(b > a + by for a, b in pairwise(counts))
 
 
@@ -148,15 +148,15 @@ def _grows(scene: Scene) -> Finding:
 @SYMPTOMS.add("rounded gradients", "gradients travel and are added up in 16 bits")
 def _rounded(scene: Scene) -> Finding:
     dtypes = {*dtypes_of(scene.one, *REDUCES)}
-    words = f"gradients travelled as {' and '.join(sorted(dtypes))}"
-    return Finding(any(one.endswith("16") for one in dtypes), words)
+    message = f"gradients were sent as {' and '.join(sorted(dtypes))}"
+    return Finding(any(dtype.endswith("16") for dtype in dtypes), message)
 
 
 @SYMPTOMS.add("wide gathers", "layers compute in 16 bits, and are gathered in 32")
 def _wide(scene: Scene) -> Finding:
     inputs, dtypes = scene.results[0]["inputs"], {*dtypes_of(scene.one, "all_gather")}
-    words = f"layers computed in {' and '.join(inputs)}, gathered were {' and '.join(dtypes)}"
-    return Finding("bfloat16" in inputs and "float32" in dtypes, words)
+    message = f"layers computed in {' and '.join(inputs)} and gathered {' and '.join(dtypes)}"
+    return Finding("bfloat16" in inputs and "float32" in dtypes, message)
 
 
 @SYMPTOMS.add("rounded losses", "the losses have no more digits than bfloat16")
@@ -173,14 +173,14 @@ def _apart(scene: Scene) -> Finding:
     wanted, _ = scene.case.one_process(len(scene.results))
     far = max(
         abs(a - b) / b
-        for seen, own in zip(scene.results, wanted, strict=True)
-        for a, b in zip(seen["losses"], own, strict=True)
+        for result, own in zip(scene.results, wanted, strict=True)
+        for a, b in zip(result["losses"], own, strict=True)
     )
-    return Finding(far > APART, f"losses were off those of one process by up to {far:.1%}")
+    return Finding(far > APART, f"losses differed from those of one process by up to {far:.1%}")
 
 
 @SYMPTOMS.add("stands", "no piece of the parameters moves")
 def _stands(scene: Scene) -> Finding:
-    pieces = [one for one in scene.results[0]["after"].values() if one.numel()]
+    pieces = [t for t in scene.results[0]["after"].values() if t.numel()]
     moved = len(pieces) - len(unmoved(scene))
     return Finding(not moved, f"{moved} of {len(pieces)} pieces moved")

@@ -1,6 +1,6 @@
-"""The broken programs of Level III, as level-3.ipynb shows them, their model, and what is noted.
+"""The broken programs of Level III, as level-3.ipynb shows them, their model, and measurements.
 
-This file loads torch: it is imported when a check runs, never before.
+This file imports torch, so it is imported only when a check runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from dtlab.training.live import Storages
 __all__ = ["Alive", "Layer", "Net", "Watch", "train_gather", "train_leak", "train_policies"]
 
 # mypy: disable-error-code="no-untyped-call, var-annotated"
-# Programs are as people write them.
-
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -117,20 +115,20 @@ def train_leak(model: Net, batches: Batches) -> list[float]:
     return losses
 
 
-# What a rank notes ------------------------------------------------------------------------------
+# Measurements on a rank -------------------------------------------------------------------------
 
 
 class Watch(ExitStack):
-    """What a rank notes while a program runs inside of it.
+    """Context manager that measures a program on a rank; `noted` has the results.
 
-    `whole` are the bytes of whole parameters while a layer computes, at most; `inputs` the dtypes
-    that layers compute in; `alive` the bytes of tensors that exist whenever a batch is drawn, and
-    `kept` what `Kept` says then, where that is asked for.
+    `whole` is the most bytes of whole parameters while a layer computes, and `inputs` the dtypes
+    in which layers compute. If asked for, `alive` has the bytes of all tensors whenever a batch is
+    drawn, and `kept` the results of `Kept` at these times.
     """
 
     def __init__(self, model: Net, alive: bool, kept: bool) -> None:
         super().__init__()
-        self._model, self._shapes = model, [one.shape for one in model.parameters()]
+        self._model, self._shapes = model, [p.shape for p in model.parameters()]
         self._alive = self.enter_context(Alive()) if alive else None
         self._kept = self.enter_context(Kept()) if kept else None
         self._whole, self._inputs = [0], set[str]()
@@ -141,11 +139,11 @@ class Watch(ExitStack):
             layer.wide.register_forward_pre_hook(self._note_layer)
 
     def batches(self, given: Sequence[Any]) -> Iterator[Any]:
-        """The batches, noting what exists whenever one is drawn."""
+        """The batches; whenever one is drawn, record the memory in use."""
         for batch in given:
             if self._alive is not None:
-                # On a busy machine gloo's threads may hold tensors of an operation for long, so
-                # there is time to come down to what existed after the first step.
+                # On a busy machine gloo's threads may hold the tensors of an operation for long,
+                # so wait until no more bytes exist than after the first step.
                 goal, patience = (self._held[1], 0.5) if self._held[1:] else (0, 0.02)
                 self._held.append(self._alive.settled(goal, patience))
             if self._kept is not None:
@@ -154,7 +152,7 @@ class Watch(ExitStack):
 
     @property
     def noted(self) -> dict[str, Any]:
-        """All that was noted."""
+        """All measurements."""
         return {
             "whole": max(self._whole),
             "inputs": sorted(self._inputs),
@@ -166,27 +164,27 @@ class Watch(ExitStack):
         self._inputs.add(str(module.weight.dtype).removeprefix("torch."))
         pairs = zip(self._model.parameters(), self._shapes, strict=True)
         whole = [a for a, shape in pairs if a.shape == shape and not hasattr(a, "to_local")]
-        self._whole.append(sum(one.numel() * one.element_size() for one in whole))
+        self._whole.append(sum(p.numel() * p.element_size() for p in whole))
 
 
-# What a rank keeps that is no tensor: arrays and objects of Python's, and graphs of autograd -----
+# Memory of a rank outside of tensors: NumPy arrays, Python objects, and autograd graphs ----------
 #
-#     storages   what operators returned            `Alive`
-#     arrays     memory that NumPy asked for        tracemalloc, in NumPy's domain
-#     objects    lists, bytes, ... of Python's      tracemalloc, but for what the recorder writes
-#     nodes      operations that autograd remembers, behind the tensors that are there
+#     storages   storages of tensors                `Alive`
+#     arrays     memory allocated by NumPy          tracemalloc, in NumPy's domain
+#     objects    Python's lists, bytes, ...         tracemalloc, without the recorder's objects
+#     nodes      operations in the autograd graphs of all existing tensors
 
 _NUMPY = int(getattr(np.lib, "tracemalloc_domain", 389047))
-_OWN = re.compile(r"[/\\]dtlab[/\\]ranks[/\\]|tracemalloc\.py$")  # what is recorded
+_OWN = re.compile(r"[/\\]dtlab[/\\]ranks[/\\]|tracemalloc\.py$")  # files whose objects don't count
 
 
 class Kept:
-    """Follows, while it is on, the memory that Python and NumPy ask for."""
+    """Context manager that traces the memory that Python and NumPy allocate."""
 
     def __enter__(self) -> Kept:
-        # The first optimizer of a process imports much, and slowly where each object is followed.
+        # A process's first optimizer imports many modules, which is slow under tracemalloc.
         torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-        gc.freeze()  # what is there already is not gone through at each step
+        gc.freeze()  # so that each collection skips the objects that exist already
         tracemalloc.start()
         return self
 
@@ -195,7 +193,7 @@ class Kept:
         gc.unfreeze()
 
     def now(self) -> dict[str, int]:
-        """What is there now: bytes of arrays and of objects, and nodes."""
+        """Current bytes of arrays and of objects, and the number of autograd nodes."""
         gc.collect()
         arrays = objects = 0
         for trace in tracemalloc.take_snapshot().traces:
@@ -207,28 +205,28 @@ class Kept:
 
 
 def graph_nodes() -> int:
-    """Operations that autograd remembers: the nodes behind all tensors that Python has."""
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
-    waiting: list[Any] = [one.grad_fn for one in tensors]
-    seen: set[Any] = set()
+    """The number of operations in the autograd graphs of all tensors that Python holds."""
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    visited: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             waiting += [before for before, _ in node.next_functions]
-    return len(seen)
+    return len(visited)
 
 
-# Bytes of the tensors that exist on a rank, whoever holds them. This file loads torch ------------
+# Bytes of all tensors that exist on a rank -------------------------------------------------------
 
 
 class Alive(Storages):
-    """See `Storages`; `settled` waits for what is on its way."""
+    """`Storages` that can wait until running operations have released their tensors."""
 
     def settled(self, goal: float = 0, patience: float = 0.02) -> int:
-        """What exists once it is no more than `goal`, or after so many seconds at least.
+        """The bytes that exist, as soon as they are at most `goal`, or after `patience` seconds.
 
-        A thread of gloo's may hold the tensors of an operation a moment longer than it lasts.
+        A thread of gloo may hold the tensors of an operation slightly longer than it lasts.
         """
         gc.collect()
         least, until = self.bytes, time.monotonic() + patience

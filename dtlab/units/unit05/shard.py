@@ -1,4 +1,4 @@
-"""05/shard: all parameters of a block in one flat tensor, and a rank's own piece of it."""
+"""05/shard: concatenate a block's parameters in one flat tensor, and give each rank its piece."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 _FLAT = (
-    "Parameters lie end to end in one dim, in the order of block.parameters(), each of them once."
+    "Concatenate all parameters in one dim, in the order of block.parameters(), each of them once."
 )
-_VIEW = "A view of the whole keeps all of it."
+_VIEW = "A view keeps the memory of the whole tensor: make a copy."
 
 
 class Sharding(OnBlock):
-    """`flat, piece = fn(block)`."""
+    """A call of `flat, piece = fn(block)`."""
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Sharding(OnBlock):
 
         returned = fn(block)
         two = isinstance(returned, tuple | list) and len(returned) == 2
-        if not two or not all(isinstance(one, torch.Tensor) for one in returned):
+        if not two or not all(isinstance(tensor, torch.Tensor) for tensor in returned):
             return {"form": type(returned).__name__}
         flat, piece = returned
         return {
@@ -53,38 +53,38 @@ class Sharding(OnBlock):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         ranks, whole, wanted = len(results), self.flat(1), self.flat(len(results))
         length = len(wanted) // ranks
-        for rank, seen in enumerate(results):
-            if form := seen.get("form"):
-                yield "flat", f"shard returns {form}. It returns two tensors, flat and piece."
+        for rank, result in enumerate(results):
+            if form := result.get("form"):
+                yield "flat", f"shard returns {form}. Return two tensors: flat, piece."
                 return
-            flat, front = seen["flat"], seen["flat"][: len(whole)]
+            flat, front = result["flat"], result["flat"][: len(whole)]
             if not alike(front, whole):
                 yield "flat", f"flat {off_from(front, whole)}. {_FLAT}"
             elif len(flat) != len(wanted):
-                should = f"Of {len(whole)}, {ranks} ranks have {length} each, the last ones padded"
-                yield "padding", f"flat has {len(flat)} elements. {should}."
+                pad = f"Pad {len(whole)} elements so that each of {ranks} ranks has {length}"
+                yield "padding", f"flat has {len(flat)} elements. {pad}."
             elif not alike(flat, wanted):
-                yield "padding", "what is behind the parameters is not 0."
-            if seen["graph"]:
-                yield "flat", "flat has a graph behind it: take parameters with detach()."
-            if not all(map(alike, seen["after"], self.module().parameters())):
-                yield "flat", "the block's own parameters have other numbers afterwards."
+                yield "padding", "the padding after the parameters is not 0."
+            if result["graph"]:
+                yield "flat", "flat has an autograd graph: detach() the parameters first."
+            if not all(map(alike, result["after"], self.module().parameters())):
+                yield "flat", "shard has changed the values of the block's parameters."
             own = wanted.chunk(ranks)[rank]
-            if not alike(seen["piece"], own):
+            if not alike(result["piece"], own):
                 where = f"{rank * length} to {(rank + 1) * length - 1} of flat"
-                off = off_from(seen["piece"], own)
-                yield "piece", f"rank {rank}'s piece {off}. It is the elements {where}."
-            elif not seen["trains"]:
-                yield "piece", "piece is no nn.Parameter that needs a gradient, for Adam to step."
-            elif seen["held"] > 4 * length and ranks > 1:
-                kept = f"piece has {4 * length} bytes, and keeps {seen['held']} in memory"
-                yield "memory", f"{kept}: it is a view of the whole. {_VIEW}"
+                off = off_from(result["piece"], own)
+                yield "piece", f"rank {rank}'s piece {off}. It must be the elements {where}."
+            elif not result["trains"]:
+                yield "piece", "piece must be an nn.Parameter with requires_grad, for Adam."
+            elif result["held"] > 4 * length and ranks > 1:
+                kept = f"piece has {4 * length} bytes, and keeps {result['held']} in memory"
+                yield "memory", f"{kept}: it is a view of flat. {_VIEW}"
 
 
 class LargeShard(OnLargeBlock):
     """Memory that piece keeps after flat is deleted."""
 
-    moments = (Moment("memory", "with piece alone", lambda size, n: size / n, _VIEW),)
+    moments = (Moment("memory", "with only piece left", lambda size, n: size / n, _VIEW),)
 
     @staticmethod
     def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> Any:
@@ -95,7 +95,7 @@ class LargeShard(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, a chain and tied weights."""
+    """1 to 4 ranks, each with a chain of layers and with tied weights."""
     draw = random.Random(seed)
     return [
         *(
@@ -116,9 +116,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("flat", 2, "flat has every parameter once, in order"),
-            rule("padding", 1, "as long as N pieces, with zeros", "flat"),
+            rule("padding", 1, "flat is zero-padded to N equal pieces", "flat"),
             rule("piece", 2, "each rank's piece is its own part", "flat", "padding"),
-            rule("memory", 1, "it holds its own bytes only", "piece", also=grown_by("memory")),
+            rule("memory", 1, "piece keeps only its own bytes", "piece", also=grown_by("memory")),
         ),
     ),
     reference="dtlab.parallel.zero.shards.FlatLayout",

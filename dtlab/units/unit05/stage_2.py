@@ -1,4 +1,4 @@
-"""05/stage_2: gradients are reduced to their owners, who alone keep optimizer state for them."""
+"""05/stage_2: ZeRO stage 2, where only the owner of a shard keeps its gradients and Adam state."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from dtlab.units.unit05.blocks import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_RATE, _EPS = 0.05, 0.02  # with a large eps Adam tells a sum of gradients from their mean
+_RATE, _EPS = 0.05, 0.02  # with a large eps, Adam's step on a sum differs from that on a mean
 _STEPS = 3
-_SMALL = 512  # bytes: counters of the optimizer, and padding
+_SMALL = 512  # bytes, for counters of the optimizer and padding
 _PATIENCE = 0.3  # seconds until gloo has released its buffers
 _GRADIENTS = (
-    "An owner keeps its share of them. Every .grad is None, and nobody keeps a view of all."
+    "A rank must keep only its share of them. Set every .grad to None, and keep no view of all."
 )
-_STATE = "Beside the parameters an owner keeps a share of them, and Adam's state for it."
+_STATE = "In addition to the parameters, keep only a rank's share of them and its Adam state."
 _SENT = traffic(
     "large",
     2 * _STEPS,
-    "Gradients go to their owners once, and parameters come back once. An all-reduce sends "
+    "Send gradients to their owners once, and parameters back once. An all-reduce sends "
     "twice as much, and so does gloo's own reduce-scatter: see ring_reduce_scatter.",
 )
 
 
 class Adam:
-    """As `torch.optim.Adam` with its usual betas.
+    """Adam with the default betas of `torch.optim.Adam`.
 
-    PyTorch's own imports its compiler: the first one that a process makes takes a second or two.
+    PyTorch's Adam imports its compiler: the first instance in a process takes a second or two.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float = _RATE, eps: float = _EPS) -> None:
@@ -59,30 +59,30 @@ class Adam:
         import torch
 
         group = self.param_groups[0]
-        for one in group["params"]:
-            if one.grad is None:
+        for p in group["params"]:
+            if p.grad is None:
                 continue
-            state = self.state.setdefault(one, {"step": 0})
+            state = self.state.setdefault(p, {"step": 0})
             state["step"] += 1
             for name, beta, power in (("first", 0.9, 1), ("second", 0.999, 2)):
-                average = state.setdefault(name, torch.zeros_like(one))
-                average.mul_(beta).add_(one.grad**power, alpha=1 - beta)
+                average = state.setdefault(name, torch.zeros_like(p))
+                average.mul_(beta).add_(p.grad**power, alpha=1 - beta)
             first = state["first"] / (1 - 0.9 ** state["step"])
             second = state["second"] / (1 - 0.999 ** state["step"])
             with torch.no_grad():
-                one -= group["lr"] * first / (second.sqrt() + self._eps)
+                p -= group["lr"] * first / (second.sqrt() + self._eps)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        for one in self.param_groups[0]["params"]:
-            one.grad = None
+        """Set all gradients to None."""
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
 
 
 class Owned(OnBlock):
-    """`fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`.
+    """A call of `fn(parameters, make_optimizer)`, then some steps with `reduce()` and `step()`.
 
-    Bytes and memory are measured with the topic "large". With "missing" the parameters are given
-    in reverse order: the first ones have no gradient then.
+    With the topic "large", bytes and memory are measured. With "missing", parameters are passed in
+    reverse order, so that the first of them have no gradient.
     """
 
     @property
@@ -90,7 +90,6 @@ class Owned(OnBlock):
         return "missing" if self.topic == "missing" else "result"
 
     def shows(self, criterion: str) -> bool:
-        """See `Faulty`."""
         if self.topic == "large":
             return criterion != "missing"
         return criterion == self.topic
@@ -101,14 +100,14 @@ class Owned(OnBlock):
         return {**super().given(rank, world_size), "batches": batches, "share": share}
 
     def batch(self, rank: int, step: int) -> Tensor:
-        """What a rank trains on in a step."""
+        """The batch of a rank in a step."""
         return self.inputs(97 * step + rank)
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         from dtlab.units.unit05.runs_scripts import Alive
 
-        trained = [one for one in block.parameters() if one.requires_grad]
+        trained = [p for p in block.parameters() if p.requires_grad]
         share, held = given["share"], list[tuple[int, int, int]]()
         with Alive(*block.parameters()) as alive:
             before = alive.bytes
@@ -118,7 +117,7 @@ class Owned(OnBlock):
                 stage.reduce()
                 goal = before + share + (held[-1][-1] if held else 0)
                 reduced = alive.settled(goal, _PATIENCE if held else 0) - before
-                left = sum(one.grad is not None for one in trained)
+                left = sum(p.grad is not None for p in trained)
                 stage.step()
                 block.zero_grad()
                 after = alive.settled(before + 3 * share, _PATIENCE) - before
@@ -127,27 +126,27 @@ class Owned(OnBlock):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         start, wanted = self.flat(1), self._in_one_process(len(results))
-        ends = [flat_of(seen["after"], 1) for seen in results]
+        ends = [flat_of(result["after"], 1) for result in results]
         for rank, got in enumerate(ends):
             if got.shape != wanted.shape or not off(got, wanted, start) < NEAR:
                 yield self.guilty, f"rank {rank}: {self._how(got, wanted, start, len(results))}"
                 return
             if not got.equal(ends[0]):
-                yield self.guilty, f"ranks 0 and {rank} do not have the same bits. Who owns what?"
+                yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns what?"
         share = 4 * -(-self.elements // len(results))
-        for rank, seen in enumerate(results if self.topic == "large" else ()):
-            # After the second step, when all state is there.
-            (_, _, before), (reduced, left, after) = seen["held"][:2]
+        for rank, result in enumerate(results if self.topic == "large" else ()):
+            # In the second step all optimizer state exists.
+            (_, _, before), (reduced, left, after) = result["held"][:2]
             gradients = max(reduced - before, 0)
             if left or gradients > share + _SMALL:
-                what = f"once reduced, gradients hold {gradients:,} bytes, not {share:,}"
-                yield "gradients", f"rank {rank}: {what}. {_GRADIENTS}"
+                message = f"after reduce, gradients hold {gradients:,} bytes, not {share:,}"
+                yield "gradients", f"rank {rank}: {message}. {_GRADIENTS}"
             if after > 3 * share + _SMALL:
-                what = f"between steps {after:,} bytes are held beside parameters"
-                yield "optimizer", f"rank {rank}: {what}, not {3 * share:,}. {_STATE}"
+                message = f"between steps it holds {after:,} bytes in addition to parameters"
+                yield "optimizer", f"rank {rank}: {message}, not {3 * share:,}. {_STATE}"
 
     def _in_one_process(self, ranks: int, eps: float = _EPS) -> Tensor:
-        """All parameters after Adam's steps with the ranks' mean gradients, end to end."""
+        """All parameters, concatenated, after Adam's steps with the ranks' mean gradients."""
         block = self.module()
 
         def gradients(now: Tensor, step: int) -> Tensor:
@@ -160,19 +159,19 @@ class Owned(OnBlock):
         return Optimizer(_RATE, adam=True, eps=eps).run(self.flat(1), gradients, _STEPS)
 
     def _how(self, got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
-        """How the parameters are wrong: by a known mistake, or by how much."""
+        """What is wrong with the parameters: a known mistake, or the size of the error."""
         if got.shape != wanted.shape:
             return "parameters have other shapes afterwards."
         if got.equal(start):
-            return "the parameters have not moved. Are they gathered, and written back?"
+            return "the parameters have not changed. Do you gather them and write them back?"
         if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:
-            return "stepped with the sum of the gradients, not with their mean."
-        shares = zip(*(each.chunk(ranks) for each in (got, wanted, start)), strict=True)
+            return "you step with the sum of the gradients, not with their mean."
+        shares = zip(*(flat.chunk(ranks) for flat in (got, wanted, start)), strict=True)
         right = [rank for rank, share in enumerate(shares) if off(*share) < NEAR]
-        which = f" Right are the shares of ranks {right}." if right else ""
+        which = f" The shares of ranks {right} are right." if right else ""
         return (
             f"after {_STEPS} steps the parameters are off by {off(got, wanted, start):.0%} of the "
-            f"way that Adam in one process goes.{which}"
+            f"distance that Adam in one process moves them.{which}"
         )
 
 
@@ -206,7 +205,7 @@ def _loss(module: nn.Module, inputs: Tensor) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; memory and bytes on 4; and parameters that nobody uses."""
+    """1 to 4 ranks; memory and bytes on 4; and parameters that the loss does not use."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str = "result") -> Owned:
@@ -232,11 +231,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("result", 4, "all ranks are where Adam in one process is"),
+            rule("result", 4, "all ranks have the parameters of Adam in one process"),
             rule("bytes", 3, "gradients and parameters are sent once", "result", also=_SENT),
-            rule("gradients", 2, "only a share is left", "result", also=grown_by("gradients")),
-            rule("optimizer", 1, "it is for a share only", "result", also=grown_by("optimizer")),
-            rule("missing", 1, "what has no gradient stays", "result"),
+            rule("gradients", 2, "only a share is kept", "result", also=grown_by("gradients")),
+            rule("optimizer", 1, "it has only a share", "result", also=grown_by("optimizer")),
+            rule("missing", 1, "parameters without a gradient are unchanged", "result"),
         ),
     ),
     reference="dtlab.parallel.zero.optimizers.Zero2",

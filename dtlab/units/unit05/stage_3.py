@@ -1,4 +1,4 @@
-"""05/stage_3: when the four functions are called, by hooks on the blocks of a model.
+"""05/stage_3: ZeRO stage 3 as hooks that call shard, gather, free and reduce at the right time.
 
 forward                              backward
 gather 0, forward 0, free 0, ...     ..., gather 0, backward 0, free 0, reduce 0
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _STEPS, _RATE = 2, 0.2
 _MOST = 2  # blocks that may be whole at a time: the one that computes, and the next one
 
-Log = list[tuple[str, int]]  # what happened, to which block
+Log = list[tuple[str, int]]  # events in order, each with the number of its block
 
 
-# What a rank does: it trains blocks, and notes what happens in which order ----------------------
+# On a rank: train blocks, and log the order of events --------------------------------------------
 
 
 def make_blocks(sizes: Sequence[int], seed: int, log: Log) -> list[nn.Module]:
-    """A block for each pair of sizes, a linear layer and tanh, which notes when it computes.
+    """A block for each pair of sizes, a linear layer and tanh, which logs when it computes.
 
-    It notes this at the linear layer: after hooks before the block's forward, and before those
-    after it; in backward after hooks on the gradient of the block's output.
+    The log entry is made at the linear layer: between the block's forward pre-hooks and forward
+    hooks, and in backward after hooks on the gradient of the block's output.
     """
     import torch
     from torch import nn
@@ -56,20 +56,21 @@ def make_blocks(sizes: Sequence[int], seed: int, log: Log) -> list[nn.Module]:
 
 
 def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[..., Any], ...]:
-    """shard, gather, free and reduce, each of which notes its call and works in a plain way.
+    """Simple versions of shard, gather, free and reduce that log their calls.
 
-    What is freed is NaN, and keeps its memory: an answer that forgets to gather does not crash.
+    `free` fills a block with NaN and keeps its memory, so that an answer that does not gather
+    does not crash.
     """
     import torch
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
 
-    def note(what: str, block: nn.Module) -> None:
-        log.append((what, list(blocks).index(block)))
+    def note(event: str, block: nn.Module) -> None:
+        log.append((event, list(blocks).index(block)))
 
     def shard(block: nn.Module) -> tuple[Tensor, Tensor]:
-        note("shard", block)  # it has all its parameters until it is freed
+        note("shard", block)  # the block is whole until it is freed
         flat = flat_of(block.parameters(), ranks)
         lay(block, flat)
         return flat, torch.nn.Parameter(flat.chunk(ranks)[rank].clone())
@@ -84,7 +85,7 @@ def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[...,
         flat.data.fill_(torch.nan)
 
     def reduce(block: nn.Module, piece: Tensor) -> None:
-        missing = any(one.grad is None for one in block.parameters())
+        missing = any(p.grad is None for p in block.parameters())
         note("incomplete" if missing else "reduce", block)
         flat = flat_gradients(block, ranks)
         dist.all_reduce(flat)
@@ -95,12 +96,12 @@ def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[...,
     return shard, gather, free, reduce
 
 
-# How it is judged -------------------------------------------------------------------------------
+# Judging ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Hooked(Faulty):
-    """`fn(blocks, shard, gather, free, reduce)` once, then some steps of SGD on the pieces."""
+    """A call of `fn(blocks, shard, gather, free, reduce)`, then steps of SGD on the pieces."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
 
@@ -116,7 +117,7 @@ class Hooked(Faulty):
         return {"sizes": self.sizes, "seed": drawn_seed(self.seed, "start"), "batches": batches}
 
     def batch(self, rank: int, step: int) -> Tensor:
-        """What a rank trains on in a step."""
+        """The batch of a rank in a step."""
         import torch
 
         draw = torch.Generator().manual_seed((1009 * self.seed + rank) * 97 + step)
@@ -132,7 +133,7 @@ class Hooked(Faulty):
         with finished_calls(*FINISHED, refuse=True) as finished:
             pieces = fn(list(blocks), *four)
             listed = isinstance(pieces, list | tuple)
-            if not listed or not all(isinstance(one, Tensor) for one in pieces):
+            if not listed or not all(isinstance(piece, Tensor) for piece in pieces):
                 return {"form": type(pieces).__name__}
             for inputs in given["batches"]:
                 loss = model(inputs).square().mean()
@@ -143,7 +144,7 @@ class Hooked(Faulty):
                     if piece.grad is not None:
                         piece.data -= _RATE * piece.grad
                         piece.grad = None
-        after = [one.detach().clone() for one in pieces]
+        after = [piece.detach().clone() for piece in pieces]
         return {"log": log, "pieces": after, "finished": sorted(finished)}
 
     def in_one_process(self, ranks: int) -> list[nn.Module]:
@@ -163,53 +164,55 @@ class Hooked(Faulty):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         ranks, blocks = len(results), self.in_one_process(len(results))
-        for rank, seen in enumerate(results):
-            if form := seen.get("form"):
-                yield "result", f"stage_3 returns {form}: return the pieces, a list."
+        for rank, result in enumerate(results):
+            if form := result.get("form"):
+                yield "result", f"stage_3 returns {form}: return a list of the pieces."
                 return
-            log = [(str(what), int(block)) for what, block in seen["log"]]
-            for name, words in faults_in(log, len(blocks)):
-                yield name, f"rank {rank}, {words}"
+            log = [(str(event), int(block)) for event, block in result["log"]]
+            for name, message in faults_in(log, len(blocks)):
+                yield name, f"rank {rank}, {message}"
             for number, block in enumerate(blocks):
-                got = seen["pieces"][number] if len(seen["pieces"]) == len(blocks) else None
+                got = result["pieces"][number] if len(result["pieces"]) == len(blocks) else None
                 own = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
                 if not alike(got, own):
-                    what = f"after {_STEPS} steps the piece of block {number} {off_from(got, own)}"
-                    yield "result", f"rank {rank}: {what}. Return the pieces of shard, in order."
+                    state = (
+                        f"after {_STEPS} steps the piece of block {number} {off_from(got, own)}"
+                    )
+                    yield "result", f"rank {rank}: {state}. Return the pieces of shard, in order."
 
 
 def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
-    """What is wrong with the order of things on a rank."""
-    whole: dict[int, str] = {}  # blocks, and by what they became whole
+    """What is wrong with the order of events on a rank."""
+    whole: dict[int, str] = {}  # whole blocks, with the event that made them whole
     passing = "forward"
-    reduced = [0] * blocks  # how often in this step, with all gradients
+    reduced = [0] * blocks  # number of complete reductions of each block in this step
     early = set[int]()  # blocks that were whole when they were reduced
-    for what, block in log:
-        if what == "gather" == whole.get(block):
+    for event, block in log:
+        if event == "gather" == whole.get(block):
             yield passing, f"block {block} is gathered in {passing} while it is whole. {_ONCE}"
-        elif what in ("forward", "backward") and block not in whole:
-            yield what, f"block {block} computes in {what} while it is freed. {_WHEN[what]}"
-        elif what == "incomplete":
-            yield "reduce", f"block {block} is reduced while gradients of it are missing. {_ALL}"
-        elif what in ("loss", "step") and whole:
+        elif event in ("forward", "backward") and block not in whole:
+            yield event, f"block {block} computes in {event} while it is freed. {_WHEN[event]}"
+        elif event == "incomplete":
+            yield "reduce", f"block {block} is reduced before all its gradients exist. {_ALL}"
+        elif event in ("loss", "step") and whole:
             yield "peak", f"after {passing} {_blocks(whole)} still whole. {_WHEN['free']}"
-        if what in ("shard", "gather"):
-            whole[block] = what
-        elif what == "free":
+        if event in ("shard", "gather"):
+            whole[block] = event
+        elif event == "free":
             whole.pop(block, None)
-        elif what == "reduce":
+        elif event == "reduce":
             reduced[block] += 1
             early |= {block} & whole.keys()
-        elif what == "loss":
+        elif event == "loss":
             passing = "backward"
-        elif what == "step":
+        elif event == "step":
             for number, times in enumerate(reduced):
                 if times != 1:
                     yield "reduce", f"block {number} is reduced {times} times in a step. {_ALL}"
             passing, reduced = "forward", [0] * blocks
         if len(whole) > _MOST:
             yield "peak", f"{_blocks(whole)} whole at the same time. {_WHEN['free']}"
-    if early and not any(what == "incomplete" for what, _ in log):
+    if early and not any(event == "incomplete" for event, _ in log):
         yield "peak", f"block {max(early)} is reduced while it is whole. {_FIRST}"
 
 
@@ -219,17 +222,17 @@ def _blocks(whole: Iterable[int]) -> str:
 
 
 _WHEN = {
-    "forward": "A forward pre-hook comes before it.",
-    "backward": "Backward enters a block by the gradient of its output.",
-    "free": "A block is freed when its forward is through, and again when its backward is.",
+    "forward": "Gather it in a forward pre-hook.",
+    "backward": "Gather it in a hook on the gradient of its output, where its backward begins.",
+    "free": "Free a block at the end of its forward pass, and again at the end of its backward.",
 }
-_ONCE = "That sends all of it once more."
-_FIRST = "`reduce` needs memory for all gradients, end to end: free the block's weights before."
-_ALL = "Once for each backward pass, when the last of its gradients is there."
+_ONCE = "That sends the whole block again."
+_FIRST = "`reduce` needs memory for all gradients of the block: free its weights first."
+_ALL = "Reduce once in each backward pass, when the last gradient of the block exists."
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Four blocks on 2 and 3 ranks, and on one."""
+    """Four blocks on 2, 3 and 1 ranks."""
     draw = random.Random(seed)
 
     def case() -> Hooked:
@@ -250,7 +253,7 @@ PART = Part(
             rule("result", 2, "it trains as one process does", "forward", "backward", "reduce"),
             rule("forward", 2, "gathered before each forward"),
             rule("backward", 2, "gathered before each backward"),
-            rule("peak", 1, "two blocks are whole at most, and freed before they are reduced"),
+            rule("peak", 1, "at most two blocks are whole; they are freed before being reduced"),
             rule("reduce", 1, "reduced once, with all gradients", "backward"),
         ),
     ),

@@ -1,6 +1,6 @@
-"""05/states: model states by stage and ranks, and what fits a card in bytes.
+"""05/states: bytes of model states by ZeRO stage and number of ranks, and what fits on a GPU.
 
-Mixed precision as ZeRO has it: 2 bytes of weights, 2 of gradients, 12 of optimizer state
+Mixed precision as in the ZeRO paper: 2 bytes of weights, 2 of gradients, 12 of optimizer state
 (Rajbhandari et al. 2020, sections 3.1 and 5; their Figure 1 has the three stages at 7.5 B).
 """
 
@@ -15,7 +15,7 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 
 _BUDGETS: Final = {40: 42_949_672_960, 80: 85_899_345_920, 141: 150_754_820_096}
-"""Bytes that drivers report of cards sold as 40, 80 and 141 GB: 40960, 81920 and 143771 MiB."""
+"""Bytes that drivers report for GPUs sold as 40, 80 and 141 GB: 40960, 81920 and 143771 MiB."""
 
 
 def _draw(draw: Random) -> Values:
@@ -39,7 +39,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     return [
         ("your small model", f"{given['small']:g} billion parameters, on {given['few']} ranks"),
         ("your large model", f"{given['large']} billion parameters"),
-        ("bytes of one card", f"{given['budget']:,}".replace(",", " ")),
+        ("bytes of one GPU", f"{given['budget']:,}".replace(",", " ")),
         ("your stage", str(given["stage"])),
     ]
 
@@ -57,7 +57,7 @@ def _totals(given: Values) -> list[float]:
 def _fitting(given: Values) -> frozenset[str]:
     """The stages at which the small model fits."""
     room = given["budget"] / 1e9 - given["activations"]
-    return frozenset(f"stage {n}" for n, one in enumerate(_totals(given), 1) if one <= room)
+    return frozenset(f"stage {n}" for n, total in enumerate(_totals(given), 1) if total <= room)
 
 
 QUESTIONS = asked(
@@ -67,13 +67,13 @@ QUESTIONS = asked(
         "pieces",
         "your small model at your stage, on each rank: [weights, gradients, optimizer state]",
         "split(given, stage)",
-        "Which of the three does your stage divide? 2, 2 and 12 bytes per parameter.",
+        "They take 2, 2 and 12 bytes per parameter. Which of the three does your stage divide?",
         {
             "[2 * small, 2 * small, 12 * small]": "nothing is divided here, as in DDP.",
             "split(given, 3)": "this divides all three, as stage 3 does.",
             "split(given, 3 - stage)": "this is the other one of stages 1 and 2.",
-            "[6 * small, answer[1], 8 * small / few]": "this has the master copy among the "
-            "weights. It is optimizer state, and divided as such.",
+            "[6 * small, answer[1], 8 * small / few]": "this counts the master copy as weights. "
+            "It is optimizer state, which is divided.",
         },
         unit="GB",
     ),
@@ -81,25 +81,25 @@ QUESTIONS = asked(
         "totals",
         "all model states of your small model on each rank at stages 1, 2 and 3, as a list",
         _totals,
-        "Bytes per parameter that each rank keeps, and those that are divided, by stage.",
+        "For each stage, which bytes per parameter does each rank keep, and which are divided?",
         {
-            "[answer[0] - 2 * small, *answer[1:]]": "a formula in use leaves the gradients "
-            "out at stage 1: then stage 2 takes more. Can that be?",
+            "[answer[0] - 2 * small, *answer[1:]]": "this leaves out the gradients at stage 1, as "
+            "a common formula does. Then stage 2 would take more than stage 1.",
             "[answer[2]] * 3": "this divides everything at each stage. Only stage 3 does.",
-            "[one / 2 for one in answer]": "this is 8 bytes per parameter. What is kept in fp32?",
+            "[total / 2 for total in answer]": "this is 8 bytes per parameter. What is in fp32?",
         },
         unit="GB",
         points=2,
     ),
     number(
         "floor",
-        "the limit of what your small model takes on each rank at your stage, for very many ranks",
+        "the limit of your small model's states on each rank at your stage, for very many ranks",
         "(6 - 2 * stage) * small",
-        "With ever more ranks the divided part goes to nothing. What is left?",
+        "With ever more ranks the divided part approaches zero. What is left?",
         {
-            "0": "so it is at stage 3. What does yours leave whole?",
-            "2 * stage * small": "this is the floor of the other one of stages 1 and 2.",
-            "16 * small": "this is what one rank alone has.",
+            "0": "this is the limit at stage 3. What does your stage leave whole?",
+            "2 * stage * small": "this is the limit of the other one of stages 1 and 2.",
+            "16 * small": "these are the states on a single rank.",
         },
         unit="GB",
     ),
@@ -107,10 +107,10 @@ QUESTIONS = asked(
         "ranks",
         "the fewest ranks on which the model states of your large model alone fit at stage 3",
         "ceil(cards)",
-        "All bytes of the model, over the bytes of one card; ranks are whole.",
+        "Divide all bytes of the model by the bytes of one GPU, and round up.",
         {
             "ceil(cards / 2)": "this has no fp32 master copy, and no fp32 moments.",
-            "floor(cards)": "with these it misses by a part of a rank: round the other way.",
+            "floor(cards)": "these are too few by a fraction of a rank: round up.",
             "ceil(cards * 2**30 / 1e9)": "this divides GB by GiB. Write both in bytes.",
         },
         unit="ranks",
@@ -120,11 +120,11 @@ QUESTIONS = asked(
         "ranks_beside",
         "the same if activations take {activations} GB on every rank",
         "ceil(16e9 * large / (budget - activations * 1e9))",
-        "Activations are each rank's own. What do they leave of each card?",
+        "Each rank holds its own activations. How many bytes of each GPU remain?",
         {
-            "ceil(cards)": "this is without them.",
+            "ceil(cards)": "this is without activations.",
             "ceil((16 * large + activations) * 1e9 / budget)": "this divides the activations "
-            "among the ranks. No stage of ZeRO does.",
+            "among the ranks. No stage of ZeRO does that.",
         },
         unit="ranks",
         exact=True,
@@ -134,14 +134,14 @@ QUESTIONS = asked(
         "at which stages your small model fits beside {activations} GB of activations",
         ("stage 1", "stage 2", "stage 3"),
         _fitting,
-        "Your `totals`, and what activations leave of the card.",
-        {f"stage {n}": f"look at stage {n} again, beside the activations." for n in (1, 2, 3)},
+        "Compare your `totals` with the bytes that activations leave on the GPU.",
+        {f"stage {n}": f"look at stage {n} again, and add activations." for n in (1, 2, 3)},
     ),
     where={
         "ceil": ceil,
         "floor": floor,
         "split": _split,
-        "cards": "16e9 * large / budget",  # that the large model fills
+        "cards": "16e9 * large / budget",  # the GPUs that the large model fills
     },
 )
 

@@ -213,7 +213,7 @@ def half_a_rank(given):
 
 RIGHT = [search, by_stages]
 
-STAGE, RANKS, TWICE = "another stage that fits", "The stage is the right one", "less twice than"
+STAGE, RANKS, TWICE = "another stage that fits", "The stage is right", "recomputes less than"
 WRONG = {
     first_stage_that_fits: {"a": STAGE},
     stage_3_for_all: {"a": STAGE, "b": STAGE},
@@ -222,17 +222,17 @@ WRONG = {
     nothing_twice_if_it_can_be: {"a": RANKS, "b": STAGE},
     everything_twice: {"c": TWICE},
     without_the_reserve: {"a": "without the reserve", "b": "the reserve", "c": "the reserve"},
-    without_blocks: {"b": "whole for a while", "c": "whole for a while"},
+    without_blocks: {"b": "temporarily whole", "c": "temporarily whole"},
     states_alone: {"a": "without activations", "b": "activations", "c": "activations"},
     fewest_bytes_on_a_card: {"a": STAGE, "b": STAGE, "c": TWICE},
-    without_fp32: dict.fromkeys("abc", "has not what the model demands"),
+    without_fp32: dict.fromkeys("abc", "does not keep in fp32 what the model demands"),
     no_whole_nodes: {"a": "would not fill whole nodes"},
-    one_rank: {"a": "1 rank, where"},
+    one_rank: {"a": "1 rank, but"},
     more_ranks_than_samples: dict.fromkeys("abc", "are allowed"),
     stage_4: {"b": "there is no stage 4"},
-    gradients_in_16_bits: {"a": "has not what the model demands"},
-    gradients_in_fp32_for_all: {"b": "", "c": "Of what does a policy send"},
-    weights_in_fp32: {"c": "Of what does a policy send"},
+    gradients_in_16_bits: {"a": "does not keep in fp32 what the model demands"},
+    gradients_in_fp32_for_all: {"b": "", "c": "How many bytes of weights"},
+    weights_in_fp32: {"c": "How many bytes of weights"},
     no_policy: {"b": "has no 'policy'"},
     a_stage_alone: {"c": "is a number: write"},
     another_word: {"a": "has 'attention': write one of 'none'"},

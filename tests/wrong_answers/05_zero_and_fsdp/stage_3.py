@@ -313,14 +313,14 @@ def with_partial(blocks, shard, gather, free, reduce):
 
 RIGHT = [right, ByModules, with_partial]
 
-ONCE_MORE = "That sends all of it once more"
+ONCE_MORE = "That sends the whole block again"
 WRONG = {
     untouched: {"result": "is not written yet"},
     returns_nothing: {"result": "stage_3 returns NoneType"},
     returns_flats: {"result": "Return the pieces of shard"},
     pieces_backwards: {"result": "Return the pieces of shard"},
     other_pieces: {"result": "is off by up to"},
-    the_last_piece_missing: {"result": "is not there"},
+    the_last_piece_missing: {"result": "is missing"},
     shards_twice: {"result": "", "peak": ""},
     NotInForward: {"forward": "computes in forward while it is freed"},
     AfterForward: {"forward": "computes in forward while it is freed"},
@@ -333,11 +333,11 @@ WRONG = {
     NotFreedAfterBackward: {"peak": "whole at the same time", "forward": ONCE_MORE},
     WholeAtFirst: {"peak": "whole at the same time"},
     all_at_once: {"peak": "whole at the same time", "forward": ONCE_MORE},
-    ReducesForEachParameter: {"reduce": "while gradients of it are missing"},
+    ReducesForEachParameter: {"reduce": "before all its gradients exist"},
     NeverReduces: {"reduce": "is reduced 0 times"},
     ReducesTwice: {"reduce": "is reduced"},
-    ReducesWithTheFirstGradient: {"reduce": "while gradients of it are missing"},
-    ReducesBeforeBackward: {"reduce": "while gradients of it are missing"},
+    ReducesWithTheFirstGradient: {"reduce": "before all its gradients exist"},
+    ReducesBeforeBackward: {"reduce": "before all its gradients exist"},
     ReducesWhileItIsWhole: {"peak": "is reduced while it is whole"},
     by_the_library: {"result": "finished code"},
 }
