@@ -1,6 +1,6 @@
 """Unit 06, tensor parallelism."""
 
-# Its parts in course order, Level I first: each is `PART` of the module with its name.
+# Names of the parts in course order, Level I first. The module of that name defines `PART`.
 PARTS = (
     "shapes", "holds", "volume", "kept",
     "f", "g", "column_linear", "row_linear", "parallel_mlp", "parallel_attention",

@@ -1,4 +1,4 @@
-"""06/column_linear: each rank computes some outputs, from all inputs."""
+"""06/column_linear: the column parallel linear layer; each rank computes some of the outputs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = ["PART", "Column", "LinearCase"]
 
 @dataclass(frozen=True)
 class LinearCase(Layer):
-    """`fn(x, weight, bias, group)` on this rank's shards, and backward from y.
+    """A call of `fn(x, weight, bias, group)` on this rank's shards, and backward from y.
 
-    Where not `needed`, x needs no gradient.
+    If `needed` is False, x needs no gradient.
     """
 
     inputs: int = 8
@@ -62,10 +62,10 @@ class LinearCase(Layer):
         return F.linear(tensors["x"], tensors["weight"], tensors.get("bias"))
 
     def whole(self, first: int) -> Tensors:
-        found = super().whole(first)
+        tensors = super().whole(first)
         if not self.needed:
-            del found["the gradient of x"]
-        return found
+            del tensors["the gradient of x"]
+        return tensors
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         own = self.own(rank, world_size)
@@ -78,9 +78,9 @@ class LinearCase(Layer):
         from dtlab.units.unit06.on_ranks import forth_and_back, gradients_of, own_group
 
         group, tensors = own_group(given["groups"]), given["tensors"]
-        for name, one in tensors.items():
-            if one is not None and (name != "x" or given["needed"]):
-                one.requires_grad_()
+        for name, tensor in tensors.items():
+            if tensor is not None and (name != "x" or given["needed"]):
+                tensor.requires_grad_()
         with finished_calls(*FINISHED, refuse=True, allowed=PAIR) as finished:
             y = forth_and_back(lambda: fn(*tensors.values(), group), given["back"])
         return {"y": y, **gradients_of(tensors), "finished": sorted(finished)}
@@ -90,13 +90,13 @@ class LinearCase(Layer):
 
 
 class Column(LinearCase):
-    """The whole x, and the rank's rows of the weight [out, in]."""
+    """A call with the whole x and the rank's rows of the weight [out, in]."""
 
     dims: ClassVar = {"weight": 0, "bias": 0, "y": -1, "back": -1}
     hints = (
-        "A rank has all of x, and its outputs stay where they are.",
-        "Only the gradient of x is a sum over ranks, and only where x needs one: "
-        "ctx.needs_input_grad[0] says so.",
+        "A rank has all of x, and keeps only its own outputs.",
+        "Only the gradient of x is a sum over ranks, and only if x needs one: "
+        "see ctx.needs_input_grad[0].",
     )
 
     @property
@@ -111,67 +111,65 @@ class Column(LinearCase):
             return known
         part = own["back"] @ own["weight"]
         return {
-            "what comes back through this rank's weight alone: a part of a sum": part,
+            "only this rank's part of the sum over ranks": part,
             "the mean over the ranks, not the sum": own[name] / ranks,
             **known,
         }
 
     def about(self, name: str) -> str:
         return {
-            "y": "A rank's y is made of its own rows of the weight, and their part of the bias.",
-            "the gradient of x": "All ranks' weights have used the same x: a sum over the ranks, "
-            "which is there once its call has been waited for.",
-        }.get(
-            name, "A shard has a gradient of its rank's alone, over all tokens of all sequences."
-        )
+            "y": "Compute a rank's y from its own rows of the weight and its part of the bias.",
+            "the gradient of x": "The weights of all ranks have used the same x, so sum over the "
+            "ranks, and wait for the call before you read the sum.",
+        }.get(name, "The gradient of a shard belongs to its rank only; it sums over all tokens.")
 
 
 def _exposed(seen: Seen) -> str:
-    """Says that the weight's gradient is not computed while the gradient of x travels."""
-    for one in seen:
-        ranks = one.trial.world_size
+    """A message if a weight's gradient is not computed during the all-reduce; empty otherwise."""
+    for run in seen:
+        ranks = run.trial.world_size
         for rank in range(ranks if ranks > 1 else 0):
-            marks = inside_marks(one.trace, rank, BACKWARD)
-            for number, (case, inside) in enumerate(zip(one.trial.cases, marks, strict=False)):
+            marks = inside_marks(run.trace, rank, BACKWARD)
+            for number, (case, inside) in enumerate(zip(run.trial.cases, marks, strict=False)):
                 assert isinstance(case, Column)
                 due = math.prod(case.tokens) * case.own(rank, ranks)["weight"].numel()
-                words = _in_turn(inside, due)
-                if words:
-                    return f"{one.trial.words(number)}: on rank {rank} {words}"
+                message = _in_turn(inside, due)
+                if message:
+                    return f"{run.trial.words(number)}: on rank {rank} {message}"
     return ""
 
 
 def _in_turn(inside: Sequence[Event], due: int) -> str:
-    """What is wrong if the weight's gradient takes `due` multiplications."""
+    """What is wrong with the overlap; the weight's gradient takes `due` multiplications."""
     products = [(event.start, event.extra["work"]) for event in inside if event.name == PRODUCT]
     for event in inside:
         if event.name != "all_reduce":
             continue
-        # What is complete before it is waited for has blocked nobody, and no wait is noted.
+        # If an operation is complete before wait() is called, no wait is recorded.
         end = min((start for start, _ in event.extra.get("blocked") or ()), default=math.inf)
-        meanwhile = sum(work for start, work in products if event.start <= start <= end)
+        during = sum(work for start, work in products if event.start <= start <= end)
         later = sum(work for start, work in products if start > end)
-        if later >= due / 2 or (later and meanwhile < due):
+        if later >= due / 2 or (later and during < due):
             return (
-                "the all-reduce is waited for before the weight's gradient is there. Start it "
+                "you wait for the all-reduce before you compute the weight's gradient. Start it "
                 "with async_op=True, and wait last."
             )
-        if not meanwhile:
+        if not during:
             return (
-                "all matrix products come before the all-reduce, none while it runs. What it adds "
-                "up is one product; the gradient of the weight is another, which can wait. That "
-                "takes a function of your own with both in its backward."
+                "all matrix products come before the all-reduce, none while it runs. The "
+                "all-reduce needs only the product for x; compute the weight's gradient while it "
+                "runs. For that, write an autograd function with both in its backward."
             )
-        if meanwhile < due:
+        if during < due:
             return (
-                f"what is computed while the all-reduce runs takes {meanwhile:,} multiplications, "
-                f"and the weight's gradient {due:,}. Leave that one for then."
+                f"the products during the all-reduce take {during:,} multiplications, and the "
+                f"weight's gradient takes {due:,}. Compute that gradient during the all-reduce."
             )
     return ""
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, uneven outputs, with a bias and without, x that needs no gradient, groups."""
+    """1 to 4 ranks; uneven outputs, with and without a bias, x without a gradient, two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> Column:
@@ -198,12 +196,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("output", 2, "each rank has its outputs"),
-            rule("gradients", 3, "those of the dense layer", "output"),
-            rule(
-                "calls", 2, "one all-reduce, where x needs a gradient", *_RIGHT, also=wrong_calls
-            ),
+            rule("gradients", 3, "gradients are those of the dense layer", "output"),
+            rule("calls", 2, "one all-reduce, if x needs a gradient", *_RIGHT, also=wrong_calls),
             rule("overlap", 2, "with the weight's gradient", *_RIGHT, "calls", also=_exposed),
-            rule("group", 1, "only its group's ranks count", *_RIGHT),
+            rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),
     reference="dtlab.parallel.tensor.linear._Column",

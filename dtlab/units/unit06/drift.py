@@ -1,4 +1,4 @@
-"""06/drift: a gradient in parts."""
+"""06/drift: repair a script in which each rank has only a part of a gradient."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ PART = script_part(
     scene(2),
     trials_of(1),
     (
-        criterion("copies", 2, "all ranks end with the same copies", copies_differ),
+        criterion("copies", 2, "all ranks end with equal copies", copies_differ),
         criterion(
-            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="copies"
+            "training",
+            1,
+            "it trains as one process does",
+            not_shared,
+            *AS_ONE,
+            other_bytes,
+            after="copies",
         ),
     ),
     SYMPTOMS,
     ["inner = F.linear(layer.norm(x), layer.wide.weight, layer.wide.bias)"],
-    "Where does every rank begin to find only a part of a gradient?",
+    "From which line on does each rank compute only a part of a gradient?",
     proof=proof(
         _measured,
         "called",
-        "Count rank 0's events called all_reduce, and divide by the steps.",
+        "Count rank 0's events called all_reduce, and divide by the number of steps.",
         {
-            "2 * case.depth": "that is what a step takes. What does this one call?",
-            "called * case.steps": "that is the whole run. Divide by steps.",
-            "called * ranks * case.steps": "those are of all ranks.",
-            "1": "that is one layer's.",
-            "0": "that is the backward pass alone.",
+            "2 * case.depth": "a right step has so many calls. How many does this one make?",
+            "called * case.steps": "that is the whole run. Divide by the number of steps.",
+            "called * ranks * case.steps": "those are the calls of all ranks.",
+            "1": "that is one layer.",
+            "0": "that is the backward pass only.",
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""06/f: where the region that ranks share begins. Nothing forward, a sum backward."""
+"""06/f: the operator f at the start of a shared region: identity forward, all-reduce backward."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Region", "trials_of"]
 
-# Cases of f and of g, its mirror image ----------------------------------------------------------
+# Cases of f and of g, its conjugate -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Region(Pass):
-    """`fn(x, group)`, where `x` is made of a leaf: twice as large, or exp of it.
+    """A call of `fn(x, group)`, where `x` is 2 * leaf, or exp(leaf) with the topic "kept".
 
-    What comes out is added to something else, as on a residual stream: both get the same tensor
-    as their gradient. One of leaf and gradient is `same` on all ranks, the other one differs.
-    With the topic "kept" it is exp, which keeps what comes out of it for backward.
+    The output is added to another tensor, as on a residual stream, so that autograd passes the
+    same gradient tensor to both. Either the leaf or the gradient is the `same` on all ranks, and
+    the other differs. exp saves its output for backward, so the call must not change it.
     """
 
     allowed: ClassVar[tuple[str, ...]] = ()
@@ -43,11 +43,11 @@ class Region(Pass):
         return f"x of shape {list(self.shape)}"
 
     def differing(self, rank: int) -> Tensor:
-        """The leaf or the gradient that differs by rank."""
+        """The leaf or the gradient of a rank, whichever differs by rank."""
         return self.drawn(*self.shape, salt=rank + 1)
 
     def same(self, first: int) -> Tensor:
-        """The other one, on all ranks of the group that begins with `first`."""
+        """The leaf or gradient that all ranks of the group have; `first` is its first rank."""
         return self.drawn(*self.shape, salt=-1 - first)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
@@ -64,19 +64,19 @@ class Region(Pass):
 
         group, leaf = own_group(given["groups"]), given["leaf"].requires_grad_()
         beside = torch.zeros_like(leaf).requires_grad_()
-        x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * beside  # go back after fn
+        x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * beside  # backward after fn's
         with finished_calls(*FINISHED, refuse=True) as finished:
             y = forth_and_back(lambda: fn(x, group), given["back"].clone(), other)
         return {
-            "what comes out": y,
-            "what was passed in": x.detach(),
-            **gradients_of({"x": leaf, "what is added": beside}),
+            "the output": y,
+            "the input after the call": x.detach(),
+            **gradients_of({"x": leaf, "the other summand": beside}),
             "finished": sorted(finished),
         }
 
 
 def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
-    """1 to 4 ranks, one of them with a larger x, and two groups; of the topic `on_two` on two."""
+    """Trials on 1 to 4 ranks, with a larger x and with two groups; two ranks test `on_two`."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
@@ -100,46 +100,46 @@ def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
 
 
 class Copying(Region):
-    """The same x on all ranks, whose gradients differ by rank."""
+    """A case with the same x on all ranks, and gradients that differ by rank."""
 
     main = "gradient"
-    hints = ("All ranks have x already.", "One dist.all_reduce leaves the sum on every rank.")
+    hints = ("All ranks already have x.", "One dist.all_reduce leaves the sum on every rank.")
 
     @property
     def sums(self) -> tuple[int, int]:
         return 0, prod(self.shape)
 
     def summed(self, ranks: Sequence[int]) -> Tensor:
-        """The gradient of x that these ranks find."""
+        """The sum of these ranks' gradients of x."""
         parts = [2 * self.differing(rank) for rank in ranks]
         return sum(parts[1:], parts[0])
 
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         ranks, x = len(members), 2 * self.same(members[0])
-        for name in ("what comes out", "what was passed in"):
+        for name in ("the output", "the input after the call"):
             known = {"the sum of all ranks' x": x * ranks}
-            yield from compare(seen, name, "forward", x, "In forward f gives x as it is.", known)
+            yield from compare(result, name, "forward", x, "In forward, f returns x.", known)
         total = self.summed(members)
         known = {
-            "what this rank has found: a part of a sum": self.summed([members[place]]),
+            "only this rank's part of the sum over ranks": self.summed([members[place]]),
             "the mean over the ranks, not the sum": total / ranks,
             "the sum, times the number of ranks": total * ranks,
         }
         if self.groups:
             every = self.summed([rank for group in self.groups for rank in group])
-            known["the sum over all ranks, those outside the group too"] = every
-        yield from compare(seen, "the gradient of x", "gradient", total, _SUM, known)
+            known["the sum over all ranks, including those outside the group"] = every
+        yield from compare(result, "the gradient of x", "gradient", total, _SUM, known)
         if not self.groups:
-            name, beside = "the gradient of what is added", 3 * self.differing(members[place])
-            yield from compare(seen, name, "kept", beside, _OTHERS)
+            name, beside = "the gradient of the other summand", 3 * self.differing(members[place])
+            yield from compare(result, name, "kept", beside, _OTHERS)
 
 
 _SUM = (
-    "Every rank used the same x, so what they find adds up. A call with async_op=True is to be "
-    "waited for."
+    "Every rank used the same x, so sum the gradients of all ranks. If you use async_op=True, "
+    "wait for the call."
 )
 _OTHERS = (
-    "Autograd hands the same tensor to all that were added up. You add into it in place: take a "
+    "Autograd passes the same gradient tensor to all summands. You change it in place: make a "
     "copy first."
 )
 
@@ -154,11 +154,16 @@ PART = Part(
         rules=(
             rule("forward", 1, "x comes out as it is"),
             rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
-            rule("kept", 1, "others' gradients stay as they are", "gradient"),
+            rule("kept", 1, "gradients of other tensors are unchanged", "gradient"),
             rule(
-                "calls", 1, "one all-reduce backward only", "forward", "gradient", also=wrong_calls
+                "calls",
+                1,
+                "one all-reduce, only in backward",
+                "forward",
+                "gradient",
+                also=wrong_calls,
             ),
-            rule("group", 1, "only its group's ranks count", "forward", "gradient"),
+            rule("group", 1, "right on groups of some of the ranks", "forward", "gradient"),
         ),
     ),
     reference="dtlab.parallel.tensor.regions.copy_to_region",

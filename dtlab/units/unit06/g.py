@@ -1,4 +1,4 @@
-"""06/g: where the region that ranks share ends. A sum forward, nothing backward."""
+"""06/g: the operator g at the end of a shared region: all-reduce forward, identity backward."""
 
 from __future__ import annotations
 
@@ -13,48 +13,50 @@ from dtlab.units.unit06.passes import compare, wrong_calls
 
 
 class Adding(Region):
-    """A part of a sum, which differs by rank; then all have the same gradient of y."""
+    """A case with a part of a sum that differs by rank, and the same gradient of y on all."""
 
     main = "sum"
     same_leaf = False
     hints = (
         "One dist.all_reduce leaves the sum on every rank.",
-        "Every rank has the gradient of y already.",
+        "Every rank already has the gradient of y.",
     )
 
     @property
     def sums(self) -> tuple[int, int]:
         return prod(self.shape), 0
 
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         exp, ranks = self.topic == "kept", len(members)
         leaves = [self.differing(rank) for rank in members]
         parts = [leaf.exp() if exp else 2 * leaf for leaf in leaves]
         total = sum(parts[1:], parts[0])
         known = {
-            "this rank's part alone": parts[place],
+            "only this rank's part": parts[place],
             "the mean of the parts, not their sum": total / ranks,
         }
-        advice = "It is the sum of all ranks' parts."
-        yield from compare(seen, "what comes out", "sum", total, advice, known)
+        advice = "It must be the sum of all ranks' parts."
+        yield from compare(result, "the output", "sum", total, advice, known)
         if not self.groups:
-            known = {"the sum now": total}
-            yield from compare(seen, "what was passed in", "kept", parts[place], _KEPT, known)
-        if not exp:  # of exp, the gradient is made of the part, which may be another by now
+            known = {"the sum": total}
+            yield from compare(
+                result, "the input after the call", "kept", parts[place], _KEPT, known
+            )
+        if not exp:  # the gradient of exp depends on its output, which `fn` may have changed
             gradient = 2 * self.same(members[0])
             known = {
                 "times the number of ranks": gradient * ranks,
                 "divided by the number of ranks": gradient / ranks,
             }
-            yield from compare(seen, "the gradient of x", "gradient", gradient, _GRADIENT, known)
+            yield from compare(result, "the gradient of x", "gradient", gradient, _GRADIENT, known)
 
 
 _KEPT = (
-    "Whoever made it may need it for backward: add up in a tensor of your own, a copy of the part."
+    "The operator that made the input may have saved it for backward: sum in a copy of the input."
 )
 _GRADIENT = (
-    "y grows by as much as a part of it grows, and every rank has the gradient of y already: "
-    "each part gets just that."
+    "y grows by as much as any part of it grows, so the gradient of each part is the gradient of "
+    "y, which every rank already has."
 )
 
 PART = Part(
@@ -68,9 +70,11 @@ PART = Part(
         rules=(
             rule("sum", 2, "y is the sum of all ranks' parts"),
             rule("gradient", 2, "each part gets the gradient of y", "sum"),
-            rule("kept", 1, "the part stays as it was", "sum"),
-            rule("calls", 1, "one all-reduce forward only", "sum", "gradient", also=wrong_calls),
-            rule("group", 1, "only its group's ranks count", "sum", "gradient"),
+            rule("kept", 1, "the input is unchanged", "sum"),
+            rule(
+                "calls", 1, "one all-reduce, only in forward", "sum", "gradient", also=wrong_calls
+            ),
+            rule("group", 1, "right on groups of some of the ranks", "sum", "gradient"),
         ),
     ),
     reference="dtlab.parallel.tensor.regions.reduce_from_region",

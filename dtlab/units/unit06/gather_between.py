@@ -1,4 +1,4 @@
-"""06/gather_between: right, and too many bytes."""
+"""06/gather_between: repair a script that is right, but sends too many bytes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ PART = script_part(
     scene(2),
     trials_of(0),
     (
-        criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes),
-        criterion("training", 1, "as one process", *AS_ONE, after="bytes"),
+        criterion("bytes", 2, "it sends two all-reduces per layer", not_shared, other_bytes),
+        criterion("training", 1, "it trains as one process does", *AS_ONE, after="bytes"),
     ),
     SYMPTOMS,
     [
         "inner = F.gelu(gather_from_region(inner))",
         "part = F.linear(scatter_to_region(inner), layer.narrow.weight)",
     ],
-    "Which features does each product need, and who has them by then?",
+    "Which features does each product need, and which rank already has them?",
     proof=proof(
         _measured,
         "gathered",
-        "Add up the bytes of rank 0's events called all_gather, and divide by the steps.",
+        "Add the bytes of rank 0's events called all_gather, and divide by the number of steps.",
         {
-            "gathered * case.steps": "that is the whole run. Divide by steps.",
+            "gathered * case.steps": "that is the whole run. Divide by the number of steps.",
             "gathered / 2": "that is one of the two passes: see backward, too.",
             "gathered / case.depth": "that is one layer.",
             "gathered / (2 * case.depth)": "that is one all-gather.",
             "gathered / 4": "those are elements, of 4 bytes each.",
-            "reduced": "that is what is all-reduced, as it should be.",
+            "reduced": "those are the bytes of all-reduces, which are right.",
             "gathered + reduced": "some of these are all-reduces.",
         },
     ),

@@ -1,7 +1,7 @@
-"""06/kept: what a rank keeps of a layer for backward, by what is divided.
+"""06/kept: the activations of a layer that a rank saves for backward, by kind of parallelism.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", Table 2:
-16 bits, dropout, attention matrices kept where nothing is recomputed.
+16 bits, with dropout, and with saved attention matrices unless they are recomputed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def _draw(draw: Random) -> Values:
         "layers": draw.choice((24, 32, 36, 40, 48)),
         "ranks": draw.choice((2, 4, 8)),
     }
-    sizes = sorted(given["layers"] * one / 1e3 for one in _kept(given).values())
+    sizes = sorted(given["layers"] * size / 1e3 for size in _kept(given).values())
     lower, upper = draw.choice(list(pairwise(sizes)))
     given["room"] = round((lower + upper) / 2, 1)  # GB
     return given if upper > 1.2 * lower and 2 < given["room"] < 80 else _draw(draw)
 
 
 def _kept(given: Values) -> dict[str, float]:
-    """MB of a layer, by plan."""
+    """MB of saved activations of a layer, by plan."""
     sizes = [given[name] for name in ("sequence", "micro_batch", "hidden", "heads", "ranks")]
     return {plan: activation_bytes(*sizes, **how) / 1e6 for plan, how in _PLANS.items()}
 
@@ -58,18 +58,18 @@ QUESTIONS = asked(
         ("a, attention heads", "{heads}"),
         ("L, layers on every rank", "{layers}"),
         ("t, ranks", "{ranks}"),
-        ("your room for them", "{room:g} GB"),
+        ("memory for activations", "{room:g} GB"),
     ],
     megabytes(
         "tensor",
-        "what a rank keeps of one layer: tensor parallelism alone",
+        "the activations of one layer that a rank saves, with tensor parallelism only",
         "kept['tensor']",
-        "Line by line of the table: is it between f and g, or outside?",
+        "Go through the table line by line: is the tensor between f and g, or outside?",
         {
-            "kept['sequence']": "this divides everything. What is there before f, behind g?",
-            "sbh * (34 + 5 * matrices)": "this is one rank alone. What is divided?",
+            "kept['sequence']": "this divides everything. Tensors outside of f and g are whole.",
+            "sbh * (34 + 5 * matrices)": "this is for a single rank. What is divided?",
             "sbh * (10 + 24 / t)": "this leaves out the attention matrices, s x s for each head.",
-            "sbh * (10 + 24 / t + 5 * matrices)": "how many heads' matrices has a rank?",
+            "sbh * (10 + 24 / t + 5 * matrices)": "a rank has the matrices of only its heads.",
         },
     ),
     megabytes(
@@ -78,64 +78,65 @@ QUESTIONS = asked(
         "kept['sequence']",
         "Which lines of the table does it divide that were whole before?",
         {
-            "kept['tensor']": "this is without it.",
-            "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. And inputs?",
-            "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, by tokens.",
+            "kept['tensor']": "this is without sequence parallelism.",
+            "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. Are inputs "
+            "divided?",
+            "sbh * (2 + (32 + 5 * matrices) / t)": "both masks of sbh are divided by tokens.",
         },
     ),
     megabytes(
         "floor",
-        "what tensor parallelism alone leaves on each rank, however many share a layer",
+        "the limit of a rank's bytes with tensor parallelism only, for very many ranks",
         "10 * sbh",
-        "With ever more ranks the divided lines go to nothing.",
+        "With ever more ranks the divided lines approach zero.",
         {
-            "0": "so it is with sequence parallelism. And without?",
+            "0": "this is the limit with sequence parallelism. What is it without?",
             "34 * sbh": "some of these lines are between f and g.",
             "8 * sbh": "there are masks outside of attention and MLP.",
-            "answer / t": "these are the lines that no rank divides.",
+            "answer / t": "these are the lines that are not divided.",
         },
     ),
     megabytes(
         "both",
         "with sequence parallelism and selective recomputation",
         "kept['both']",
-        "Your `sequence`, without what is a x s x s.",
+        "Take your `sequence`, without the tensors of size a x s x s.",
         {
-            "kept['selective']": "this is selective recomputation with tensor parallelism alone.",
-            "34 * sbh": "this is not divided. What was, with sequence parallelism?",
+            "kept['selective']": "this is selective recomputation with tensor parallelism only.",
+            "34 * sbh": "this is not divided. What does sequence parallelism divide?",
             "kept['sequence']": "this still has attention matrices.",
-            "sbh * (34 + 3 * matrices) / t": "what softmax puts out is computed again, too.",
+            "sbh * (34 + 3 * matrices) / t": "the output of softmax is recomputed, too.",
         },
     ),
     megabytes(
         "full",
-        "tensor parallelism alone with full recomputation, which keeps the layer's input",
+        "tensor parallelism only, with full recomputation, which saves the layer's input",
         "kept['full']",
-        "How many elements has the input of a layer, with how many bytes, and on which ranks?",
+        "How many elements and bytes does the input of a layer have, and on which ranks is it?",
         {
             "answer / t": "is the input of a layer between f and g?",
-            "answer / 2": "this counts elements. One of them has 2 bytes.",
-            "answer * layers": "this is all layers. Asked for is one.",
+            "answer / 2": "this counts elements. Each has 2 bytes.",
+            "answer * layers": "this is all layers. Take one layer.",
         },
     ),
     choices(
         "fits",
-        "which plans keep no more than your room, of all layers",
+        "the plans whose saved activations of all layers fit in your memory",
         {
-            "tensor": "tensor parallelism alone",
+            "tensor": "tensor parallelism only",
             "sequence": "with sequence parallelism",
             "selective": "tensor parallelism, selective recomputation",
             "both": "sequence parallelism and selective recomputation",
             "full": "tensor parallelism, full recomputation",
         },
         formula("frozenset(plan for plan in kept if layers * kept[plan] / 1e3 <= room)"),
-        "Each of them for one layer, times L, in GB.",
+        "Multiply the bytes of one layer by L for each plan, and compare in GB.",
         {
-            "tensor": "look at `tensor` again: your first answer, times L.",
-            "sequence": "look at `sequence` again: your second answer, times L.",
+            "tensor": "look at `tensor` again: multiply your first answer by L.",
+            "sequence": "look at `sequence` again: multiply your second answer by L.",
             "selective": "look at `selective` again: what is left of `tensor` without as/h?",
-            "both": "look at `both` again: your fourth answer, times L.",
-            "full": "look at `full` again: your fifth answer, times L.",
+            "both": "look at `both` again: multiply your fourth answer by L.",
+            "full": "look at `full` again: multiply your fifth answer by L.",
         },
     ),
     where={
@@ -143,7 +144,7 @@ QUESTIONS = asked(
         "kept": "by_plan(given)",
         "t": "ranks",
         "sbh": "sequence * micro_batch * hidden / 1e6",  # MB
-        "matrices": "heads * sequence / hidden",  # of attention, for each sbh
+        "matrices": "heads * sequence / hidden",  # elements of attention matrices per sbh
     },
 )
 

@@ -1,4 +1,4 @@
-"""06/many_biases: another loss on more ranks."""
+"""06/many_biases: repair a script whose loss changes with the number of ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dtlab.units.unit06.runs import (
 )
 
 
-def _other_start(case: SharedRun, results: Sequence[Any], one: Observation) -> str:
-    """The first loss is not that of one process."""
+def _other_start(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
+    """A message if the first loss is not that of one process; empty otherwise."""
     wanted = case.one_process(1)[0][0][0]
-    for rank, seen in enumerate(results):
-        got = seen["losses"][0]
+    for rank, result in enumerate(results):
+        got = result["losses"][0]
         if not abs(got - wanted) <= NEAR * wanted:
             return (
                 f"the first loss of rank {rank} is {got:.5f}, and in one process {wanted:.5f}. No "
-                "step was made yet: what do the ranks add up that is there once?"
+                "step was made yet: which tensor do the ranks sum that must be added only once?"
             )
     return ""
 
@@ -44,20 +44,27 @@ PART = script_part(
     (
         criterion("outputs", 2, "the first loss is that of one process", _other_start),
         criterion(
-            "training", 1, "as one process", not_shared, *AS_ONE, other_bytes, after="outputs"
+            "training",
+            1,
+            "it trains as one process does",
+            not_shared,
+            *AS_ONE,
+            other_bytes,
+            after="outputs",
         ),
     ),
     SYMPTOMS,
     ["part = F.linear(F.gelu(inner), layer.narrow.weight, layer.narrow.bias)"],
-    "What is added up over the ranks, and what of it is there once?",
+    "What do the ranks sum, and which part of it must be added only once?",
     proof=proof(
         lambda scene: {"times": scene.results[0]["times"]},
         "times",
-        "Divide what the layer adds too much by its bias, and count the one that belongs there.",
+        "Divide the excess of the layer's output by its bias, and add 1 for the bias that belongs "
+        "there.",
         {
-            "times - 1": "that is how often it is there too many.",
-            "1": "so it would be in one process. Divide what is printed.",
-            "times * case.depth": "that is all layers: asked for is one.",
+            "times - 1": "that counts only the biases that are too many.",
+            "1": "this would be right in one process. Divide the printed values.",
+            "times * case.depth": "that is all layers. Take one layer.",
             "1 / times": "the other way round.",
         },
         tolerance=0.01,

@@ -1,4 +1,4 @@
-"""What the cases of Level II run on ranks. This file loads torch."""
+"""Code that the checks of Level II and of 06/shard_plan run on ranks. Imports torch."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ __all__ = [
 
 def own_group(groups: Groups) -> Any:
     """The process group of this rank; None for all ranks."""
-    made = {group: dist.new_group(list(group)) for group in groups}
-    return next((one for group, one in made.items() if dist.get_rank() in group), None)
+    process_groups = {group: dist.new_group(list(group)) for group in groups}
+    return next((pg for group, pg in process_groups.items() if dist.get_rank() in group), None)
 
 
 def forth_and_back(forward: Callable[[], Any], back: Tensor, beside: Any = 0) -> Any:
-    """Calls `forward` and goes back from what comes out, between marks. Returns a copy of that.
+    """Call `forward`, then run backward from its output, each within a marked span.
 
-    `back` is the gradient. What is `beside` is added, and has the same tensor as its gradient.
+    `back` is the gradient of the output. `beside` is added to the output, and gets the same tensor
+    as its gradient. Returns a copy of the output.
     """
     with span(FORWARD):
         y = forward()
@@ -65,15 +66,15 @@ def forth_and_back(forward: Callable[[], Any], back: Tensor, beside: Any = 0) ->
 
 
 def gradients_of(leaves: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """The gradients of these, as they are noted."""
-    return {GRADIENT + name: None if one is None else one.grad for name, one in leaves.items()}
+    """The gradients of the leaves, by the names that the checks use."""
+    return {GRADIENT + name: None if t is None else t.grad for name, t in leaves.items()}
 
 
-# Modules made of dense layers -------------------------------------------------------------------
+# Modules made from dense layers -----------------------------------------------------------------
 
 
 def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    """A layer with copies of these."""
+    """A linear layer with copies of this weight and bias."""
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, device="meta")
     layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
@@ -83,33 +84,33 @@ def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 def made_of_dense(
     fn: Callable[..., Any], layers: list[Any], given: Mapping[str, Any], group: Any
 ) -> tuple[Any, list[Tensor]]:
-    """The module that `fn` makes of `layers`, and which of their tensors outlive that.
+    """The module that `fn` makes from `layers`, and the parameters of `layers` still alive then.
 
-    It empties the list, so that the caller has none of them either.
+    Empties the list `layers`, so that the caller does not keep them alive.
     """
-    refs = [weakref.ref(one) for layer in layers for one in layer.parameters()]
+    refs = [weakref.ref(parameter) for layer in layers for parameter in layer.parameters()]
     if given["packed"]:
         layers[:] = [nn.Sequential(layers[0], nn.GELU(), *layers[1:])]
     module = fn(*layers, *given["numbers"], group)
     layers.clear()
     if any(ref() is not None for ref in refs):
-        gc.collect()  # somebody may have left a circle behind
-    return module, [one for ref in refs if (one := ref()) is not None]
+        gc.collect()  # reference cycles may keep them alive
+    return module, [parameter for ref in refs if (parameter := ref()) is not None]
 
 
 # Marks of matrix products -----------------------------------------------------------------------
 
-_ADDING = frozenset(("addmm", "addbmm", "baddbmm"))  # what they add to comes first
+_ADDING = frozenset(("addmm", "addbmm", "baddbmm"))  # their first argument is the summand
 _NAMES = _ADDING | {"matmul", "mm", "bmm", "linear", "einsum", "tensordot", "outer"}
 
 
 def mark_products(y: Tensor) -> None:
-    """When backward goes on from `y`, every matrix product in Python has a mark behind it.
+    """Record a span after every matrix product that Python code makes in backward from `y`.
 
-    The mark's `work` is how many multiplications it took.
-    Autograd enters no mode of the caller's, so a hook does, and autograd leaves it at its end.
-    Not a TorchDispatchMode, which would see the products of PyTorch's own backward too: it imports
-    the compiler, which takes seconds.
+    The span's `work` is the number of multiplications. Autograd does not enter the caller's
+    modes, so a hook on `y` enters the mode; autograd leaves it when backward ends. A
+    TorchDispatchMode would also see the products of PyTorch's own backward, but it imports the
+    compiler, which takes seconds.
     """
     y.register_hook(_enter)  # type: ignore[no-untyped-call]
 
@@ -120,15 +121,15 @@ def _enter(_: Tensor) -> None:
 
 class _Marking(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "").strip("_").removeprefix("r")
-        if name in _NAMES and isinstance(made, Tensor):
+        if name in _NAMES and isinstance(result, Tensor):
             factors = [*_tensors((args, kwargs or {}))][name in _ADDING :]
-            # Of [m, k] times [k, n], which is [m, n]: mkn, as the root of mk times kn times mn.
-            sizes = [one.numel() for one in (*factors[:2], made)]
+            # [m, k] times [k, n] takes mkn multiplications, the root of (mk)(kn)(mn).
+            sizes = [tensor.numel() for tensor in (*factors[:2], result)]
             with span(PRODUCT, work=math.isqrt(math.prod(sizes))):
                 pass
-        return made
+        return result
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -136,17 +137,17 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple | dict):
-        for one in values.values() if isinstance(values, dict) else values:
-            yield from _tensors(one)
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(value)
 
 
-# Carries out a plan of 06/shard_plan on ranks, beside the dense model. This file loads torch -----
+# Runs a plan of 06/shard_plan on ranks, and compares it with the dense model ---------------------
 
 _SEQUENCES = 4  # in a batch
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each behind a norm and beside a way round."""
+    """A transformer block: attention and an MLP, each with a norm before it and a residual."""
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, inner: int) -> None:
         super().__init__()
@@ -157,17 +158,17 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, s, hidden] to the same."""
+        """Map [b, s, hidden] to [b, s, hidden]."""
         x = x + self.projection(self.attend(self.qkv(self.attention_norm(x))))
         added: Tensor = self.narrow(F.gelu(self.wide(self.mlp_norm(x))))
         return x + added
 
     def attend(self, own: Tensor) -> Tensor:
-        """Causal attention by the heads that are there: all of them, or a rank's part."""
+        """Causal attention with the heads in `own`: all heads, or a rank's part of them."""
         heads = own.view(*own.shape[:-1], -1, self.size).transpose(1, 2)
-        counts = [one * heads.shape[1] // sum(self.groups) for one in self.groups]
+        counts = [count * heads.shape[1] // sum(self.groups) for count in self.groups]
         q, k, v = torch.split(heads, counts, 1)
-        k, v = (one.repeat_interleave(counts[0] // counts[1], 1) for one in (k, v))
+        k, v = (t.repeat_interleave(counts[0] // counts[1], 1) for t in (k, v))
         gathered = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return gathered.transpose(1, 2).flatten(2)
 
@@ -180,14 +181,14 @@ class Net(nn.Module):
         vocabulary, hidden = given["vocabulary"], given["hidden"]
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.blocks = nn.ModuleList(
-            Block(hidden, given["heads"], one["kv_heads"], one["inner"]) for one in given["blocks"]
+            Block(hidden, given["heads"], b["kv_heads"], b["inner"]) for b in given["blocks"]
         )
         self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, vocabulary, bias=False)
         if given["tied"]:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits; a rank's part of the vocabulary where the head is column parallel."""
+        """Logits; only a rank's part of the vocabulary if the head is column parallel."""
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
@@ -203,11 +204,11 @@ def build(given: Mapping[str, Any]) -> Net:
 
 
 def share(dense: Net, plan: Mapping[str, str]) -> Net:
-    """The same model with its layers shared by all ranks, as the plan says."""
+    """The same model with its layers sharded over all ranks as the plan says."""
     net = deepcopy(dense)
     for number, block in enumerate(net.blocks):
         assert isinstance(block, Block)
-        pieces = tuple(one * block.size for one in block.groups)
+        pieces = tuple(count * block.size for count in block.groups)
         for pair in (("qkv", "projection"), ("wide", "narrow")):
             comes_in_parts = False
             for name in pair:
@@ -237,11 +238,11 @@ def _shared(
 
 
 def measure(given: Mapping[str, Any], plan: Mapping[str, str]) -> dict[str, float]:
-    """Runs on a rank: a step of the shared model beside one of the dense model.
+    """Run a step of the sharded model and one of the dense model on a rank.
 
-    `weights` are the bytes of the parameters that this rank has, `off` how far the loss or a
-    parameter is from the dense one's after a step, as a part of it. What is called in the spans
-    "forward" and "backward" is in the trace.
+    Returns `weights`, the bytes of this rank's parameters, and `off`, the largest relative error
+    of the loss or of a gradient. The trace has the calls within the spans "forward" and
+    "backward".
     """
     dense = build(given)
     net = share(dense, plan)
@@ -258,18 +259,18 @@ def measure(given: Mapping[str, Any], plan: Mapping[str, str]) -> dict[str, floa
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     with span("backward"):
         loss.backward()  # type: ignore[no-untyped-call]
-    weights = sum(4 * one.numel() for one in net.parameters())
+    weights = sum(4 * parameter.numel() for parameter in net.parameters())
     off = abs(float(loss.detach()) / float(wanted.detach()) - 1)
     return {"weights": weights, "off": max(off, _apart(net, dense))}
 
 
 @torch.no_grad()
 def _apart(net: Net, dense: Net) -> float:
-    """How far gradients are apart: as parts of the largest element of each."""
-    for one in (*net.parameters(), *dense.parameters()):
-        assert one.grad is not None
-        one.copy_(one.grad)
+    """The largest error of a gradient, relative to the largest element of that gradient."""
+    for parameter in (*net.parameters(), *dense.parameters()):
+        assert parameter.grad is not None
+        parameter.copy_(parameter.grad)
     whole, wanted = full_state_dict(net), dense.state_dict()
     return max(
-        float((whole[name] - one).abs().max() / one.abs().max()) for name, one in wanted.items()
+        float((whole[name] - grad).abs().max() / grad.abs().max()) for name, grad in wanted.items()
     )

@@ -1,4 +1,4 @@
-"""06/parallel_attention, extra: each rank has some heads of queries, keys and values."""
+"""06/parallel_attention (extra): attention in which each rank has some of the heads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dtlab.units.unit06.passes import Tensors, wrong_calls
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BETWEEN = "No head needs another, so nothing travels before the sum at the end."
+_BETWEEN = "No head needs another, so ranks do not communicate before the sum at the end."
 
 
 @dataclass(frozen=True)
 class OfAttention(ModuleCase):
-    """`fn(qkv, projection, heads, kv_heads, group)`, causal.
+    """A module of `fn(qkv, projection, heads, kv_heads, group)`, with causal attention.
 
     With the topic "grouped" there are fewer heads of keys and values than of queries.
     """
@@ -78,29 +78,31 @@ class OfAttention(ModuleCase):
 
         x, qkv, qkv_bias, projection, bias = (tensors[name] for name in self.shapes)
         parts = torch.split(F.linear(x, qkv, qkv_bias), self.pieces, -1)
-        q, k, v = (one.reshape(*self.tokens, -1, self.head_size).transpose(1, 2) for one in parts)
-        k, v = (one.repeat_interleave(self.heads // self.kv_heads, 1) for one in (k, v))
+        q, k, v = (p.reshape(*self.tokens, -1, self.head_size).transpose(1, 2) for p in parts)
+        k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return F.linear(y.transpose(1, 2).flatten(2), projection, bias)
 
     def about(self, name: str) -> str:
         if name == "y" and self.kv_heads < self.heads:
             return (
-                "Queries that lie side by side share a head of keys and values: see in the "
-                "picture which queries use keys 0."
+                "Adjacent heads of queries share a head of keys and values: the picture shows "
+                "which queries use keys 0."
             )
-        three = "It is three weights in one, [q; k; v]: a rank has the rows of its heads of each."
+        three = (
+            "It is three weights in one, [q; k; v]: take the rows of this rank's heads of each."
+        )
         return {
             "qkv_weight": three,
             "qkv_bias": three,
-            "y": "Each head works alone, sees itself and earlier tokens, and what all heads give "
-            "is added up, and then the bias.",
-            "projection_weight": "It takes in what this rank's heads give: which dim is that?",
+            "y": "Each head is independent, and a token attends to itself and to earlier tokens. "
+            "Sum the projections of all heads, then add the bias.",
+            "projection_weight": "Its inputs are this rank's heads: which dim is that?",
         }.get(name, super().about(name))
 
 
 class Refusing(OfAttention):
-    """Numbers of heads that the ranks do not divide."""
+    """A case with a number of heads that the number of ranks does not divide."""
 
     sums = (0, 0)
 
@@ -117,14 +119,14 @@ class Refusing(OfAttention):
             return {"raised": type(error).__name__}
         return {"raised": ""}
 
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        if seen["raised"] != "ValueError":
-            what = f"it raises {seen['raised']}" if seen["raised"] else "it makes a module"
-            yield "refuses", f"{what}. A rank has whole heads: raise ValueError where it cannot."
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+        if result["raised"] != "ValueError":
+            event = f"it raises {result['raised']}" if result["raised"] else "it makes a module"
+            yield "refuses", f"{event}. Raise ValueError if ranks cannot have whole heads."
 
 
 def _trials(seed: int) -> list[Trial]:
-    """It is made; 1 to 4 ranks; fewer heads of keys and values; what does not divide."""
+    """Construction; 1 to 4 ranks; fewer heads of keys and values; heads that do not divide."""
     draw = random.Random(seed)
 
     def case(topic: str, heads: int, kv_heads: int = 0, **more: Any) -> OfAttention:
@@ -157,12 +159,12 @@ PART = Part(
         rules=(
             rule("shards", 2, "each rank has its heads of q, of k and of v"),
             rule("output", 2, "y is the dense layer's", "shards"),
-            rule("gradients", 1, "and so are all gradients", "shards", "output"),
+            rule("gradients", 1, "all gradients are those of the dense layer", "shards", "output"),
             rule("calls", 1, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
             rule("grouped", 1, "also with fewer heads of k and v", *_RIGHT),
             rule("refuses", 1, "heads that do not divide are refused"),
-            rule("group", 1, "only its group's ranks count", *_RIGHT),
-            rule("memory", 1, "a rank keeps its shards alone", "shards", also=grown_by("memory")),
+            rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
+            rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),
         ),
     ),
     reference="dtlab.parallel.tensor.attention.ParallelAttention",

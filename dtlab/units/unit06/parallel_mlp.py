@@ -1,4 +1,4 @@
-"""06/parallel_mlp: column, GELU, row, of a dense MLP's weights. Nothing is sent in between."""
+"""06/parallel_mlp: an MLP as a column parallel layer, GELU, and a row parallel layer."""
 
 from __future__ import annotations
 
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "ModuleCase", "OfMLP", "ResidentShards"]
 
-# Modules that each rank makes from dense layers: its shards, and what it keeps of them ----------
+# Modules that each rank makes from dense layers: its shards, and the memory that it keeps --------
 #
 # rank r    dense layers ── Cls(*layers, *numbers, group) ──> shards by name, bytes held
-#           dense layers are let go
+#           dense layers are released
 #           y = module(x), backward
 
-_SLACK = 64  # bytes that a module may hold beside its shards
-_VIEW = "A view keeps all that it is a view of: clone() what is the rank's own."
-_NAMES = "Each shard is an attribute of the module with the name that the text gives it."
+_SLACK = 64  # bytes that a module may hold in addition to its shards
+_VIEW = "A view keeps the memory of the whole tensor: clone() the rank's part."
+_NAMES = "Make each shard an attribute of the module, with the name that the text gives."
 
 
 @dataclass(frozen=True)
 class ModuleCase(Layer):
-    """`fn(*layers, *numbers, group)` makes a module of linear layers: [b, s, h] to the same.
+    """A module that `fn(*layers, *numbers, group)` makes from linear layers, for x [b, s, h].
 
-    With the topic "shards" it is made, and not used.
+    With the topic "shards" the module is constructed, but not called.
     """
 
     layers: ClassVar[tuple[str, str]]  # names: a rank's shards are first_weight and first_bias
-    packed: ClassVar[bool] = False  # whether they come as one nn.Sequential, with GELU between
+    packed: ClassVar[bool] = False  # whether they are passed as one nn.Sequential, with GELU
     apart = ("group", "uneven", "grouped", "refuses")
 
     tokens: tuple[int, int] = (2, 3)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What the learner's class is given between the layers and the group."""
+        """The arguments of the learner's class between the layers and the group."""
         return ()
 
     @property
     def names(self) -> list[str]:
-        """Of all weights and biases."""
+        """The names of all weights and biases."""
         return [name for name in self.shapes if name != "x"]
 
     @property
@@ -72,14 +72,14 @@ class ModuleCase(Layer):
 
     def about(self, name: str) -> str:
         return {
-            "the gradient of x": "All ranks use x, and each finds a part of its gradient.",
-            f"{self.layers[1]}_bias": "It is added once, behind the sum, and whole on every rank.",
-        }.get(name, "A shard is this rank's alone, and so is its gradient.")
+            "the gradient of x": "All ranks use x, and each has a part of its gradient: sum them.",
+            f"{self.layers[1]}_bias": "It is whole on every rank; add it once, after the sum.",
+        }.get(name, "Only this rank has this shard, so it needs no sum over ranks.")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         whole = self.whole(members_of(self.groups, rank, world_size)[0])
         return {
-            "layers": [[whole[f"{one}_weight"], whole[f"{one}_bias"]] for one in self.layers],
+            "layers": [[whole[f"{name}_weight"], whole[f"{name}_bias"]] for name in self.layers],
             "packed": self.packed,
             "numbers": list(self.numbers),
             "names": self.names,
@@ -100,11 +100,11 @@ class ModuleCase(Layer):
         layers = [on_ranks.linear(*pair) for pair in given["layers"]]
         with finished_calls(*FINISHED, refuse=True, allowed=PAIR) as finished:
             module, alive = on_ranks.made_of_dense(fn, layers, given, group)
-            found = {name: getattr(module, name, None) for name in given["names"]}
-            shards = {name: one for name, one in found.items() if isinstance(one, Tensor)}
+            values = {name: getattr(module, name, None) for name in given["names"]}
+            shards = {name: value for name, value in values.items() if isinstance(value, Tensor)}
             noted = {
-                **{name: one.detach().clone() for name, one in shards.items()},
-                "parameters": [name for name, one in shards.items() if one.requires_grad],
+                **{name: shard.detach().clone() for name, shard in shards.items()},
+                "parameters": [name for name, shard in shards.items() if shard.requires_grad],
                 "held": held_bytes(module),
                 "kept": not {*map(id, alive)} <= {*map(id, shards.values())},
             }
@@ -112,32 +112,32 @@ class ModuleCase(Layer):
                 noted["y"] = on_ranks.forth_and_back(lambda: module(x), given["back"])
         return {**noted, **on_ranks.gradients_of({"x": x, **shards}), "finished": sorted(finished)}
 
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         own = self.cut(self.whole(members[0]), place, len(members))
         for name in self.names:
-            got = seen.get(name)
+            got = result.get(name)
             if got is None:
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
-            yield from compare(seen, name, "shards", own[name], self.about(name))
-            if name not in seen["parameters"]:
-                yield "shards", f"{name} needs no gradient: make it an nn.Parameter."
+            yield from compare(result, name, "shards", own[name], self.about(name))
+            if name not in result["parameters"]:
+                yield "shards", f"{name} does not require a gradient: make it an nn.Parameter."
             if got.dtype != own[name].dtype:
-                yield "shards", f"{name} is of {got.dtype}, not of {own[name].dtype}."
+                yield "shards", f"{name} has dtype {got.dtype}, not {own[name].dtype}."
         held = sum(own[name].nbytes for name in self.names)
-        if (seen["kept"] or seen["held"] > held + _SLACK) and self.topic not in self.apart:
-            left = ", and the dense layers stay alive after that" if seen["kept"] else ""
-            words = f"it holds {amount(seen['held'])}{left}; its shards have {amount(held)}"
-            yield "memory", f"{words}. {_VIEW}"
+        if (result["kept"] or result["held"] > held + _SLACK) and self.topic not in self.apart:
+            left = " and keeps the dense layers alive" if result["kept"] else ""
+            message = f"it holds {amount(result['held'])}{left}; its shards have {amount(held)}"
+            yield "memory", f"{message}. {_VIEW}"
         if self.topic != "shards":
-            yield from super().wrong(seen, place, members)
+            yield from super().wrong(result, place, members)
 
 
 @dataclass(frozen=True)
 class ResidentShards(ResidentCase):
-    """What is left of the dense layers once a module is made of them.
+    """Memory that is left of the dense layers after a module has been made from them.
 
-    Layers are so many times as wide as others: inputs and outputs of each.
+    `layers` has, for each layer, its inputs and outputs as multiples of the test's width.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -153,7 +153,7 @@ class ResidentShards(ResidentCase):
 
     @property
     def moments(self) -> Sequence[Moment]:
-        return (Moment("memory", "once it is made", lambda size, n: size / n, _VIEW),)
+        return (Moment("memory", "after construction", lambda size, n: size / n, _VIEW),)
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return {"layers": self.layers, "packed": self.packed, "numbers": self.numbers}
@@ -178,12 +178,12 @@ def _make(given: dict[str, Any], fn: Callable[..., Any], width: int, mark: Mark)
 # The part ----------------------------------------------------------------------------------------
 
 
-_BETWEEN = "A rank's second half takes in what its first half gives: nothing travels between."
+_BETWEEN = "A rank's second layer needs only the output of its first: do not communicate between."
 
 
 @dataclass(frozen=True)
 class OfMLP(ModuleCase):
-    """`fn(dense, group)`. With the topic "uneven" the ranks do not divide what is inside."""
+    """A module of `fn(dense, group)`. With "uneven" the ranks do not divide the inner features."""
 
     layers = ("first", "second")
     packed = True
@@ -209,7 +209,7 @@ class OfMLP(ModuleCase):
         }
 
     def dense(self, tensors: Tensors, gelu: str = "none") -> Tensor:
-        """See `Layer`; `gelu` is how it is approximated."""
+        """The output of the dense MLP; `gelu` is the approximation of GELU."""
         import torch.nn.functional as F
 
         x, first, first_bias, second, second_bias = (tensors[name] for name in self.shapes)
@@ -220,23 +220,23 @@ class OfMLP(ModuleCase):
     def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
         known = super().known(name, whole, own, ranks)
         if name == "y":
-            by_tanh = "what GELU's approximation by tanh gives, and nn.GELU() is exact"
+            by_tanh = "the output with GELU's tanh approximation, and nn.GELU() is exact"
             known[by_tanh] = self.dense(whole, "tanh")
         return known
 
     def about(self, name: str) -> str:
         if name == "y":
-            return "GELU takes finished features, and the second bias comes behind the sum."
+            return "Apply GELU to complete features, and add the second bias after the sum."
         if name in self.dims:
             return (
-                "The first layer is cut by outputs, the second by inputs, as tensor_split cuts: "
+                "Cut the first layer by outputs and the second by inputs, with tensor_split: "
                 "which dim of [out, in] is that?"
             )
         return super().about(name)
 
 
 def _trials(seed: int) -> list[Trial]:
-    """It is made; 1 to 4 ranks, which divide what is inside or do not, and two groups."""
+    """Construction; 1 to 4 ranks, with even and uneven inner features; and two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> OfMLP:
@@ -267,11 +267,11 @@ PART = Part(
         rules=(
             rule("shards", 2, "each rank has its part of the dense weights"),
             rule("output", 2, "y is the dense MLP's, on 1 to 4 ranks", "shards"),
-            rule("gradients", 2, "and so are all gradients", "shards", "output"),
+            rule("gradients", 2, "all gradients are those of the dense MLP", "shards", "output"),
             rule("calls", 2, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
-            rule("memory", 1, "a rank keeps its shards alone", "shards", also=grown_by("memory")),
-            rule("uneven", 1, "also where ranks do not divide", *_RIGHT),
-            rule("group", 1, "only its group's ranks count", *_RIGHT),
+            rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),
+            rule("uneven", 1, "also if N does not divide the inner features", *_RIGHT),
+            rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),
     reference="dtlab.parallel.tensor.layers.ParallelMLP",

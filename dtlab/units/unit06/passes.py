@@ -1,10 +1,10 @@
-"""Cases of Level II: `fn` goes forward and backward on ranks, in float64, between marks.
+"""Test cases of Level II: run `fn` forward and backward on ranks, in float64, in marked spans.
 
 rank r     ── forward: y = fn(...) ──   ── backward: from y ──
 calls         all_reduce, 24 elements      none
-due           case.sums[0]                 case.sums[1]
+expected      case.sums[0]                 case.sums[1]
 
-What is wrong on subgroups belongs to the criterion "group", whatever it is.
+All faults on subgroups belong to the criterion "group".
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FINISHED = (
     "dtlab.parallel.tensor.attention",
     "dtlab.parallel.tensor.layers",
 )
-PAIR = ("copy_to_region", "reduce_from_region")  # allowed where they are not what is asked for
-GRADIENT = "the gradient of "  # and a name: how a rank notes it, and how words call it
+PAIR = ("copy_to_region", "reduce_from_region")  # allowed in parts that do not ask for them
+GRADIENT = "the gradient of "  # prefix of a tensor's name, in results and in messages
 
 Tensors = dict[str, "Tensor"]
 
@@ -43,8 +43,8 @@ Tensors = dict[str, "Tensor"]
 class Pass(Faulty):
     """One forward and one backward, over all ranks or over each of `groups` at the same time.
 
-    Trials of the topic `main` are about all criteria, save for those `apart`, which have trials
-    that are about nothing else. `hints` are for wrong calls: in forward, in backward.
+    Trials of the topic `main` test all criteria except those in `apart`, each of which has trials
+    of its own. `hints` are the advice on wrong calls in forward and in backward.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
@@ -61,16 +61,16 @@ class Pass(Faulty):
     @property
     @abstractmethod
     def size(self) -> str:
-        """What is passed in, in words."""
+        """A description of the input."""
 
     @property
     @abstractmethod
     def sums(self) -> tuple[int, int]:
-        """Elements of the all-reduce that is due in forward, and in backward; 0 where none is."""
+        """Elements of the all-reduce expected in forward, and in backward; 0 if none is."""
 
     @abstractmethod
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        """What is wrong with what one rank noted: the member number `place` of its group."""
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+        """What is wrong with the result of `members[place]`."""
 
     def __str__(self) -> str:
         return f"{groups_in_words(self.groups)}, {self.size}" if self.groups else self.size
@@ -81,47 +81,47 @@ class Pass(Faulty):
         return criterion == self.topic
 
     def drawn(self, *shape: int, salt: int = 0) -> Tensor:
-        """Numbers in float64, others for another `salt`; eighths where float32 is to be exact."""
+        """Random numbers that depend on `salt`; in float32 multiples of 1/8, so sums are exact."""
         import torch
 
         draw = torch.Generator().manual_seed(self.seed * 1009 + salt)
-        found = torch.randn(shape, generator=draw, dtype=torch.float64)
-        return found if self.dtype == "float64" else (8 * found).round().float() / 8
+        drawn = torch.randn(shape, generator=draw, dtype=torch.float64)
+        return drawn if self.dtype == "float64" else (8 * drawn).round().float() / 8
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        for rank, seen in enumerate(results):
+        for rank, result in enumerate(results):
             members = members_of(self.groups, rank, len(results))
-            for name, words in self.wrong(seen, members.index(rank), members):
-                named = self.topic if self.topic in self.apart else name
-                yield named, f"rank {rank}: {words}{_GROUP if self.groups else ''}"
+            for name, message in self.wrong(result, members.index(rank), members):
+                criterion = self.topic if self.topic in self.apart else name
+                yield criterion, f"rank {rank}: {message}{_GROUP if self.groups else ''}"
 
 
-_GROUP = " Here each group computes for itself: hand `group` on to whatever you call."
+_GROUP = " Here each group computes separately: pass `group` to every function that you call."
 
 
 @dataclass(frozen=True)
 class Layer(Pass):
-    """Layers that one process has whole. Each rank has shards of their tensors, along `dims`."""
+    """A case with dense layers. Each rank has shards of their tensors, cut along `dims`."""
 
     dims: ClassVar[Mapping[str, int]]
 
     @property
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of x and of all weights and biases, by name."""
+        """The shapes of x and of all weights and biases, by name."""
 
     @abstractmethod
     def dense(self, tensors: Tensors) -> Tensor:
-        """Computes y in one process."""
+        """Compute y in one process."""
 
     @abstractmethod
     def about(self, name: str) -> str:
-        """What to look at where this tensor is wrong: y, a shard, or a gradient."""
+        """The advice if this tensor is wrong: y, a shard, or a gradient."""
 
     def whole(self, first: int) -> Tensors:
-        """What one process has, for the group that begins with this rank.
+        """The tensors of one process, for the group whose first rank is `first`.
 
-        All tensors, y, the gradient `back` that is passed to it, and the gradients that come out.
+        These are x, weights and biases, y, the gradient `back` of y, and all other gradients.
         """
         import torch
 
@@ -129,95 +129,95 @@ class Layer(Pass):
         for number, (name, shape) in enumerate(self.shapes.items()):
             scale = shape[-1] ** 0.5 if len(shape) == 2 else 1
             leaves[name] = self.drawn(*shape, salt=10 * first + number) / scale
-        y = self.dense({name: one.requires_grad_() for name, one in leaves.items()})
+        y = self.dense({name: leaf.requires_grad_() for name, leaf in leaves.items()})
         back = self.drawn(*y.shape, salt=10 * first + 9)
-        found = torch.autograd.grad(y, list(leaves.values()), back)
-        gradients = {GRADIENT + name: one for name, one in zip(leaves, found, strict=True)}
-        tensors = {name: one.detach() for name, one in {**leaves, "y": y}.items()}
+        grads = torch.autograd.grad(y, list(leaves.values()), back)
+        gradients = {GRADIENT + name: grad for name, grad in zip(leaves, grads, strict=True)}
+        tensors = {name: tensor.detach() for name, tensor in {**leaves, "y": y}.items()}
         return {**tensors, "back": back, **gradients}
 
     def cut(self, whole: Tensors, place: int, ranks: int) -> Tensors:
-        """What one rank has of them."""
+        """The part of these tensors that the rank at `place` has."""
 
-        def part(name: str, one: Tensor) -> Tensor:
+        def part(name: str, tensor: Tensor) -> Tensor:
             dim = self.dims.get(name.removeprefix(GRADIENT))
-            return one if dim is None else one.tensor_split(ranks, dim)[place]
+            return tensor if dim is None else tensor.tensor_split(ranks, dim)[place]
 
-        return {name: part(name, one) for name, one in whole.items()}
+        return {name: part(name, tensor) for name, tensor in whole.items()}
 
     def own(self, rank: int, world_size: int) -> Tensors:
-        """What this rank has, in storage of its own."""
+        """Copies of the tensors that this rank has."""
         members = members_of(self.groups, rank, world_size)
         own = self.cut(self.whole(members[0]), members.index(rank), len(members))
-        return {name: one.clone() for name, one in own.items()}
+        return {name: tensor.clone() for name, tensor in own.items()}
 
     def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
-        """What y or a gradient is where people make mistakes, by what it is then."""
+        """Values of y or a gradient that known mistakes give, by their description."""
         return {
             "times the number of ranks": own[name] * ranks,
             "divided by the number of ranks": own[name] / ranks,
         }
 
-    def wrong(self, seen: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
+    def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         ranks, whole = len(members), self.whole(members[0])
         own = self.cut(whole, place, ranks)
         for name in ("y", *(name for name in own if name.startswith(GRADIENT))):
             known = self.known(name, whole, own, ranks)
             criterion = "output" if name == "y" else "gradients"
-            yield from compare(seen, name, criterion, own[name], self.about(name), known)
+            yield from compare(result, name, criterion, own[name], self.about(name), known)
 
 
-# What is compared -------------------------------------------------------------------------------
+# Comparison of tensors --------------------------------------------------------------------------
 
 
 def compare(
-    seen: Noted,
+    result: Noted,
     name: str,
     criterion: str,
     wanted: Tensor,
     advice: str,
     known: Tensors | None = None,
 ) -> Iterator[Fault]:
-    """A fault of this criterion where the tensor that a rank noted by this name is another."""
-    off = difference(seen.get(name), wanted, known or {})
+    """Yield a fault of this criterion if the rank's tensor `name` is not the wanted one."""
+    off = difference(result.get(name), wanted, known or {})
     if off:
         yield criterion, f"{name} {off}. {advice}"
 
 
 def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
-    """In what it differs, empty where it does not: something `known`, its shape, its numbers."""
+    """How `got` differs: a `known` mistake, its shape, or its values; empty if it does not."""
     import torch
 
     if not isinstance(got, torch.Tensor):
-        return "is not there" if got is None else f"is {type(got).__name__}, not a tensor"
+        return "is missing" if got is None else f"is a {type(got).__name__}, not a tensor"
     near = partial(torch.allclose, rtol=1e-9, atol=1e-9)  # up to rounding in float64
-    for words, other in {"": wanted, **known}.items():
+    for description, other in {"": wanted, **known}.items():
         if got.shape == other.shape and near(got.double(), other.double()):
-            return f"is {words}" if words else ""
+            return f"is {description}" if description else ""
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
     return f"is off by up to {float((got - wanted).abs().max()):.2g}"
 
 
-# What is sent -----------------------------------------------------------------------------------
+# Communication calls ----------------------------------------------------------------------------
 
 
 def wrong_calls(seen: Seen) -> str:
-    """Says which calls are too many, too few or others, between the marks of all cases."""
-    for one in seen:
-        if one.trial.world_size > 1:
-            grouped = any(getattr(case, "groups", ()) for case in one.trial.cases)
-            words = _wrong_calls(one) or ("" if grouped else unseen_collectives(one))
-            if words:
-                return words
+    """A message if a rank makes wrong calls within the marked spans; empty otherwise."""
+    for run in seen:
+        if run.trial.world_size > 1:
+            grouped = any(getattr(case, "groups", ()) for case in run.trial.cases)
+            message = _wrong_calls(run) or ("" if grouped else unseen_collectives(run))
+            if message:
+                return message
     return ""
 
 
-def _wrong_calls(one: Observation) -> str:
-    for rank in range(one.trial.world_size):
+def _wrong_calls(run: Observation) -> str:
+    for rank in range(run.trial.world_size):
         for half, name in enumerate((FORWARD, BACKWARD)):
-            marks = inside_marks(one.trace, rank, name)
-            for number, (case, inside) in enumerate(zip(one.trial.cases, marks, strict=False)):
+            marks = inside_marks(run.trace, rank, name)
+            for number, (case, inside) in enumerate(zip(run.trial.cases, marks, strict=False)):
                 assert isinstance(case, Pass)
                 elements = case.sums[half]
                 due = _call("all_reduce", elements, case.dtype) if elements else "nothing"
@@ -228,8 +228,8 @@ def _wrong_calls(one: Observation) -> str:
                 )
                 if (calls or "nothing") != due:
                     return (
-                        f"{one.trial.words(number)}: in {name.removeprefix('check: ')} rank "
-                        f"{rank} calls {calls or 'nothing'}, and {due} is due. {case.hints[half]}"
+                        f"{run.trial.words(number)}: in {name.removeprefix('check: ')} rank "
+                        f"{rank} calls {calls or 'nothing'}; expected: {due}. {case.hints[half]}"
                     )
     return ""
 

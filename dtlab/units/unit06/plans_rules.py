@@ -1,6 +1,6 @@
-"""The models of 06/shard_plan as numbers: which plans are allowed, and what each of them takes.
+"""Rules and costs of the plans of 06/shard_plan: which plans are allowed, and what each costs.
 
-A plan says for each layer how ranks share its weight:
+A plan says for each layer how the ranks share its weight:
 
     "replicated"       whole on every rank          whole in ──► whole out
     "column"           some outputs on each rank    whole in ──► a part out
@@ -8,7 +8,7 @@ A plan says for each layer how ranks share its weight:
     "row"              some inputs on each rank     either   ──► whole out    1 all-reduce
     "vocabulary"       some rows of the table       ids      ──► whole out    1 all-reduce
 
-`plans_engine` builds and runs it; `tests/test_unit06_plans.py` compares. No torch.
+`on_ranks` builds and runs plans; `tests/test_unit06_plans.py` compares both. No torch.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Kinds = tuple[str, str]
 KINDS = ("replicated", "column", "column+gather", "row")
 TABLE_KINDS = ("replicated", "vocabulary")
 _BYTES = 4
-_TIED = {  # what both ends are where they are one weight
+_TIED = {  # kinds of embedding and head that are allowed if both are one weight
     ("replicated", "replicated"),
     ("vocabulary", "column"),
     ("vocabulary", "column+gather"),
 }
 _ONE_WEIGHT = (
-    "both are one weight here, [vocabulary, hidden]: cut it the same way for both, or leave it "
+    "both are one weight here, [vocabulary, hidden]: cut it the same way for both, or keep it "
     "whole for both"
 )
 
 
 class Block(NamedTuple):
-    """What blocks of a model differ in: heads of keys and values, features of the MLP."""
+    """A block of a model: its heads of keys and values, and the inner features of its MLP."""
 
     kv_heads: int
     inner: int
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def within(self, other: Cost) -> bool:
-        """Whether nothing is more than there."""
+        """Whether no entry exceeds that of `other`."""
         return all(a <= b for a, b in zip(self, other, strict=True))
 
 
@@ -72,7 +72,7 @@ _NOTHING = Cost(0)
 
 @dataclass(frozen=True)
 class Model:
-    """A small GPT whose blocks may differ, the ranks that are to share it, and their budget."""
+    """A small GPT whose blocks may differ, the number of ranks that share it, and its budget."""
 
     ranks: int
     tied: bool
@@ -85,13 +85,13 @@ class Model:
 
     @property
     def given(self) -> dict[str, Any]:
-        """As a learner gets it."""
-        blocks = [one._asdict() for one in self.blocks]
+        """The values that a learner gets."""
+        blocks = [block._asdict() for block in self.blocks]
         return {**asdict(self), "blocks": blocks, "budget": self.budget._asdict()}
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each layer, in their order; of the table its rows and columns."""
+        """Inputs and outputs of each layer, in order; for the embedding its rows and columns."""
         head = self.hidden // self.heads
         shapes = {"embedding": (self.vocabulary, self.hidden)}
         for number, block in enumerate(self.blocks):
@@ -106,18 +106,18 @@ class Model:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Layers whose kinds depend on each other: both ends; in each block two times two."""
+        """Pairs of layers whose kinds depend on each other: both ends, and two in each block."""
         layers = list(self.shapes)[1:-1]
         return [("embedding", "head"), *zip(layers[::2], layers[1::2], strict=True)]
 
     def objection(self, plan: Plan) -> str:
-        """Why a plan of known words cannot be carried out; empty if it can."""
-        found = (
+        """Why a plan of valid kinds is not allowed; empty if it is."""
+        objections = (
             f"{first} and {second}: {wrong}"
             for first, second in self.pairs
             if (wrong := self._misfit(first, (plan[first], plan[second])))
         )
-        return next(found, "")
+        return next(objections, "")
 
     def _misfit(self, first: str, kinds: Kinds) -> str:
         """Why the pair of layers that begins with `first` cannot be of these kinds."""
@@ -125,55 +125,55 @@ class Model:
             fits = not self.tied or kinds in _TIED
             return "" if fits else _ONE_WEIGHT
         if kinds[1] == "column":
-            return "what is added to the residual stream has to be whole on every rank"
+            return "a tensor that is added to the residual stream must be whole on every rank"
         if kinds[0] != "column":
             return ""
         if kinds[1] != "row":
-            return f"each rank has a part of the features by then, and {kinds[1]} takes all"
+            return f"each rank has only a part of the features there, and {kinds[1]} needs all"
         number, name = first.split(".")
         kv_heads = self.blocks[int(number)].kv_heads
         if name == "qkv" and (self.heads % self.ranks or kv_heads % self.ranks):
             return (
-                f"{self.heads} heads of queries and {kv_heads} of keys cannot be dealt out to "
+                f"{self.heads} heads of queries and {kv_heads} of keys cannot be divided among "
                 f"{self.ranks} ranks in whole heads"
             )
         return ""
 
     def allowed(self, first: str, second: str) -> dict[Kinds, Cost]:
-        """The kinds that such a pair of layers may have, and what each takes."""
+        """The allowed kinds of this pair of layers, each with its cost."""
         options = product(TABLE_KINDS if first == "embedding" else KINDS, KINDS)
-        taken = self._ends if first == "embedding" else self._pair
+        cost = self._ends if first == "embedding" else self._pair
         return {
-            kinds: taken(first, second, *kinds)
+            kinds: cost(first, second, *kinds)
             for kinds in options
             if not self._misfit(first, kinds)
         }
 
     @property
     def norms(self) -> Cost:
-        """Two for each block, and the last one."""
+        """The cost of all norms: two in each block, and the last one."""
         return Cost(_BYTES * 2 * self.hidden * (2 * len(self.blocks) + 1))
 
     def cost(self, plan: Plan) -> Cost:
-        """What an allowed plan takes."""
+        """The cost of an allowed plan."""
         parts = (self.allowed(*pair)[plan[pair[0]], plan[pair[1]]] for pair in self.pairs)
         return sum(parts, self.norms)
 
     def fits(self, plan: Plan) -> bool:
-        """Whether it can be carried out within the budget."""
+        """Whether a plan is allowed and within the budget."""
         return not self.objection(plan) and self.cost(plan).within(self.budget)
 
-    def _pair(self, first: str, second: str, one: str, other: str) -> Cost:
-        """Of two layers with nothing but heads or GELU between them."""
-        return self._linear(first, one, False) + self._linear(second, other, one == "column")
+    def _pair(self, first: str, second: str, kind: str, other: str) -> Cost:
+        """The cost of two layers with only heads or GELU between them."""
+        return self._linear(first, kind, False) + self._linear(second, other, kind == "column")
 
-    def _ends(self, embedding: str, head: str, one: str, other: str) -> Cost:
-        """Of the table, the head, and the loss."""
+    def _ends(self, embedding: str, head: str, kind: str, other: str) -> Cost:
+        """The cost of the embedding, the head, and the loss."""
         cost, rows = self._linear(head, other, False, bias=0), self.vocabulary
-        if one == "vocabulary":
+        if kind == "vocabulary":
             rows = -(-self.vocabulary // self.ranks)
             cost += self._call("all_reduce", self.tokens * self.hidden, forward=True)
-        if other == "column":  # the largest logit and sizes; then the sum and the target's
+        if other == "column":  # the largest logits and sizes; then sums and the targets' logits
             cost += self._call("all_reduce", self.tokens + self.ranks, forward=True)
             cost += self._call("all_reduce", 2 * self.tokens, forward=True)
         return cost + Cost(0 if self.tied else _BYTES * rows * self.hidden)
@@ -198,23 +198,23 @@ class Model:
 
 
 def model_of(given: Mapping[str, Any]) -> Model:
-    """The model that a learner was given."""
-    blocks = tuple(Block(**one) for one in given["blocks"])
+    """The model with the values that a learner got."""
+    blocks = tuple(Block(**block) for block in given["blocks"])
     return Model(**{**given, "blocks": blocks, "budget": Cost(**given["budget"])})
 
 
-# The models of 06/shard_plan, drawn so that each of their budgets has something to say -----------
+# The models of 06/shard_plan, each drawn with another kind of budget -----------------------------
 #
-#     plain    as Megatron has it: nothing to spare for a gather
-#     heads    the heads of one block cannot be dealt out: its attention takes calls of its own
-#     tight    two calls too few in each pass: what is left whole has to be what weighs least
+#     plain    only Megatron's plan fits: no calls are left for an all-gather
+#     heads    the heads of one block cannot be divided: its attention needs an extra call
+#     tight    two calls too few in each pass: the layers left whole must be the smallest ones
 #
-# Calls are limited first; the weights are what the best plans within them have; and the bytes what
-# the most frugal of those send. So a plan has to be right in all of them at once.
+# Calls are limited first. The limit on weights is that of the best plans within these calls, and
+# the limit on bytes that of the plans among these that send least. A plan must meet all three.
 
 NAMES: Final = ("a", "b", "c")
-_MOST: Final = 12  # plans that fit a model
-_ROOM_WEIGHTS, _ROOM_BYTES = 1.01, 1.06  # times the least
+_MOST: Final = 12  # the largest number of plans that fit a model
+_ROOM_WEIGHTS, _ROOM_BYTES = 1.01, 1.06  # ratio of the budget to the least possible
 
 _Story = Mapping[str, Any]
 _PLAIN: Final[_Story] = {"ranks": 2, "tied": False, "heads": 4, "kv_heads": (2, 4), "spare": 0}
@@ -230,7 +230,7 @@ def draw_models(draw: Random) -> dict[str, Model]:
 
 
 def _drawn(draw: Random, story: _Story) -> Model:
-    """A model of that kind that few plans fit, and not the first ones that come to mind."""
+    """A model of this kind that few plans fit; the plan with whole attention must not fit."""
     for _ in range(1000):
         model = _limited(_bare(draw, story), 7 + story["spare"], 5 + story["spare"])
         if 1 <= len(fitting(model)) <= _MOST and not model.fits(attention_left_whole(model)):
@@ -244,13 +244,13 @@ def _bare(draw: Random, story: _Story) -> Model:
     kv_heads, inner = list(story["kv_heads"]), [hidden * draw.randint(1, 2), hidden * 4]
     draw.shuffle(kv_heads)
     draw.shuffle(inner)
-    blocks = tuple(Block(*each) for each in zip(kv_heads, inner, strict=True))
+    blocks = tuple(Block(*sizes) for sizes in zip(kv_heads, inner, strict=True))
     vocabulary = draw.randint(6 * hidden, 10 * hidden)
     return Model(ranks, story["tied"], vocabulary, hidden, heads, blocks, 4 * draw.randint(3, 6))
 
 
 def _limited(model: Model, forward: int, backward: int) -> Model:
-    """With so many calls, and the least weights and bytes that go with them."""
+    """The model with a budget of these calls, and nearly the least weights and bytes for them."""
     costs = _costs(model)
     left = costs[(costs[:, 1] <= forward) & (costs[:, 2] <= backward)]
     weights = math.ceil(left[:, 0].min() * _ROOM_WEIGHTS)
@@ -259,7 +259,7 @@ def _limited(model: Model, forward: int, backward: int) -> Model:
 
 
 def _costs(model: Model) -> Any:
-    """What each allowed plan takes, [plans, 4], in the order of `itertools.product`."""
+    """The cost of each allowed plan, [plans, 4], in the order of `itertools.product`."""
     total = np.array([model.norms], dtype=float)
     for pair in model.pairs:
         own = np.array(list(model.allowed(*pair).values()), dtype=float)
@@ -275,18 +275,18 @@ def fitting(model: Model) -> list[Plan]:
     return [
         {
             name: kind
-            for pair, kinds, place in zip(model.pairs, options, each, strict=True)
+            for pair, kinds, place in zip(model.pairs, options, indices, strict=True)
             for name, kind in zip(pair, kinds[int(place)], strict=True)
         }
-        for each in places
+        for indices in places
     ]
 
 
-# Rules of thumb, which are to fail for some -----------------------------------------------------
+# Rules of thumb, which do not fit all models ----------------------------------------------------
 
 
 def megatron(model: Model, whole: Sequence[str] = ()) -> Plan:
-    """Column and row in every block, a vocabulary that is shared; but for layers left whole."""
+    """Column and row in every block, and a sharded vocabulary, except for layers in `whole`."""
     kinds = {"qkv": "column", "projection": "row", "wide": "column", "narrow": "row",
              "embedding": "vocabulary", "head": "column"}  # fmt: skip
     return {
@@ -296,5 +296,5 @@ def megatron(model: Model, whole: Sequence[str] = ()) -> Plan:
 
 
 def attention_left_whole(model: Model) -> Plan:
-    """The attention of all blocks whole, all else shared."""
+    """Megatron's plan, but with the attention of all blocks whole."""
     return megatron(model, [name for name in model.shapes if name.endswith(("qkv", "projection"))])

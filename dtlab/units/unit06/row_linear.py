@@ -1,4 +1,4 @@
-"""06/row_linear: each rank has some inputs, and a part of every output."""
+"""06/row_linear: the row parallel linear layer; each rank has some of the inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtlab.units.unit06.passes import Tensors, wrong_calls
 
 
 class Row(LinearCase):
-    """The rank's features of x, its columns of the weight [out, in], and the whole bias.
+    """A call with the rank's features of x, its columns of the weight [out, in], and the bias.
 
     All faults of a case with a bias belong to the criterion "bias".
     """
@@ -25,7 +25,7 @@ class Row(LinearCase):
     apart = ("group", "bias")
     hints = (
         "One dist.all_reduce leaves the sum on every rank.",
-        "All ranks have the gradient of y, and a rank's x and weight are its own.",
+        "All ranks have the gradient of y, and only this rank uses its x and weight.",
     )
 
     @property
@@ -37,22 +37,22 @@ class Row(LinearCase):
             return super().known(name, whole, own, ranks)
         bias = own["bias"] if self.bias else 0
         return {
-            "what this rank's inputs give alone: a part of a sum": self.dense(own),
-            "the sum, with the bias once for every rank": own["y"] + (ranks - 1) * bias,
+            "only this rank's part of the sum over ranks": self.dense(own),
+            "the sum, with the bias added once per rank": own["y"] + (ranks - 1) * bias,
             "the sum, without the bias": own["y"] - bias,
             "the mean over the ranks, not the sum": (own["y"] - bias) / ranks + bias,
         }
 
     def about(self, name: str) -> str:
         return {
-            "y": "y is the sum of what all ranks' inputs give, and then the bias, once.",
-            "the gradient of bias": "The bias is whole on every rank, and each steps it for "
-            "itself: all need its whole gradient, which they have.",
-        }.get(name, "What has gone into a sum has the gradient of the sum.")
+            "y": "Sum the products of all ranks, then add the bias once.",
+            "the gradient of bias": "Every rank has the whole bias and updates it itself, so it "
+            "needs the whole gradient, which it already has.",
+        }.get(name, "The gradient of each part of a sum is the gradient of the sum.")
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, uneven inputs, with a bias and without, and two groups."""
+    """1 to 4 ranks; uneven inputs, with and without a bias, and two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> Row:
@@ -79,10 +79,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("output", 2, "all ranks have the whole y"),
-            rule("gradients", 2, "those of the dense layer", "output"),
-            rule("bias", 2, "the bias counts once", *_RIGHT),
-            rule("calls", 1, "one all-reduce, of y forward", *_RIGHT, also=wrong_calls),
-            rule("group", 1, "only its group's ranks count", *_RIGHT),
+            rule("gradients", 2, "gradients are those of the dense layer", "output"),
+            rule("bias", 2, "the bias is added once", *_RIGHT),
+            rule("calls", 1, "one all-reduce, of y in forward", *_RIGHT, also=wrong_calls),
+            rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),
     reference="dtlab.parallel.tensor.linear.naive_row_linear",

@@ -1,7 +1,7 @@
-"""The broken trainings 06/gather_between, 06/many_biases and 06/drift: what a check runs of them.
+"""Runs of the broken programs of 06/gather_between, 06/many_biases and 06/drift.
 
-The programs are in `runs_scripts`, as the notebook shows them. Here are the symptoms, and what
-the mended programs have to do.
+The programs are in `runs_scripts`, as the notebook shows them. This file has their symptoms, and
+the checks of the repaired programs.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = [
     "scene", "trials_of",
 ]  # fmt: skip
 
-NEAR = 1e-4  # of a loss or parameter
-_LIMIT = 15.0  # seconds: the first optimizer of a machine imports PyTorch's compiler
+NEAR = 1e-4  # relative tolerance of a loss or parameter
+_LIMIT = 15.0  # seconds; the first optimizer on a machine imports PyTorch's compiler
 _CUT = {"wide.weight": 0, "wide.bias": 0, "narrow.weight": 1}
 
 
 def cut_dim(name: str) -> int | None:
-    """The dim of a parameter that ranks share; None for one that all of them have whole."""
+    """The dim along which ranks share a parameter; None if every rank has it whole."""
     return _CUT.get(name.partition(".")[2].partition(".")[2])
 
 
 @dataclass(frozen=True)
 class SharedRun(TrainingRun):
-    """`program(model, batches)`, with the same batches on all ranks, which share the layers."""
+    """A run of `program(model, batches)` on ranks that share the layers and get equal batches."""
 
     width: int
     inner: int
@@ -54,8 +54,8 @@ class SharedRun(TrainingRun):
     rows: ClassVar[int] = 16
     apart: ClassVar[float] = 1e-6
     looks: ClassVar[tuple[str, str]] = (
-        "Which part of its gradient does each of them find?",
-        "Its gradient is not the whole one, or is there more than once.",
+        "Which part of its gradient does each rank compute?",
+        "Its gradient is only a part, or is counted more than once.",
     )
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class SharedRun(TrainingRun):
 
     @property
     def activation(self) -> int:
-        """Bytes of what goes from layer to layer."""
+        """Bytes of the activations between two layers."""
         return 4 * self.rows * self.width
 
     @staticmethod
@@ -85,7 +85,7 @@ class SharedRun(TrainingRun):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Notes too how often the bias of `narrow` is in what the first layer adds, at first."""
+        """Also record how many times the first layer adds the bias of `narrow` at first."""
         dense, times = deepcopy(model.layers[0]), [0.0]
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
@@ -103,7 +103,7 @@ def scene(ranks: int) -> Trial:
 
 
 def trials_of(left: int) -> Callable[[int], list[Trial]]:
-    """A model of another size; of its features so many are left when three ranks share them."""
+    """Trials on a model of another size, whose inner features divided by three leave `left`."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
@@ -115,50 +115,50 @@ def trials_of(left: int) -> Callable[[int], list[Trial]]:
 
 def bytes_of(scene: Scene, name: str) -> int:
     """Bytes of rank 0's operations of this name, in all steps."""
-    return sum(one.bytes for one in events_of(scene.one, name))
+    return sum(event.bytes for event in events_of(scene.one, name))
 
 
-# What a mended program has to do ----------------------------------------------------------------
+# Checks of a repaired program -------------------------------------------------------------------
 
 
-def not_shared(case: SharedRun, results: Sequence[Any], one: Observation) -> str:
-    """A rank has more of a layer than its part."""
+def not_shared(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
+    """A message if a rank has another shape of a parameter than its part; empty otherwise."""
     for name, whole in named(case.model()).items():
-        for rank, seen in enumerate(results):
-            shape = tuple(seen["after"][name].shape)
+        for rank, result in enumerate(results):
+            shape = tuple(result["after"][name].shape)
             part = tuple(case.part(name, whole, rank, len(results)).shape)
             if shape != part:
                 return (
-                    f"{name} has shape {shape} on rank {rank}; its part is {part}. The ranks go "
-                    "on sharing the layers, as share_out cuts them."
+                    f"{name} has shape {shape} on rank {rank}; its part is {part}. Keep the "
+                    "layers sharded as share_out cuts them."
                 )
     return ""
 
 
-def other_bytes(case: SharedRun, results: Sequence[Any], one: Observation) -> str:
-    """Ranks send each other more than two all-reduces for each layer and step, or less."""
+def other_bytes(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
+    """A message unless ranks send the bytes of two all-reduces per layer and step."""
     goal = 2 * 2 * case.depth * case.activation * case.steps
     for rank in range(len(results)):
         counts: dict[str, int] = {}
-        for event in events_of(one, rank=rank):
+        for event in events_of(run, rank=rank):
             counts[event.name] = counts.get(event.name, 0) + event.bytes
-        twice = ("all_reduce", "broadcast")  # on a ring, their bytes pass a rank twice
+        twice = ("all_reduce", "broadcast")  # on a ring, a rank sends their bytes twice
         sent = sum((1 + (name in twice)) * count for name, count in counts.items())
         if 0.95 * goal <= sent <= 1.05 * goal:
             continue
         called = " and ".join(f"{n // case.steps:,} bytes in {name}" for name, n in counts.items())
         advice = (
-            "Which of them does the next product need?"
+            "Which of these bytes does the next product need?"
             if sent > goal
-            else "Nothing is too many here, and something is missing: what does a rank have a "
-            "part of a sum of, in forward or in backward, where the whole is needed?"
+            else "A call is missing: where, in forward or in backward, does a rank use a part of "
+            "a sum although it needs the whole sum?"
         )
         return (
-            f"what rank {rank} calls in a step takes {sent / goal:.2f} times what two all-reduces "
-            f"of {case.activation:,} bytes for each layer take: {called or 'nothing is sent'}. "
+            f"the calls of rank {rank} in a step send {sent / goal:.2f} times the bytes of two "
+            f"all-reduces of {case.activation:,} bytes per layer: {called or 'nothing is sent'}. "
             f"{advice}"
         )
-    return unseen_collectives(one)
+    return unseen_collectives(run)
 
 
 AS_ONE: tuple[Objection, ...] = (other_losses(NEAR), other_parameters)
@@ -172,41 +172,41 @@ SYMPTOMS = Symptoms()
 @SYMPTOMS.add("gathers", "a rank has more bytes in all-gathers than in all-reduces")
 def _gathers(scene: Scene) -> Finding:
     gathered, reduced = bytes_of(scene, "all_gather"), bytes_of(scene, "all_reduce")
-    words = f"rank 0 had {gathered:,} bytes in all-gathers and {reduced:,} in all-reduces"
-    return Finding(gathered > reduced, words)
+    message = f"rank 0 had {gathered:,} bytes in all-gathers and {reduced:,} in all-reduces"
+    return Finding(gathered > reduced, message)
 
 
 @SYMPTOMS.add("wrong start", "the first loss is not that of one process")
 def _wrong_start(scene: Scene) -> Finding:
     first, wanted = scene.results[0]["losses"][0], scene.case.one_process(1)[0][0][0]
-    words = f"the first loss was {first:.5f}, and in one process {wanted:.5f}"
-    return Finding(abs(first - wanted) > NEAR * wanted, words)
+    message = f"the first loss was {first:.5f}, and in one process {wanted:.5f}"
+    return Finding(abs(first - wanted) > NEAR * wanted, message)
 
 
 @SYMPTOMS.add("drift", "copies of a parameter that all ranks have whole differ in the end")
 def _drift(scene: Scene) -> Finding:
-    first, *others = [seen["after"] for seen in scene.results]
+    first, *others = [result["after"] for result in scene.results]
     whole = [name for name in first if cut_dim(name) is None]
     far = max(float((other[name] - first[name]).abs().max()) for other in others for name in whole)
-    words = f"copies of a parameter that all ranks have were up to {far:.2g} apart in the end"
-    return Finding(far > NEAR, words)
+    message = f"copies of a parameter that all ranks have differed by up to {far:.2g} in the end"
+    return Finding(far > NEAR, message)
 
 
 @SYMPTOMS.add("explodes", "the last loss is more than twice the first")
 def _explodes(scene: Scene) -> Finding:
     losses = scene.results[0]["losses"]
-    words = f"the loss went from {losses[0]:.4f} to {losses[-1]:.4f}"
-    return Finding(not losses[-1] <= 2 * losses[0], words)
+    message = f"the loss went from {losses[0]:.4f} to {losses[-1]:.4f}"
+    return Finding(not losses[-1] <= 2 * losses[0], message)
 
 
 @SYMPTOMS.add("whole", "each rank has all weights of a layer")
 def _whole(scene: Scene) -> Finding:
     features = len(scene.results[0]["after"]["layers.0.wide.weight"])
-    words = f"each rank had {features} of {scene.case.inner} features of the first layer"
-    return Finding(features == scene.case.inner, words)
+    message = f"each rank had {features} of {scene.case.inner} features of the first layer"
+    return Finding(features == scene.case.inner, message)
 
 
 @SYMPTOMS.add("stands", "a parameter that all ranks have whole never moves")
 def _stands(scene: Scene) -> Finding:
     still = [name for name in unmoved(scene) if cut_dim(name) is None]
-    return Finding(bool(still), f"{len(still)} of the parameters that all ranks have stood still")
+    return Finding(bool(still), f"{len(still)} of the parameters that all ranks have never moved")

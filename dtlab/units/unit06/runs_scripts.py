@@ -1,10 +1,9 @@
 """The broken programs of Level III, as level-3.ipynb shows them, and the model that they train.
 
-This file loads torch: it is imported when a check runs, never before.
+This file imports torch, so it is imported only when a check runs.
 """
 
 # mypy: disable-error-code="no-untyped-call, var-annotated"
-# Programs are as people write them.
 
 from __future__ import annotations
 

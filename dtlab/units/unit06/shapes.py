@@ -1,7 +1,7 @@
-"""06/shapes: what each rank has of the weights of a block, and of the vocabulary.
+"""06/shapes: the shapes of each rank's shards of a block's weights and of the vocabulary.
 
-Shoeybi et al. 2019, "Megatron-LM", section 3; heads of keys and values shared by several of
-queries: Ainslie et al. 2023, "GQA".
+Shoeybi et al. 2019, "Megatron-LM", section 3. Several heads of queries share a head of keys and
+values: Ainslie et al. 2023, "GQA".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _dividing(*sizes: int) -> frozenset[str]:
 
 
 exact = partial(number, exact=True)
-_OUT_IN = "`nn.Linear` stores [out, in]. How many features go into this layer?"
+_OUT_IN = "`nn.Linear` stores [out, in]. How many input features does this layer have?"
 _WHOLE = "this is the whole weight."
 _AS_QUERIES = "this has as many heads of keys and of values as of queries."
 
@@ -62,7 +62,7 @@ QUESTIONS = asked(
         "[f // t, h]",
         "y = xW^T: a column parallel rank has some of the features of y.",
         {
-            "[f, h / t]": "this cuts the inputs. GELU takes sums, and not parts of them.",
+            "[f, h / t]": "this cuts the inputs. GELU needs complete sums, not parts of them.",
             "[h, f / t]": _OUT_IN,
             "[f, h]": _WHOLE,
         },
@@ -71,22 +71,22 @@ QUESTIONS = asked(
         "second",
         "the same of the MLP's second weight, row parallel, f to h",
         "[h, f // t]",
-        "A row parallel rank takes in what it has computed itself in the first half.",
+        "The input of a row parallel rank is its own output of the first half.",
         {
-            "[h / t, f]": "this cuts the outputs: each takes the features of all ranks.",
+            "[h / t, f]": "this cuts the outputs: each rank would need the features of all ranks.",
             "[f / t, h]": _OUT_IN,
             "[h, f]": _WHOLE,
         },
     ),
     exact(
         "queries_keys_values",
-        "the same of the one weight that gives queries, keys and values, its rows [q; k; v]",
+        "the same of the one weight for queries, keys and values, with rows [q; k; v]",
         "[rows // t, h]",
-        "Count heads: of queries, of keys, of values. Which has a rank? How many rows is each?",
+        "Count a rank's heads of queries, of keys and of values. How many rows is each head?",
         {
             "[3 * a / t * size, h]": _AS_QUERIES,
             "[(a / t + 2 * k) * size, h]": "this has all heads of keys and values on every rank.",
-            "[(a + k) / t * size, h]": "a head of queries works with keys, and what else?",
+            "[(a + k) / t * size, h]": "a head of queries uses keys and values: count both.",
             "[rows, h]": _WHOLE,
             "[rows, h / t]": "this cuts the inputs: no rank would have a whole head.",
         },
@@ -96,9 +96,9 @@ QUESTIONS = asked(
         "how many elements of each bias a rank has, as a list of four: of queries, keys and "
         "values; of attention's projection; of the MLP's first layer; of its second",
         "[rows // t, h, f // t, h]",
-        "A bias belongs to the outputs. Which outputs has a rank, in each of the four?",
+        "A bias belongs to the outputs. Which outputs does a rank have, in each of the four?",
         {
-            "[rows / t, h / t, f / t, h / t]": "where is its bias added to a row parallel sum?",
+            "[rows / t, h / t, f / t, h / t]": "a row parallel layer adds its bias after the sum.",
             "[rows, h / t, f, h / t]": "this has column and row the other way round.",
             "[rows, h, f, h]": "nothing is divided here.",
         },
@@ -107,9 +107,9 @@ QUESTIONS = asked(
         "parameters",
         "a rank's parameters of one layer, with two LayerNorms of h weights and h biases each",
         "cut / t + 6 * h",
-        "Add up the four weights and your `biases`. And what does no rank divide?",
+        "Add up the four weights and your `biases`. Which other parameters are not divided?",
         {
-            "(cut + 6 * h) / t": "a t-th part of everything? Some are whole on all ranks.",
+            "(cut + 6 * h) / t": "this divides everything. Some parameters are on all ranks.",
             "answer - 4 * h": "this leaves out the norms.",
             "answer - 2 * h": "2h are missing: biases of row parallel layers, or of norms?",
             "(cut + 2 * h) / t + 4 * h": "this divides the biases of row parallel layers.",
@@ -122,27 +122,28 @@ QUESTIONS = asked(
         "vocabulary",
         "rows of the embedding on each rank, padding included, as Megatron-LM pads it",
         "ceil(vocabulary / (multiple * t)) * multiple",
-        "First the padded vocabulary: the next multiple of what? Then its t-th part.",
+        "Pad the vocabulary to the next multiple of which number? Then divide it by t.",
         {
-            "ceil(vocabulary / t)": "this pads until the ranks divide it. Megatron-LM pads more.",
-            "ceil(vocabulary / multiple) * multiple / t": "a multiple of 128 in all? And each?",
-            "answer * t": "this is the padded vocabulary. And a rank's part of it?",
+            "ceil(vocabulary / t)": "this pads to a multiple of t. Megatron-LM pads more.",
+            "ceil(vocabulary / multiple) * multiple / t": "this pads all rows to a multiple of "
+            "128. Pad each rank's rows.",
+            "answer * t": "this is the padded vocabulary. Divide it by t.",
             "vocabulary // t": "all ranks together have fewer rows than there are tokens.",
         },
     ),
     choices(
         "allowed",
-        "which numbers of ranks your block can be divided among",
+        "the numbers of ranks among which your block can be divided",
         [str(t) for t in _OPTIONS],
         formula("dividing(k, a, f)"),
-        "Which of your sizes are cut, and which is the first not to come out whole?",
+        "Which of your sizes are cut? Each must be a multiple of the number of ranks.",
         {
             formula(
                 "dividing(a)"
             ): "these divide the heads of queries. Which other heads are there?",
-            formula("dividing(h, f)"): "these divide h and f. And a rank with half a head?",
+            formula("dividing(h, f)"): "these divide h and f. A rank must have whole heads, too.",
             **{
-                str(t): f"look at {t} again: go through all that is cut, size by size."
+                str(t): f"look at {t} again: does it divide every size that is cut?"
                 for t in _OPTIONS
             },
         },
@@ -150,7 +151,7 @@ QUESTIONS = asked(
     where={
         "ceil": ceil,
         "dividing": _dividing,
-        "multiple": 128,  # rows that Megatron-LM pads a rank's vocabulary to
+        "multiple": 128,  # Megatron-LM pads a rank's rows to a multiple of this
         "h": "hidden",
         "f": "inner",
         "t": "ranks",

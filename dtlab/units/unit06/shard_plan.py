@@ -1,12 +1,12 @@
-"""06/shard_plan: how the layers of three models are shared by ranks, within a budget for each.
+"""06/shard_plan: decide how ranks share the layers of three models, within a budget for each.
 
-The models are drawn from the learner's id (`plans_rules`). A plan is data; ranks of ours carry it
-out (`plans_engine`), and what they hold, call and send is measured:
+The models are drawn from the learner's id (`plans_rules`). A plan is data. The check runs it on
+ranks (`on_ranks.measure`), and measures their weights, calls and bytes:
 
-    what is written ──> a plan ──> allowed? ──ranks of ours──> what it took ──> within the budget?
+    answer ──> a plan ──> allowed? ──run on ranks──> measured cost ──> within the budget?
 
-A plan earns a point for each of four steps, as far as it comes: it is the dense model; weights;
-calls; bytes sent.
+A plan earns a point for each of four steps, in order, until the first that fails: it equals the
+dense model; weights; calls; bytes sent.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Carried", "spent", "steps_of"]
 
-_NEAR = 1e-4  # of a loss, and of the largest element of a gradient
+_NEAR = 1e-4  # relative tolerance of a loss, and of a gradient beside its largest element
 _ROUNDING = 0.5  # bytes
 _LIMIT = 15.0  # seconds
 
-# What is run ------------------------------------------------------------------------------------
+# Runs -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Carried(Case):
-    """One step of a model by a plan, on ranks of ours."""
+    """One training step of a model with a plan."""
 
     model: Model
     plan: tuple[tuple[str, str], ...]
@@ -78,7 +78,7 @@ def _measure(*given: Any) -> Any:
 
 
 class Measured(NamedTuple):
-    """What a step took, in the terms of a budget; how often what was called; how far it is off."""
+    """The cost of a step, the calls in forward and backward, and the error of the result."""
 
     cost: Cost
     called: Mapping[str, Sequence[str]]
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
 
 
 def spent(trace: Trace, results: Sequence[Mapping[str, float]]) -> Measured:
-    """What `plans_engine.measure` took: of rank 0, which holds and sends as much as any."""
+    """The measurements of a run of `on_ranks.measure`, with the calls and bytes of rank 0."""
     called, sent = {"forward": list[str](), "backward": list[str]()}, 0.0
     events = [event for event in trace.events if event.rank == 0]
     for name, own in called.items():
@@ -95,35 +95,37 @@ def spent(trace: Trace, results: Sequence[Mapping[str, float]]) -> Measured:
             if event.kind == "comm" and mark.start <= event.start <= mark.end:
                 own.append(event.name)
                 sent += bus_factor(event.name, len(results)) * event.bytes
-    weights = max(float(seen["weights"]) for seen in results)
+    weights = max(float(result["weights"]) for result in results)
     cost = Cost(weights, len(called["forward"]), len(called["backward"]), sent)
-    return Measured(cost, called, max(float(seen["off"]) for seen in results))
+    return Measured(cost, called, max(float(result["off"]) for result in results))
 
 
-# How it is judged -------------------------------------------------------------------------------
+# Judging ----------------------------------------------------------------------------------------
 
 
 def _read(model: Model, answer: Any) -> Plan:
-    """The plan. Raises ValueError with what is wrong with the way in which it is written."""
+    """The plan. Raises ValueError with a message on how it must be written."""
     if not isinstance(answer, Mapping):
         raise ValueError(f"is {kind_in_words(answer)}: write a dict with an entry for each layer")
     missing = [name for name in model.shapes if answer.get(name) is None]
-    others = [name for name in answer if name not in model.shapes]
-    if missing or others:
-        why = f"has no {missing[0]!r}" if missing else f"has {short(others[0])}, which is no layer"
+    unknown = [name for name in answer if name not in model.shapes]
+    if missing or unknown:
+        why = (
+            f"has no {missing[0]!r}" if missing else f"has {short(unknown[0])}, which is no layer"
+        )
         raise ValueError(f"{why}. The layers are {', '.join(model.shapes)}")
     plan = {}
     for name in model.shapes:
         plan[name] = "".join(str(plain(answer[name])).casefold().split())
         known = TABLE_KINDS if name == "embedding" else KINDS
         if plan[name] not in known:
-            words = ", ".join(map(repr, known))
-            raise ValueError(f"has {short(answer[name])} for {name!r}: write one of {words}")
+            names = ", ".join(map(repr, known))
+            raise ValueError(f"has {short(answer[name])} for {name!r}: write one of {names}")
     return plan
 
 
 def steps_of(model: Model, answer: Any, bench: Bench = HERE) -> list[Verdict]:
-    """What is said of a plan, up to the first loss."""
+    """A verdict for each step of a plan, up to the first loss."""
     try:
         plan = _read(model, answer)
         wrong = model.objection(plan)
@@ -132,33 +134,34 @@ def steps_of(model: Model, answer: Any, bench: Bench = HERE) -> list[Verdict]:
     if wrong:
         return [lost(f"{wrong}.")]
     trial = Trial(model.ranks, [Carried(model, tuple(plan.items()))], limit=_LIMIT)
-    one = bench.observe(trial, _measure)
-    if one.error is not None:
-        return [blocked(f"{one.trouble}\nThat is not the plan's doing: run the check again.")]
-    assert one.trace is not None
-    found = spent(one.trace, one.results[0])
-    if not found.off <= _NEAR:
-        return [lost(f"it is {found.off:.1%} off the dense model.")]
-    verdicts = [ok("it is the dense model")]
-    for name, wrong in _over(model, plan, found).items():
+    run = bench.observe(trial, _measure)
+    if run.error is not None:
+        return [blocked(f"{run.trouble}\nYour plan is not the cause: run the check again.")]
+    assert run.trace is not None
+    measured = spent(run.trace, run.results[0])
+    if not measured.off <= _NEAR:
+        return [lost(f"it is {measured.off:.1%} off the dense model.")]
+    verdicts = [ok("it equals the dense model")]
+    for name, wrong in _over(model, plan, measured).items():
         if wrong:
             return [*verdicts, lost(wrong)]
         verdicts.append(ok(f"{name} within the budget"))
     return verdicts
 
 
-def _over(model: Model, plan: Plan, found: Measured) -> dict[str, str]:
-    """Of weights, calls and bytes what is more than the budget; empty where nothing is."""
-    cost, goal = found.cost, model.budget
+def _over(model: Model, plan: Plan, measured: Measured) -> dict[str, str]:
+    """A message for each of weights, calls and bytes; empty if it is within the budget."""
+    cost, goal = measured.cost, model.budget
     more = cost.weights - goal.weights
     heavy = f"a rank has {cost.weights:,.0f} bytes of weights, {more:,.0f} more than the budget."
     many = [
-        _too_many(name, found.called[name], most)
+        _too_many(name, measured.called[name], most)
         for name, most in (("forward", goal.forward), ("backward", goal.backward))
     ]
     much = (
         f"a rank sends {cost.sent:,.0f} bytes in a step, and the budget is {goal.sent:,.0f}. "
-        "Calls are few enough: which is the largest, and what else does the same for fewer bytes?"
+        "The number of calls is right: which call is the largest, and which other kind of layer "
+        "sends fewer bytes?"
     )
     return {
         "weights": f"{heavy} {_heaviest(model, plan)}" if more > 0 else "",
@@ -170,7 +173,7 @@ def _over(model: Model, plan: Plan, found: Measured) -> dict[str, str]:
 def _heaviest(model: Model, plan: Plan) -> str:
     whole = [name for name, kind in plan.items() if kind == "replicated"]
     if not whole:
-        return "A row parallel layer has its whole bias on every rank, a column parallel one not."
+        return "A row parallel layer keeps its whole bias on every rank, unlike column parallel."
     largest = max(whole, key=lambda name: model.shapes[name][0] * model.shapes[name][1])
     return f"Every rank has {', '.join(whole)} whole, and {largest} is the largest of them."
 
@@ -180,9 +183,9 @@ def _too_many(name: str, called: Sequence[str], most: int) -> str:
         return ""
     gathers = called.count("all_gather")
     advice = (
-        "Is there a gather whose result the next layer cuts again?"
+        "Is there an all-gather whose result the next layer cuts again?"
         if gathers
-        else "Which layers weigh least for the calls that they cost?"
+        else "Which layers have the fewest bytes for the calls that they cost?"
     )
     return (
         f"{name} calls {len(called)} collectives, {gathers} of them all-gathers; the budget is "
@@ -190,18 +193,18 @@ def _too_many(name: str, called: Sequence[str], most: int) -> str:
     )
 
 
-# How an answer is read and counted --------------------------------------------------------------
+# Questions and points ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlanOf:
-    """A kind of answer: the plan for one of the models, carried out on a bench."""
+    """The kind of answer that is a plan for one of the models; a bench runs it."""
 
     model: str
     bench: Bench = HERE
     mistakes: tuple[Mistake, ...] = (
-        Mistake("replicated", "everything whole on every rank"),
-        Mistake("column+gather", "what is gathered for a layer that cuts it again"),
+        Mistake("replicated", "every layer is whole on every rank"),
+        Mistake("column+gather", "a tensor is gathered for a layer that cuts it again"),
     )
 
     def form(self) -> str:
@@ -212,8 +215,7 @@ class PlanOf:
         return fitting(model_of(given[self.model]))[0]
 
     def judge(self, answer: Any, given: Values) -> Verdict:
-        """See `Kind`; `_Asked` counts the steps."""
-        return self.steps(answer, given)[-1]
+        return self.steps(answer, given)[-1]  # `_Asked` counts the steps
 
     def steps(self, answer: Any, given: Values) -> list[Verdict]:
         return steps_of(model_of(given[self.model]), answer, self.bench)
@@ -223,7 +225,7 @@ class PlanOf:
 
 
 class _Asked(Question):
-    """A question that gives a point for each step."""
+    """A question with a point for each step."""
 
     def settle(self, answer: Any, given: Values) -> Criterion:
         blank = answer is None or answer is ...
@@ -231,13 +233,13 @@ class _Asked(Question):
             return self.closed(blocked("not answered yet"))
         assert isinstance(self.answer, PlanOf)
         steps = self.answer.steps(answer, given)
-        said = "; ".join(one.message for one in steps)
-        criterion = self.closed(steps[-1]._replace(message=said))
-        return replace(criterion, earned=[one.status for one in steps].count("ok"))
+        message = "; ".join(step.message for step in steps)
+        criterion = self.closed(steps[-1]._replace(message=message))
+        return replace(criterion, earned=[step.status for step in steps].count("ok"))
 
 
 class _Carried(Questions):
-    """Questions whose answers are carried out on ranks."""
+    """Questions whose answers are run on ranks."""
 
     def run(
         self,
@@ -247,9 +249,9 @@ class _Carried(Questions):
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        asked = tuple(replace(one, answer=PlanOf(one.name, bench)) for one in self.questions)
-        own = Questions(self.draw, self.rows, asked)
-        return own.run(symbol, answer, seed, learner, bench)
+        on_bench = tuple(replace(q, answer=PlanOf(q.name, bench)) for q in self.questions)
+        questions = Questions(self.draw, self.rows, on_bench)
+        return questions.run(symbol, answer, seed, learner, bench)
 
 
 # The part ---------------------------------------------------------------------------------------
@@ -266,12 +268,12 @@ def _rows(given: Values) -> list[tuple[str, str]]:
         model = model_of(given[name])
         goal = model.budget
         blocks = [
-            f"block {number}: {one.kv_heads} heads of keys and values, {one.inner} features inside"
-            for number, one in enumerate(model.blocks)
+            f"block {number}: {b.kv_heads} heads of keys and values, {b.inner} inner features"
+            for number, b in enumerate(model.blocks)
         ]
         parts = {
             "the model": f"hidden size {model.hidden}, {model.heads} heads of queries, a "
-            f"vocabulary of {model.vocabulary}; table and head are "
+            f"vocabulary of {model.vocabulary}; embedding and head are "
             f"{'one weight, tied' if model.tied else 'two weights'}",
             "its blocks": "; ".join(blocks),
             "a step": f"{model.tokens} tokens on {model.ranks} ranks",
