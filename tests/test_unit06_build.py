@@ -189,11 +189,11 @@ def test_products_of_a_backward_in_python_are_marked_and_none_behind_it() -> Non
 def test_differences_in_words() -> None:
     ones = torch.ones(2, 3, dtype=torch.float64)
     assert difference(ones, ones, {}) == ""
-    assert difference(None, ones, {}) == "is not there"
+    assert difference(None, ones, {}) == "is missing"
     assert difference(ones[0], ones, {}) == "has the shape [3], not [2, 3]"
     assert difference(2 * ones, ones, {"twice": 2 * ones}) == "is twice"
     assert difference(1.5 * ones, ones, {"twice": 2 * ones}) == "is off by up to 0.5"
-    assert difference("y", ones, {}) == "is str, not a tensor"
+    assert difference("y", ones, {}) == "is a str, not a tensor"
 
 
 def test_the_parts_are_those_of_the_catalogue() -> None:

@@ -76,7 +76,7 @@ class Region(Pass):
 
 
 def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
-    """Trials on 1 to 4 ranks, one with a larger x, one with two groups; two test `on_two`."""
+    """Trials on 1 to 4 ranks, with a larger x and with two groups; two ranks test `on_two`."""
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
@@ -152,8 +152,8 @@ PART = Part(
     check=Check(
         trials=trials_of(Copying, "gradient"),
         rules=(
-            rule("forward", 1, "the output is x, unchanged"),
-            rule("gradient", 3, "the gradient of x is the sum over the ranks", "forward"),
+            rule("forward", 1, "x comes out as it is"),
+            rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
             rule("kept", 1, "gradients of other tensors are unchanged", "gradient"),
             rule(
                 "calls",

@@ -38,8 +38,10 @@ class Adding(Region):
         advice = "It must be the sum of all ranks' parts."
         yield from compare(result, "the output", "sum", total, advice, known)
         if not self.groups:
-            name, known = "the input after the call", {"the sum": total}
-            yield from compare(result, name, "kept", parts[place], _KEPT, known)
+            known = {"the sum": total}
+            yield from compare(
+                result, "the input after the call", "kept", parts[place], _KEPT, known
+            )
         if not exp:  # the gradient of exp depends on its output, which `fn` may have changed
             gradient = 2 * self.same(members[0])
             known = {

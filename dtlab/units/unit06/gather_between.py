@@ -42,7 +42,7 @@ PART = script_part(
     proof=proof(
         _measured,
         "gathered",
-        "Add up the bytes of rank 0's events called all_gather, and divide by the steps.",
+        "Add the bytes of rank 0's events called all_gather, and divide by the number of steps.",
         {
             "gathered * case.steps": "that is the whole run. Divide by the number of steps.",
             "gathered / 2": "that is one of the two passes: see backward, too.",

@@ -51,7 +51,7 @@ def _rows(given: Values) -> list[tuple[str, str]]:
 
 
 def _tensors(name: str, prompt: str, right: set[str], hint: str, **mistakes: str) -> Question:
-    """A question for a set of tensors. `mistakes` has a message for each wrong tensor."""
+    """A question for a set of tensors. `mistakes` has a message on each tensor."""
 
     def letters(given: Values) -> frozenset[str]:
         return frozenset(given["tensors"][key] for key in right)
@@ -66,7 +66,7 @@ def _tensors(name: str, prompt: str, right: set[str], hint: str, **mistakes: str
 def _names(
     name: str, prompt: str, options: dict[str, str], right: set[str], hint: str, **mistakes: str
 ) -> Question:
-    """A question for a set of names. `mistakes` has the message on each wrongly judged name."""
+    """A question for a set of names. `mistakes` has a message on each name."""
     wrong = {key: f"look at `{key}` again: {why}" for key, why in mistakes.items()}
     return choices(name, prompt, options, right, hint, wrong)
 
@@ -181,7 +181,7 @@ QUESTIONS = asked(
         {
             "sqrt(sum(squares) + len(squares) * common)": "this counts whole parameters once per "
             "rank. Count them once.",
-            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the others' shards.",
+            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the shards of the rest.",
             "sqrt(sum(squares))": "this leaves out the whole parameters.",
             "sum(squares) + common": "this is its square.",
             "sum(sqrt(square + common) for square in squares)": "norms do not add up. What does?",
@@ -200,7 +200,7 @@ QUESTIONS = asked(
         },
         {"rows", "row_first", "linear"},
         "Check each claim on an example of two ranks and a small matrix.",
-        gather="which input does the row half need, and what does the column half give a rank?",
+        gather="which input does the row half need, and what does a rank have before it?",
         bits="does rounding depend on the order of a sum?",
         attention="which parts of a block process each token separately?",
         rows="a weight is stored [out, in]. What do some of its rows compute?",

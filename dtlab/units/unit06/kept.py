@@ -81,7 +81,7 @@ QUESTIONS = asked(
             "kept['tensor']": "this is without sequence parallelism.",
             "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. Are inputs "
             "divided?",
-            "sbh * (2 + (32 + 5 * matrices) / t)": "there are two masks of sbh, split by tokens.",
+            "sbh * (2 + (32 + 5 * matrices) / t)": "both masks of sbh are divided by tokens.",
         },
     ),
     megabytes(

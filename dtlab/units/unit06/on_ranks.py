@@ -84,7 +84,7 @@ def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 def made_of_dense(
     fn: Callable[..., Any], layers: list[Any], given: Mapping[str, Any], group: Any
 ) -> tuple[Any, list[Tensor]]:
-    """The module that `fn` makes from `layers`, and those of their parameters still alive.
+    """The module that `fn` makes from `layers`, and the parameters of `layers` still alive then.
 
     Empties the list `layers`, so that the caller does not keep them alive.
     """

@@ -158,7 +158,7 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("shards", 2, "each rank has its heads of q, of k and of v"),
-            rule("output", 2, "y is that of the dense layer", "shards"),
+            rule("output", 2, "y is the dense layer's", "shards"),
             rule("gradients", 1, "all gradients are those of the dense layer", "shards", "output"),
             rule("calls", 1, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
             rule("grouped", 1, "also with fewer heads of k and v", *_RIGHT),

@@ -44,7 +44,7 @@ _NAMES = "Make each shard an attribute of the module, with the name that the tex
 
 @dataclass(frozen=True)
 class ModuleCase(Layer):
-    """A module that `fn(*layers, *numbers, group)` makes of linear layers: [b, s, h] to the same.
+    """A module that `fn(*layers, *numbers, group)` makes from linear layers, for x [b, s, h].
 
     With the topic "shards" the module is constructed, but not called.
     """
@@ -266,7 +266,7 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("shards", 2, "each rank has its part of the dense weights"),
-            rule("output", 2, "y is that of the dense MLP, on 1 to 4 ranks", "shards"),
+            rule("output", 2, "y is the dense MLP's, on 1 to 4 ranks", "shards"),
             rule("gradients", 2, "all gradients are those of the dense MLP", "shards", "output"),
             rule("calls", 2, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
             rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),

@@ -81,7 +81,7 @@ class Pass(Faulty):
         return criterion == self.topic
 
     def drawn(self, *shape: int, salt: int = 0) -> Tensor:
-        """Random numbers that depend on `salt`; for float32 multiples of 1/8: sums are exact."""
+        """Random numbers that depend on `salt`; in float32 multiples of 1/8, so sums are exact."""
         import torch
 
         draw = torch.Generator().manual_seed(self.seed * 1009 + salt)

@@ -45,7 +45,7 @@ _ONE_WEIGHT = (
 
 
 class Block(NamedTuple):
-    """What blocks of a model differ in: heads of keys and values, features of the MLP."""
+    """A block of a model: its heads of keys and values, and the inner features of its MLP."""
 
     kv_heads: int
     inner: int
@@ -230,7 +230,7 @@ def draw_models(draw: Random) -> dict[str, Model]:
 
 
 def _drawn(draw: Random, story: _Story) -> Model:
-    """A model of this kind that few plans fit, but not the plan with whole attention."""
+    """A model of this kind that few plans fit; the plan with whole attention must not fit."""
     for _ in range(1000):
         model = _limited(_bare(draw, story), 7 + story["spare"], 5 + story["spare"])
         if 1 <= len(fitting(model)) <= _MOST and not model.fits(attention_left_whole(model)):

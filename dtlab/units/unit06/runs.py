@@ -85,7 +85,7 @@ class SharedRun(TrainingRun):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Also record how often the first layer adds the bias of `narrow` in the first step."""
+        """Also record how many times the first layer adds the bias of `narrow` at first."""
         dense, times = deepcopy(model.layers[0]), [0.0]
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:

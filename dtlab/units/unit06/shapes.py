@@ -109,7 +109,7 @@ QUESTIONS = asked(
         "cut / t + 6 * h",
         "Add up the four weights and your `biases`. Which other parameters are not divided?",
         {
-            "(cut + 6 * h) / t": "this divides everything. Some parameters are whole.",
+            "(cut + 6 * h) / t": "this divides everything. Some parameters are on all ranks.",
             "answer - 4 * h": "this leaves out the norms.",
             "answer - 2 * h": "2h are missing: biases of row parallel layers, or of norms?",
             "(cut + 2 * h) / t + 4 * h": "this divides the biases of row parallel layers.",
@@ -126,7 +126,7 @@ QUESTIONS = asked(
         {
             "ceil(vocabulary / t)": "this pads to a multiple of t. Megatron-LM pads more.",
             "ceil(vocabulary / multiple) * multiple / t": "this pads all rows to a multiple of "
-            "128. Each rank's rows must be one.",
+            "128. Pad each rank's rows.",
             "answer * t": "this is the padded vocabulary. Divide it by t.",
             "vocabulary // t": "all ranks together have fewer rows than there are tokens.",
         },

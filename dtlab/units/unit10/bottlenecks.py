@@ -25,7 +25,6 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import plain
 from dtlab.grading.report import Criterion
-from dtlab.parallel.mesh import group_of
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 
@@ -145,6 +144,8 @@ class Waits(NamedTuple):
 
 def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
     """What the ranks wait for in a trace of one step."""
+    from dtlab.parallel.mesh import group_of  # it imports torch
+
     step = {event.rank: event.end - event.start for event in trace.events if event.name == "step"}
     found = Waits(Counter(), Counter(), Counter(), step)
     for event in trace.events:

@@ -30,7 +30,6 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
-from dtlab.parallel.mesh import coordinates_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,6 +40,13 @@ _VOCAB: Final = 20
 _NEAR, _FACTOR = 1e-4, 0.02  # of a loss; of the factor by which an update differs
 _LIMIT = 20.0  # seconds: a right answer takes one
 _HEAD: Final = "head.weight"
+
+
+def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """See `parallel.mesh.coordinates_of`, which imports torch."""
+    from dtlab.parallel import mesh
+
+    return mesh.coordinates_of(rank, sizes)
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ WRONG = {
     fewest_bytes_on_a_card: {"a": STAGE, "b": STAGE, "c": TWICE},
     without_fp32: dict.fromkeys("abc", "does not keep in fp32 what the model demands"),
     no_whole_nodes: {"a": "would not fill whole nodes"},
-    one_rank: {"a": "1 rank, where"},
+    one_rank: {"a": "1 rank, but"},
     more_ranks_than_samples: dict.fromkeys("abc", "are allowed"),
     stage_4: {"b": "there is no stage 4"},
     gradients_in_16_bits: {"a": "does not keep in fp32 what the model demands"},

@@ -202,7 +202,7 @@ def said_by_text():
 RIGHT = [reduce_dtype_in_layers, outputs_by_hand, by_our_own, said_by_text]
 
 WRONG = {
-    says_wide_gathers: {"symptom": "layers computed in bfloat16, gathered were bfloat16"},
+    says_wide_gathers: {"symptom": "layers computed in bfloat16 and gathered bfloat16"},
     says_rounded_losses: {"symptom": "more digits than bfloat16"},
     says_stands: {"symptom": "pieces moved"},
     says_giant: {"symptom": "of the model was whole"},
@@ -223,8 +223,7 @@ WRONG = {
     nothing_is_added_up: {"gradients": "not all gradients", "training": "layers compute in"},
     all_in_float32: {"training": "layers compute in float32"},
     losses_rounded: {"training": "no more digits than bfloat16"},
-    the_root_alone: {"training": "a block of its own"},
-    never_steps: {"training": "do not move as in one process"},
+    the_root_alone: {"training": "still a separate block"},
     another_rate: {"training": "Only what is broken has to change"},
 }
 

@@ -174,7 +174,7 @@ WRONG = {
     the_other_stage: {"pieces": "the other one of stages 1 and 2"},
     master_among_the_weights: {"pieces": "counts the master copy as weights"},
     one_total_for_pieces: {"pieces": "write a list of 3 numbers"},
-    bytes_per_parameter: {"pieces": "is not it. Which of the three"},
+    bytes_per_parameter: {"pieces": "is not it. They take 2, 2 and 12"},
     stage_1_without_gradients: {"totals": "leaves out the gradients at stage 1"},
     stage_3_three_times: {"totals": "divides everything at each stage"},
     eight_bytes: {"totals": "this is 8 bytes per parameter"},

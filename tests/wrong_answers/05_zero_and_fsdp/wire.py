@@ -129,7 +129,7 @@ RIGHT = [by_hand, by_the_library]
 WRONG = {
     ddp_as_the_paper_counts: {"ddp": "the paper counts this way"},
     half_an_all_reduce: {"ddp": "half of an all-reduce"},
-    without_no_sync: {"ddp": "leaves it out in all microbatches but one"},
+    without_no_sync: {"ddp": "skips the all-reduce in all microbatches"},
     central_server: {"ddp": "is not it. An all-reduce is"},
     both_as_ddp: {"stage_1": "DDP's all-reduce gives all ranks"},
     both_as_pytorch: {"stage_1": "only the owner receives its gradients"},
