@@ -402,7 +402,7 @@ def test_a_network_is_named_as_the_text_names_it(cluster: Cluster, asked: str, r
         (lambda nbytes, cluster: None, "on two nodes of four ranks, choose returns None for 1 kB"),
         (lambda nbytes, cluster: 1 / (cluster.nodes - 1) and "ring",
          "on one node of eight ranks: ZeroDivisionError: "),
-        (lambda nbytes, cluster: os._exit(3), "while choose is asked: "),
+        (lambda nbytes, cluster: os._exit(3), "in calls of choose: "),
     ],
 )  # fmt: skip
 @pytest.mark.slow

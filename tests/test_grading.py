@@ -462,7 +462,7 @@ def test_what_is_returned_counts_for_the_message_only() -> None:
     call = AllReduce(0, 5)
     right, before = sum_of(call, 0, 1, 2), call.inputs(3)
     unchanged = [Answer(before[rank], right) for rank in range(3)]
-    assert "you return the right sum but leave `tensor` as it was" in call.mistake(unchanged)
+    assert "you return the right sum but leave `tensor` unchanged" in call.mistake(unchanged)
     assert not call.mistake([Answer(right, before[0])] * 3)
 
 
@@ -485,7 +485,7 @@ def test_a_reduce_scatter_wants_the_own_chunk() -> None:
     assert call.rank_of_changed_input(right) is None
     assert call.rank_of_changed_input([*right[:2], Answer(chunks[2], input=chunks[0])]) == 2
     for wrong, words in (
-        (chunks[1], "chunk 1 of the sum, and rank 0 is to have chunk 0: start one chunk earlier"),
+        (chunks[1], "chunk 1 of the sum, and rank 0 must have chunk 0: start one chunk earlier"),
         (torch.full((2,), call.before), "`output` is as it was"),
         (chunks[0] + call.before, "this is the sum plus the old content of `output`"),
         (chunks[0] / 3, "this is the average"),

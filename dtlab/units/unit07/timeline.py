@@ -282,7 +282,7 @@ PART = Part(
             unit="steps",
         ),
         number(
-            "grid B: rank and step of the action that cannot run there, as a list of two",
+            "cell",
             "grid B: rank and step of the action that cannot run there, as a list of two",
             "list(impossible[0])",
             "For each action: did what it needs end in an earlier step, and did it run before?",

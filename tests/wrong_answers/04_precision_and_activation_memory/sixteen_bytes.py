@@ -210,7 +210,7 @@ WRONG = {
     what_the_text_has: {"missing": "this is what the text counts"},
     all_of_it: {"missing": "this is all of it"},
     four_bytes_for_the_text: {"missing": "The text counts four times two"},
-    nothing_missing: {"missing": "is not it. Four times 2 bytes"},
+    nothing_missing: {"missing": "is not it. That is four times 2 bytes"},
     mixed_is_half: {"ratio": "texts often say so"},
     without_master_weights: {"ratio": "One of the four is missing"},
     master_on_top: {"ratio": "Those have 16 bits"},

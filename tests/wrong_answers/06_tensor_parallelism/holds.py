@@ -183,7 +183,7 @@ not_linear = names("claims", "linear")
 RIGHT = [by_hand, by_exclusion]
 
 WRONG = {
-    norm_is_a_shard: {"whole": "look again at what the norm before attention puts out"},
+    norm_is_a_shard: {"whole": "look again at the output of the norm before attention"},
     product_is_whole: {"whole": "summed only over its own heads"},
     gradient_before_f_is_whole: {"whole": "only through this rank's part of the first weight"},
     bias_is_a_shard: {"whole": "before the sum, or after it"},

@@ -240,7 +240,7 @@ WRONG = {
     both_units_misread: {"milliseconds": "read the units of both links again"},
     a_byte_each: {"milliseconds": "an element has 16 bits"},
     one_layer: {"milliseconds": "this is one layer"},
-    in_fp32: {"milliseconds": "is not it. Bytes that a rank sends"},
+    in_fp32: {"milliseconds": "is not it. Divide the bytes that a rank sends"},
     beside_compute: {"share": "this is relative to compute"},
     every_rank_computes_all: {"share": "share the operations of a layer"},
     forward_operations: {"share": "only the forward compute"},

@@ -145,7 +145,7 @@ WRONG = {
     first_keeps_one: {"first_stage": "this is one microbatch"},
     first_as_gpipe: {"first_stage": "this is right for GPipe"},
     warm_up_only: {"first_stage": "forwards of the warm-up"},
-    twice_the_model: {"first_stage": "is not it. Layers of one stage"},
+    twice_the_model: {"first_stage": "is not it. Take the layers of one stage"},
     in_gib: {"first_stage": "right in GiB"},
     without_chunks: {"interleaved": "this is with one chunk"},
     whole_stages: {"interleaved": "the factor for v = 1"},

@@ -171,7 +171,7 @@ WRONG = {
     h1_for_h2: {"h2": "this is right for H1"},
     three_w: {"h2": "one W too many"},
     none_at_all: {"h2": "Is it so for yours?"},
-    as_if_1f1b: {"h2": "is not it. Your `h1`"},
+    as_if_1f1b: {"h2": "is not it. Subtract from your `h1`"},
     over_the_ideal: {"rates": "this is over the ideal time"},
     over_one_step: {"rates": "Each schedule has its own time"},
     rates_the_other_way: {"rates": "is not it. Idle time over"},

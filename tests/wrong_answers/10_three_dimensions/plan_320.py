@@ -188,7 +188,7 @@ WRONG = {
     no_activations: {"memory": "activations"},
     the_leanest: {"node": TIMES, "slow": TIMES, "few": TIMES},
     the_network_is_as_fast_as_nvlink: {"slow": TIMES, "few": "data parallelism"},
-    zero_3_as_in_one_node: {"slow": "data parallelism"},
+    zero_3_as_in_one_node: {"slow": "data parallelism", "few": "data ranks"},
     pure_pipeline: {"node": TIMES, "slow": TIMES, "few": TIMES},
     tensor_across_nodes: {"few": "tensor parallelism"},
     always_eight_tensor_ranks: {"node": "", "slow": "", "few": ""},
