@@ -543,7 +543,7 @@ def _wrong_use() -> None:
         ParameterServer(table, sgd).serve()
         return
     with ParameterWorker(table) as worker:
-        _refuses(1, "not a table. Tables are weight", partial(worker.pull, {"bias": torch.ones(1)}))
+        _refuses(1, "not a table. Tables are", partial(worker.pull, {"bias": torch.ones(1)}))
         _refuses(1, "has 3 rows", partial(worker.pull, {"weight": torch.tensor([0, 3])}))
         _refuses(1, "of 1 or more, not 0", partial(worker.push, 0))
 
