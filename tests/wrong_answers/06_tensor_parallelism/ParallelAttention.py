@@ -280,7 +280,7 @@ WRONG = {
     EveryNthHead: {"shards": "three weights in one"},
     WithinHeads: {"shards": ""},
     QueriesOnly: {"shards": ""},
-    InFloat64: {"shards": "is of torch.float64"},
+    InFloat64: {"shards": "has dtype torch.float64"},
     ProjectionByOutputs: {"shards": ""},
     BiasBeforeTheSum: {"output": "then add the bias"},
     WithoutG: {"output": "y is off"},

@@ -352,7 +352,7 @@ WRONG = {
     FirstBiasWhole: {"shards": "first_bias"},
     SecondBiasShared: {"shards": "whole on every rank"},
     FirstPart: {"shards": "which dim"},
-    InFloat64: {"shards": "is of torch.float64"},
+    InFloat64: {"shards": "has dtype torch.float64"},
     NoParameters: {"shards": "make it an nn.Parameter"},
     BiasBeforeTheSum: {"output": "add the second bias after the sum"},
     NoBias: {"output": "y is off"},

@@ -218,7 +218,7 @@ WRONG = {
     sends_x_round: {"calls": "All ranks already have x"},
     gathers_gradients: {"calls": "One dist.all_reduce"},
     by_way_of_one: {"calls": "One dist.all_reduce"},
-    in_float64: {"calls": "of float64, and all_reduce"},
+    in_float64: {"calls": "of float64; expected: all_reduce"},
     all_ranks: {"group": "including those outside the group"},
     group_kept_nowhere: {"group": "including those outside the group"},
     by_the_library: {"gradient": "finished code"},

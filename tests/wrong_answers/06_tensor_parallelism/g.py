@@ -206,7 +206,7 @@ WRONG = {
     gathers_parts: {"calls": "One dist.all_reduce"},
     sends_the_gradient_round: {"calls": "already has the gradient of y"},
     averages_the_gradient: {"calls": "already has the gradient of y"},
-    in_float64: {"calls": "of float64, and all_reduce"},
+    in_float64: {"calls": "of float64; expected: all_reduce"},
     all_ranks: {"group": "is off by"},
     by_the_library: {"sum": "finished code"},
 }

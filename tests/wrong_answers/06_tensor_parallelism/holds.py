@@ -209,9 +209,7 @@ WRONG = {
     after_g_has_all_tokens: {"tokens": "it is the output of a reduce-scatter"},
     bias_by_tokens: {"tokens": "does a parameter have tokens"},
     norm_gradient_by_tokens: {"tokens": "does a parameter's gradient have tokens"},
-    weight_gradient_by_tokens: {
-        "tokens": "is not it"
-    },
+    weight_gradient_by_tokens: {"tokens": "is not it"},
     norm_gradient_forgotten: {"sums_sp": "over which tokens does a rank sum"},
     bias_among_sums_sp: {"sums_sp": "the bias itself, not its gradient"},
     after_among_sums_sp: {"sums_sp": "what does a reduce-scatter leave"},

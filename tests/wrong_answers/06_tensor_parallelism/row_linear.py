@@ -164,7 +164,7 @@ RIGHT = [right, in_one_node, bias_as_zeros]
 WRONG = {
     untouched: {"output": "is not written yet"},
     returns_nothing: {"output": "is missing"},
-    without_g: {"output": "a part of a sum"},
+    without_g: {"output": "part of the sum over ranks"},
     f_in_place_of_g: {"output": ""},
     the_mean: {"output": "the mean over the ranks"},
     weight_not_transposed: {"output": "cannot be multiplied"},
@@ -178,7 +178,7 @@ WRONG = {
     bias_shared_out: {"bias": "divided by the number of ranks"},
     bias_on_the_first: {"bias": "the gradient of bias is missing"},
     bias_as_a_number: {"bias": "the gradient of bias is missing"},
-    bias_through_f: {"bias": "times the number of ranks", "calls": "nothing is due"},
+    bias_through_f: {"bias": "times the number of ranks", "calls": "expected: nothing"},
     gathers_the_parts: {"calls": "all_gather"},
     gradient_averaged: {"calls": "All ranks have the gradient of y"},
     all_ranks: {"group": ""},
