@@ -295,5 +295,6 @@ EQUIVALENT = {
     "dist.all_reduce(total, group=groups['tensor'])": ORDER,
     "if norm > max_norm: -> if norm >= max_norm:": EDGE,
     "line 15: for parameter in parameters: -> for parameter in reversed(parameters):": ORDER,
-    "parameter.grad *= max_norm / norm -> parameter.grad = parameter.grad * (max_norm / norm)": ALSO,
+    "parameter.grad *= max_norm / norm -> "
+    "parameter.grad = parameter.grad * (max_norm / norm)": ALSO,
 }

@@ -361,7 +361,8 @@ ALSO = "the same numbers under the same name"
 EQUIVALENT = {
     "parts.optimizer.zero_grad(); if loss is not None:; ... -> if loss is not None:; "
     "dist.all_reduce(loss, group=groups['data']); ...": ORDER,
-    "parts.optimizer.zero_grad() -> parts.optimizer.zero_grad(); parts.optimizer.zero_grad()": AGAIN,
+    "parts.optimizer.zero_grad() -> "
+    "parts.optimizer.zero_grad(); parts.optimizer.zero_grad()": AGAIN,
     "dist.all_reduce(loss, group=groups['data']); loss /= replicas -> loss /= replicas; "
     "dist.all_reduce(loss, group=groups['data'])": ORDER,
     "loss /= replicas -> loss = loss / replicas": ALSO,
