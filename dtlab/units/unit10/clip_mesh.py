@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
-from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import inside_marks
 from dtlab.grading.checking.values import close
@@ -20,8 +19,6 @@ from dtlab.units.unit10.mesh_cases import (
     ANSWER,
     Marked,
     OnMesh,
-    filled,
-    groups_on,
     place_of,
 )
 
@@ -50,7 +47,7 @@ class Clipping(OnMesh):
         of_part = criterion == ("scaled" if self.part < 1 else "kept")
         return criterion in (self.topic, "calls") or of_part
 
-    def left(self, which: Marked, stage: int, tensor: int) -> Tensor | None:
+    def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
         """The reduced gradient, if there is one."""
         lacks = stage == self.sizes[1] - 1 or which.name == "row.bias"
         return None if self.topic == "missing" and lacks else self.reduced(which, stage, tensor)
@@ -66,7 +63,7 @@ class Clipping(OnMesh):
         for stage in range(pipeline):
             for which in self.parameters(stage):
                 for rank in range(tensor):
-                    gradient = self.left(which, stage, rank)
+                    gradient = self.before(which, 0, stage, rank)
                     times = copies if which.kind != "sharded" and rank else 1
                     times *= tied if which.tied and stage else 1
                     if gradient is not None:
@@ -78,39 +75,14 @@ class Clipping(OnMesh):
         """Of the dense model's gradients."""
         return sqrt(sum(map(sum, self.squares(0, 0))))
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        _, stage, tensor = place_of(rank, self.sizes)
-        gradients = [(one, self.left(one, stage, tensor)) for one in self.parameters(stage)]
-        return {
-            "sizes": self.sizes,
-            "parameters": gradients,
-            "elements": self.elements,
-            "max_norm": self.part * self.norm,
-        }
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        import torch
-
-        from dtlab.trace import span
-
-        groups = groups_on(given["sizes"])
-        parameters = filled(given["parameters"], given["elements"])
-        with finished_calls(*OnMesh.finished, refuse=True) as finished, span(ANSWER):
-            norm = fn(parameters, given["max_norm"], groups)
-        is_number = isinstance(norm, int | float) or (
-            isinstance(norm, torch.Tensor) and norm.numel() == 1
-        )
-        return {
-            "norm": float(norm) if is_number else type(norm).__name__,
-            "after": [one.grad for one in parameters],
-            "finished": sorted(finished),
-        }
+    def arguments(self) -> tuple[Any, ...]:
+        """See `OnMesh`."""
+        return (self.part * self.norm,)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         norm, factor = self.norm, min(1.0, self.part)
         for rank, result in enumerate(results):
-            got = result["norm"]
+            got = result["returned"]
             if isinstance(got, str):
                 yield self.topic, f"{self.where(rank)}: it returns {got}, not the norm."
             elif abs(got - norm) > _NEAR * norm:
@@ -122,7 +94,7 @@ class Clipping(OnMesh):
         for rank, result in enumerate(results):
             _, stage, tensor = place_of(rank, self.sizes)
             for which, after in zip(self.parameters(stage), result["after"], strict=True):
-                before = self.left(which, stage, tensor)
+                before = self.before(which, 0, stage, tensor)
                 name = "scaled" if self.part < 1 else "kept"
                 name = "missing" if self.topic == "missing" else name
                 if before is None or after is None:

@@ -9,28 +9,19 @@ embedding        tied       on the first and the last pipeline stage, if these d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtlab.grading.checking.criteria import Faulty
+from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import drawn_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "ANSWER",
-    "AXES",
-    "Marked",
-    "OnMesh",
-    "Sizes",
-    "filled",
-    "groups_on",
-    "members_on",
-    "place_of",
-]
+__all__ = ["ANSWER", "AXES", "Marked", "OnMesh", "Sizes", "groups_on", "members_on", "place_of"]
 
 AXES = ("data", "pipeline", "tensor")
 ANSWER = "answer"  # the span around the learner's function
@@ -62,6 +53,42 @@ class OnMesh(Faulty):
         mesh = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, self.sizes, strict=True))
         is_tied = self.table and self.sizes[1] > 1
         return f"{mesh}, the tied embedding is {self.table}" if is_tied else mesh
+
+    def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
+        """The gradient that a rank is given."""
+        return self.gradient(which, data, stage, tensor)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What the function gets between the parameters and the groups."""
+        return ()
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        place = place_of(rank, self.sizes)
+        marked = [(which, self.before(which, *place)) for which in self.parameters(place[1])]
+        shape = {"sizes": self.sizes, "elements": self.elements}
+        return {**shape, "marked": marked, "arguments": self.arguments()}
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        from dtlab.trace import span
+
+        groups, parameters = groups_on(given["sizes"]), []
+        for (_, kind, tied), gradient in given["marked"]:
+            parameter: Any = torch.nn.Parameter(torch.ones(given["elements"]))
+            parameter.kind, parameter.tied, parameter.grad = kind, tied, gradient
+            parameters.append(parameter)
+        with finished_calls(*OnMesh.finished, refuse=True) as finished, span(ANSWER):
+            returned = fn(parameters, *given["arguments"], groups)
+        is_number = isinstance(returned, int | float) or (
+            isinstance(returned, torch.Tensor) and returned.numel() == 1
+        )
+        return {
+            "returned": float(returned) if is_number else type(returned).__name__,
+            "after": [parameter.grad for parameter in parameters],
+            "finished": sorted(finished),
+        }
 
     def where(self, rank: int) -> str:
         """A rank and its place, in words."""
@@ -144,15 +171,3 @@ def groups_on(sizes: Sizes) -> dict[str, Any]:
                 if dist.get_rank() in ends:
                     groups["embedding"] = group
     return groups
-
-
-def filled(given: Sequence[tuple[Marked, Any]], elements: int) -> list[Any]:
-    """Parameters with their marks and gradients."""
-    import torch
-
-    parameters = []
-    for (_, kind, tied), gradient in given:
-        parameter: Any = torch.nn.Parameter(torch.ones(elements))
-        parameter.kind, parameter.tied, parameter.grad = kind, tied, gradient
-        parameters.append(parameter)
-    return parameters

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
-from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import inside_marks
 from dtlab.grading.checking.values import close
@@ -20,8 +19,6 @@ from dtlab.units.unit10.mesh_cases import (
     AXES,
     Marked,
     OnMesh,
-    filled,
-    groups_on,
     members_on,
     place_of,
 )
@@ -39,22 +36,6 @@ class Reducing(OnMesh):
         if self.topic in ("data", "tied"):
             return criterion in (self.topic, "bytes")
         return criterion not in ("data", "tied")
-
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        data, stage, tensor = place_of(rank, self.sizes)
-        marked = self.parameters(stage)
-        gradients = [(one, self.gradient(one, data, stage, tensor)) for one in marked]
-        return {"sizes": self.sizes, "parameters": gradients, "elements": self.elements}
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.trace import span
-
-        groups = groups_on(given["sizes"])
-        parameters = filled(given["parameters"], given["elements"])
-        with finished_calls(*OnMesh.finished, refuse=True) as finished, span(ANSWER):
-            fn(parameters, groups)
-        return {"after": [one.grad for one in parameters], "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         for rank, result in enumerate(results):

@@ -26,7 +26,6 @@ class Diary:
 
     def __init__(self, module: nn.Module) -> None:
         self.letters, self.samples = "", 0
-        self.losses: list[tuple[float, int]] = []
         forward = module.forward
 
         def noted(x: Tensor) -> Tensor:
@@ -52,39 +51,11 @@ class Diary:
 
         return noted
 
-    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The mean over a microbatch."""
-        found = mse_loss(output, targets)
-        self.losses.append((float(found.detach()), len(targets)))
+    def turn(self) -> tuple[str, int]:
+        """This step's letters and samples; and begin another step."""
+        found = self.letters, self.samples
+        self.letters, self.samples = "", 0
         return found
-
-    def turn(self) -> tuple[str, int, float | None]:
-        """This step's letters, samples and mean loss; and begin another step."""
-        count = sum(size for _, size in self.losses)
-        mean = sum(loss * size for loss, size in self.losses) / count if count else None
-        found = self.letters, self.samples, mean
-        self.letters, self.samples, self.losses = "", 0, []
-        return found
-
-
-class Optimizer:
-    """SGD, with the two methods of an optimizer that a step needs."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], rate: float, diary: Diary) -> None:
-        self.parameters, self.rate, self.diary = parameters, rate, diary
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move the parameters against their gradients."""
-        self.diary.note("s")
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.sub_(self.rate * parameter.grad)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
 
 
 def train(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,17 +67,19 @@ def train(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
         parameter.kind, parameter.tied = "sharded", False
     parameters[-1].kind = "equal"  # the bias of the row layer
     diary = Diary(module)
+    optimizer = torch.optim.SGD(parameters, given["rate"])
+    optimizer.register_step_pre_hook(lambda *_: diary.note("s"))
     parts = SimpleNamespace(
         stage=PipelineStage(module, group=groups["pipeline"]),
-        optimizer=Optimizer(parameters, given["rate"], diary),
-        loss=diary.loss,
+        optimizer=optimizer,
+        loss=mse_loss,
         groups=groups,
         microbatches=given["microbatches"],
         max_norm=given["max_norm"],
         reduce_gradients=diary.noting("r", _average),
         clip_mesh=diary.noting("c", _clip),
     )
-    names = ("log", "samples", "local", "losses", "states")
+    names = ("log", "samples", "losses", "states")
     steps = []
     for inputs, targets in given["batches"]:
         loss = fn(parts, inputs, targets)

@@ -113,7 +113,7 @@ class Training(Faulty):
                     )
                     break
             loss = losses[0] if stage == self.sizes[1] - 1 else None
-            wrong = self._wrong_loss(result["losses"][0], loss, result["local"][0])
+            wrong = self._wrong_loss(result["losses"][0], loss)
             if wrong:
                 yield "loss", f"rank {rank} (pipeline {stage}), step 1: {wrong}"
 
@@ -137,21 +137,18 @@ class Training(Faulty):
                 "reduce_gradients, one clip_mesh and one optimizer step.",
             )
 
-    def _wrong_loss(self, got: Any, right: float | None, local: float | None) -> str:
+    def _wrong_loss(self, got: Any, right: float | None) -> str:
         """What is wrong with the loss that a rank returns; empty if nothing is."""
         if right is None:
             last = f"only pipeline stage {self.sizes[1] - 1} has a loss"
             return "" if got is None else f"it returns {got}, and {last}. Return None."
         if not isinstance(got, float):
             return f"it returns {got}. Its stage is the last one: return the loss."
-        known = [
-            (right, ""),
-            (local, "That is the mean of this data rank's samples. Average over the data group."),
-            (right * self.sizes[0], "That is the sum over the data group, not the mean."),
-        ]
-        fitting = (why for one, why in known if one and abs(got - one) <= _NEAR * one)
-        why = next(fitting, "Which microbatches and data ranks are in it?")
-        return why and f"the loss is {got:.4g}, and one process has {right:.4g}. {why}"
+        if abs(got - right) <= _NEAR * right:
+            return ""
+        is_sum = abs(got - right * self.sizes[0]) <= _NEAR * got
+        why = "That is the sum over the data group, not the mean." if is_sum else _MEAN
+        return f"the loss is {got:.4g}, and one process has {right:.4g}. {why}"
 
     @cached_property
     def max_norm(self) -> float:
@@ -180,6 +177,7 @@ class Training(Faulty):
         return norms, losses, states
 
 
+_MEAN = "Each data rank has the mean of its own samples: average over the data group."
 _WHY = (
     "Which gradients does the optimizer step with?",
     "After step 1 they are. What is left over from the step before?",

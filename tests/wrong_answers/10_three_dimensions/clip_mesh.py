@@ -280,3 +280,21 @@ WRONG = {
     an_all_reduce_for_each_parameter: {"calls": "calls 16 collectives"},
     gathers_all_shards: {"calls": "One number travels"},
 }
+
+WIDER = "more digits than are needed"
+ORDER = "the order makes no difference to a sum, or to parameters scaled one by one"
+ALSO = "the same numbers under the same name"
+EDGE = "at the limit itself the factor is 1"
+EQUIVALENT = {
+    "total = torch.zeros(()) -> total = torch.zeros(()).double()": WIDER,
+    "line 5: for parameter in parameters: -> for parameter in reversed(parameters):": ORDER,
+    "total += parameter.grad.square().sum() / holders -> total = total + "
+    "parameter.grad.square().sum() / holders": ALSO,
+    "dist.all_reduce(total, group=groups['tensor']); dist.all_reduce(total, "
+    "group=groups['pipeline']) -> dist.all_reduce(total, group=groups['pipeline']); "
+    "dist.all_reduce(total, group=groups['tensor'])": ORDER,
+    "if norm > max_norm: -> if norm >= max_norm:": EDGE,
+    "line 15: for parameter in parameters: -> for parameter in reversed(parameters):": ORDER,
+    "parameter.grad *= max_norm / norm -> "
+    "parameter.grad = parameter.grad * (max_norm / norm)": ALSO,
+}

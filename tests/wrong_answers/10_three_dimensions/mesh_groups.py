@@ -215,7 +215,7 @@ RIGHT = [right, by_strides, by_coordinates, by_enumeration, by_members_alone]
 WRONG = {
     untouched: {"returns": "is not written yet"},
     by_pytorch: {"returns": "does the work for you"},
-    own_groups_only: {"returns": "Every rank has to call new_group for every group"},
+    own_groups_only: {"returns": "Every rank must call new_group for every group"},
     own_groups_first: {"returns": "in the same order"},
     forgets_to_return: {"members": "returns NoneType"},
     a_list: {"members": "returns list"},
@@ -231,4 +231,13 @@ WRONG = {
     none_on_axes_of_one_rank: {"edges": "has NoneType for the axis"},
     leaves_axes_of_one_rank_out: {"edges": "returns groups of the axes"},
     all_ranks_on_axes_of_one_rank: {"edges": "have its place on all other axes"},
+}
+
+ALSO = "the same numbers under the same name"
+ORDER = "the order of groups, and of members in a call, is the same on all ranks"
+EQUIVALENT = {
+    "stride //= size -> stride = stride // size": ALSO,
+    "for first in range(world): -> for first in reversed(range(world)):": ORDER,
+    "members = [first + stride * place for place in range(size)] -> members = [first + "
+    "stride * place for place in reversed(range(size))]": ORDER,
 }

@@ -295,3 +295,17 @@ WRONG = {
     over_data_twice: {"bytes": "each sum once is"},
     over_the_world: {"bytes": "ranks 0 to 3"},
 }
+
+ORDER = "sums and the division by a number may come in any order, the same on all ranks"
+EQUIVALENT = {
+    "for parameter in parameters: -> for parameter in reversed(parameters):": ORDER,
+    "dist.all_reduce(gradient, group=groups['data']); gradient /= "
+    "dist.get_world_size(groups['data']) -> gradient /= dist.get_world_size(groups['data']); "
+    "dist.all_reduce(gradient, group=groups['data'])": ORDER,
+    "gradient /= dist.get_world_size(groups['data']); if parameter.kind == 'partial':; "
+    "dist.all_reduce(gradient, group=groups['tensor']) -> if parameter.kind == 'partial':; "
+    "dist.all_reduce(gradient, group=groups['tensor']); gradient /= "
+    "dist.get_world_size(groups['data'])": ORDER,
+    "if parameter.kind == 'partial':; dist.all_reduce(gradient, group=groups['tensor']); ... "
+    "-> if parameter.tied:; dist.all_reduce(gradient, group=groups['embedding']); ...": ORDER,
+}

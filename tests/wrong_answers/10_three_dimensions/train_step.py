@@ -333,7 +333,7 @@ WRONG = {
     untouched: {"share": "is not written yet"},
     whole_batch_on_every_data_rank: {"share": "Its data coordinate has"},
     one_microbatch: {"share": "in 1 forward passes"},
-    a_part_for_every_rank: {"share": "sees 4 samples", "first": ""},
+    a_part_for_every_rank: {"first": "microbatches"},
     reduces_each_microbatch: {"order": "reduce, forward and backward, reduce"},
     no_reduction: {"order": "backward, clip, step"},
     reduces_twice: {"order": "reduce, reduce, clip, step"},
@@ -345,12 +345,25 @@ WRONG = {
     no_step: {"order": "reduce, clip."},
     forgets_gradients_before_the_step: {"first": "Which gradients"},
     reduces_some_parameters: {"first": "after step 1"},
-    schedule_over_the_world: {"first": "The schedule is for 4 ranks"},
+    schedule_over_the_world: {"first": "The schedule has 4 ranks"},
     loss_over_the_world: {"first": "all_reduce"},
     never_forgets_gradients: {"steps": "left over from the step before"},
     forgets_gradients_of_shards_only: {"steps": "after step 2"},
-    loss_of_its_own_samples: {"loss": "Average over the data group"},
+    loss_of_its_own_samples: {"loss": "average over the data group"},
     sum_of_the_losses: {"loss": "not the mean"},
     zero_on_other_stages: {"loss": "Return None"},
     returns_no_loss: {"loss": "return the loss"},
+}
+
+ORDER = "neither depends on the other"
+AGAIN = "gradients that are forgotten already are forgotten again"
+ALSO = "the same numbers under the same name"
+EQUIVALENT = {
+    "parts.optimizer.zero_grad(); if loss is not None:; ... -> if loss is not None:; "
+    "dist.all_reduce(loss, group=groups['data']); ...": ORDER,
+    "parts.optimizer.zero_grad() -> "
+    "parts.optimizer.zero_grad(); parts.optimizer.zero_grad()": AGAIN,
+    "dist.all_reduce(loss, group=groups['data']); loss /= replicas -> loss /= replicas; "
+    "dist.all_reduce(loss, group=groups['data'])": ORDER,
+    "loss /= replicas -> loss = loss / replicas": ALSO,
 }
