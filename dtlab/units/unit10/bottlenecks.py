@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from dtlab.errors import RanksError
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Check, blocked
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
+from dtlab.grading.checking.checks import Check, Rule, blocked
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -280,8 +280,16 @@ def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
     )
 
 
-class Recorded(Check):
-    """A check whose trials are recorded with our own program, before the answer reads them."""
+@dataclass(frozen=True)
+class Recorded:
+    """A check that records our own program before the answer reads the trace."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        return sum(rule.points for rule in self.rules)
 
     def run(
         self,
@@ -292,11 +300,10 @@ class Recorded(Check):
         bench: Bench = HERE,
     ) -> list[Criterion]:
         """Record the runs, and judge what `answer` says of each."""
-        if not callable(answer):
-            return super().run(symbol, answer, seed, learner, bench)
-        self.prepare(bench)
+        if bench is HERE:
+            warm_up()
         try:
-            cases = _recorded(seed, bench)  # type: ignore[arg-type]
+            cases = _recorded(seed, bench) if callable(answer) else ()  # type: ignore[arg-type]
         except RanksError:
             late = blocked("the runs did not finish in time: the machine is busy. Check again.")
             return [each.closed(late) for each in self.rules]
@@ -312,9 +319,7 @@ PART = Part(
     minutes=20,
     difficulty=2,
     check=Recorded(
-        trials=lambda seed: [draw_runs(seed)],
-        compiles=True,
-        rules=(
+        (
             rule("axis", 3, "the axis that costs most waiting, in all three runs"),
             rule("operation", 2, "the operation in which the ranks wait most", "form"),
             rule("waiting", 3, "the share of the step in which a rank waits", "form"),
