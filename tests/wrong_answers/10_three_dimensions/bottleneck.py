@@ -170,6 +170,18 @@ def always_tensor(trace, sizes):
     return answer(trace, sizes, axis="tensor")
 
 
+def the_outermost_axis(trace, sizes):
+    """It crosses the network in every run; but the network is not always what costs."""
+    outermost = next(axis for axis in sizes if sizes[axis] > 1)
+    return answer(trace, sizes, axis=outermost)
+
+
+def over_the_end_of_the_trace(trace, sizes):
+    """The step and all that was before it, such as reading the batch."""
+    waited = sum(blocked(event) for event in messages(trace))
+    return answer(trace, sizes, waiting=waited / trace.duration / trace.world_size)
+
+
 def an_axis_of_one_rank(trace, sizes):
     alone = next(axis for axis in sizes if sizes[axis] == 1)
     return answer(trace, sizes, axis=alone)
@@ -260,6 +272,7 @@ WRONG = {
     axis_by_number: {"axis": "those of another axis"},
     usual_order_of_axes: {"axis": "the group of its own rank"},
     always_tensor: {"axis": "those of another axis"},
+    the_outermost_axis: {"axis": "those of another axis"},
     an_axis_of_one_rank: {"axis": "has no group of several ranks"},
     the_most_frequent_operation: {"operation": "Add up the waits of that axis"},
     operation_with_most_bytes: {"operation": "Add up the waits"},
@@ -270,7 +283,8 @@ WRONG = {
     seconds_of_all_over_one_step: {"waiting": "over the step of one"},
     one_axis_alone: {"waiting": "one axis alone"},
     outside_of_forward_and_backward: {"waiting": ""},
-    without_the_norm: {"waiting": "is not the share of the step"},
+    without_the_norm: {"waiting": ""},
+    over_the_end_of_the_trace: {"waiting": "is not the share of the step"},
     in_percent: {"waiting": "is not the share of the step"},
     rank_0_for_all: {"waiting": ""},
 }
