@@ -288,3 +288,44 @@ WRONG = {
     in_percent: {"waiting": "is not the share of the step"},
     rank_0_for_all: {"waiting": ""},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_ORDER = "a sum or a maximum in another order"
+_NEW = "a number or an entry is set anew, to the same value"
+_SCALE = "all sums that are compared grow by the same factor"
+_ALONE = "a rank does not wait in a group of its own"
+_SAME = "in every run the operation that costs most is on the axis that costs most"
+
+EQUIVALENT = {
+    "for event in trace.events: -> for event in reversed(trace.events):": _ORDER,
+    "stepped += event.end - event.start -> stepped = stepped + (event.end - event.start)": _NEW,
+    "... sum((end - start for start, end in event.extra['blocked'])) -> ... sum((end - "
+    "start for start, end in reversed(event.extra['blocked'])))": _ORDER,
+    "waited += seconds; for axis in sizes:; ... -> for axis in sizes:; group = "
+    "group_of(event.rank, axis, sizes); ...": _ORDER,
+    "waited += seconds -> waited = waited + seconds": _NEW,
+    "for axis in sizes: -> for axis in reversed(sizes):": _ORDER,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; for "
+    "axis in sizes:; ...": _SCALE,
+    "if len(group) > 1 and group == sorted(event.extra['group']): -> if len(group) > 0 "
+    "and group == sorted(event.extra['group']):": _ALONE,
+    "if len(group) > 1 and group == sorted(event.extra['group']): -> if len(group) >= 1 "
+    "and group == sorted(event.extra['group']):": _ALONE,
+    "waits[axis] += seconds; by_name[axis, event.name] += seconds -> by_name[axis, "
+    "event.name] += seconds; waits[axis] += seconds": _ORDER,
+    "waits[axis] += seconds -> waits[axis] = waits[axis] + seconds": _NEW,
+    "waits[axis] += seconds -> waits[axis] += seconds; waits[axis] += seconds": _SCALE,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; "
+    "by_name[axis, event.name] += seconds": _SCALE,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] = by_name[axis, "
+    "event.name] + seconds": _NEW,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; for "
+    "event in trace.events:; ...": _SCALE,
+    "... max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> ... "
+    "max((key for key in by_name if True), key=by_name.get)[1]": _SAME,
+    "operation = max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> "
+    "operation = max((key for key in reversed(by_name) if key[0] == axis), "
+    "key=by_name.get)[1]": _ORDER,
+}
