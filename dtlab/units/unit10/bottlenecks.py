@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from dtlab.errors import RanksError
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Check, blocked
+from dtlab.grading.checking.bench import HERE, Bench, warm_up
+from dtlab.grading.checking.checks import Check, Rule, blocked
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -32,15 +32,19 @@ __all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
 
 # The runs ----------------------------------------------------------------------------------------
 #
-#     mesh, outermost axis first      crosses the network      ranks wait most for
-#     data 2 x tensor 2               data                     gradients, although they are fewer
-#     pipeline 2 x tensor 2           pipeline                 recv: what fills and drains
-#     tensor 2 x data 2               tensor                   activations
+#     mesh, outermost axis first    crosses the network    ranks wait most for
+#     data 2 x tensor 2             data                   gradients, although they are fewer
+#     the same, with many tokens    data                   activations, on the fast link
+#     pipeline 2 x tensor 2         pipeline               recv: what fills and drains
+#     tensor 2 x data 2             tensor                 activations
 
-_MESHES: Final = (
-    {"data": 2, "pipeline": 1, "tensor": 2},
-    {"pipeline": 2, "data": 1, "tensor": 2},
-    {"tensor": 2, "pipeline": 1, "data": 2},
+_DATA, _TENSOR = ({"data": 2, "pipeline": 1, "tensor": 2}, {"tensor": 2, "pipeline": 1, "data": 2})
+_PIPELINE = {"pipeline": 2, "data": 1, "tensor": 2}
+_RUNS: Final = (  # the mesh; widths, numbers of layers and of sequences that are drawn
+    (_DATA, (48, 64), (3, 5), (12, 16, 20)),
+    (_DATA, (16,), (8, 10), (80,)),
+    (_PIPELINE, (48, 64), (3,), (24, 32, 40)),  # stages of one and of two layers
+    (_TENSOR, (48, 64), (3, 5), (12, 16, 20)),
 )
 
 
@@ -79,29 +83,30 @@ class Stepping(Faulty):
 def draw_runs(seed: int) -> Trial:
     """The runs, all on one emulated cluster: two nodes of two GPUs."""
     draw = random.Random(seed)
-    network = Link(5e-6, draw.choice((3e9, 4e9, 5e9)))
+    network = Link(2e-6, draw.choice((3e9, 4e9, 5e9)))
     cluster = Cluster(2, 2, Link(1e-6, 300e9), network, slowdown=1000)
-    cases = []
-    for number, sizes in enumerate(draw.sample(_MESHES, len(_MESHES))):
-        batch = 4 * draw.randint(3, 5) * sizes["pipeline"]
-        layers = 3 if sizes["pipeline"] == 2 else draw.choice((3, 5))  # stages of 1 and 2 layers
-        cases.append(Stepping(sizes, draw.choice((48, 64)), layers, batch, number))
+    cases = [
+        Stepping(sizes, draw.choice(widths), draw.choice(layers), draw.choice(batches), number)
+        for number, (sizes, widths, layers, batches) in enumerate(draw.sample(_RUNS, len(_RUNS)))
+    ]
     return Trial(4, cases, cluster=cluster, limit=60.0)
 
 
 def last_step(trace: Trace, run: int = 0) -> Trace:
-    """The events of the last step of a run, with its span "step" on each rank."""
-    spans: dict[int, Event] = {}
+    """The last step of a run: on each rank a span "batch", then a span "step" with its events."""
+    last: dict[tuple[int, str], Event] = {}
     for event in trace.events:
-        if event.name == "step" and event.extra["run"] == run:
-            spans[event.rank] = event
-    inside = (
+        if event.name in ("batch", "step") and event.extra["run"] == run:
+            last[event.rank, event.name] = event
+    spans = {rank: event for (rank, name), event in last.items() if name == "step"}
+    inside = [
         event
         for event in trace.events
         if event.rank in spans
         and spans[event.rank].start <= event.start <= event.end <= spans[event.rank].end
-    )
-    return Trace(_bare(event) for event in inside)
+    ]
+    before = [event for (_, name), event in last.items() if name == "batch"]
+    return Trace(_bare(event) for event in [*before, *inside])
 
 
 def _bare(event: Event) -> Event:
@@ -280,8 +285,16 @@ def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
     )
 
 
-class Recorded(Check):
-    """A check whose trials are recorded with our own program, before the answer reads them."""
+@dataclass(frozen=True)
+class Recorded:
+    """A check that records our own program before the answer reads the trace."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def points(self) -> float:
+        """Points that can be had."""
+        return sum(rule.points for rule in self.rules)
 
     def run(
         self,
@@ -292,11 +305,10 @@ class Recorded(Check):
         bench: Bench = HERE,
     ) -> list[Criterion]:
         """Record the runs, and judge what `answer` says of each."""
-        if not callable(answer):
-            return super().run(symbol, answer, seed, learner, bench)
-        self.prepare(bench)
+        if bench is HERE:
+            warm_up()
         try:
-            cases = _recorded(seed, bench)  # type: ignore[arg-type]
+            cases = _recorded(seed, bench) if callable(answer) else ()  # type: ignore[arg-type]
         except RanksError:
             late = blocked("the runs did not finish in time: the machine is busy. Check again.")
             return [each.closed(late) for each in self.rules]
@@ -312,10 +324,8 @@ PART = Part(
     minutes=20,
     difficulty=2,
     check=Recorded(
-        trials=lambda seed: [draw_runs(seed)],
-        compiles=True,
-        rules=(
-            rule("axis", 3, "the axis that costs most waiting, in all three runs"),
+        (
+            rule("axis", 3, "the axis that costs most waiting, in all four runs"),
             rule("operation", 2, "the operation in which the ranks wait most", "form"),
             rule("waiting", 3, "the share of the step in which a rank waits", "form"),
         ),

@@ -19,6 +19,7 @@ from dtlab.training.models import GPTConfig
 __all__ = ["STEPS", "train"]
 
 STEPS = 3
+_READ = 1e-4  # seconds: a stand-in for reading the batch, before the step
 
 
 def train(
@@ -28,7 +29,7 @@ def train(
     batch: int,
     run: int = 0,
 ) -> None:
-    """Runs on every rank: three steps, each in a span "step" with its number and the run's."""
+    """Runs on every rank: three steps, each with a span "batch" and a span "step"."""
     gpt = GPTConfig(**config)
     mesh = make_mesh(**sizes)
     model = ParallelGPT(gpt, mesh, **options)
@@ -38,6 +39,8 @@ def train(
     own = tokens.chunk(sizes["data"])[mesh.get_local_rank("data")]
     for number in range(STEPS):
         dist.barrier()
+        with dtlab.span("batch", run=run, number=number):
+            dtlab.compute(_READ)
         with dtlab.span("step", run=run, number=number):
             model.forward_backward(own[:, :-1], own[:, 1:])
             model.clip_grad_norm_(1.0)

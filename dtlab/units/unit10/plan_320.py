@@ -265,7 +265,7 @@ def _misfit(values: Mapping[str, Any]) -> str:
 def _trials(seed: int) -> list[Trial]:
     """One launch of one rank, which plans for all three settings."""
     cases = [Planned(setting) for setting in draw_settings(random.Random(seed))]
-    return [Trial(1, cases, limit=30.0)]
+    return [Trial(1, cases, limit=20.0)]
 
 
 PART = Part(

@@ -200,9 +200,9 @@ def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> 
     if case.num_steps > 1:
         return ""
     found = _factors(case, results)
-    head = next(factor for name, _, factor in found if name == _HEAD)
+    head = next((factor for name, _, factor in found if name == _HEAD), None)
     for name, rank, factor in found:
-        if head is None or factor is None or abs(factor / head - 1) > _FACTOR:
+        if not head or factor is None or abs(factor / head - 1) > _FACTOR:
             said = "another direction" if factor is None else f"{factor:.3g} times the right size"
             base = "another direction" if head is None else f"{head:.3g} times"
             return (

@@ -170,17 +170,29 @@ def always_tensor(trace, sizes):
     return answer(trace, sizes, axis="tensor")
 
 
+def the_outermost_axis(trace, sizes):
+    """It crosses the network in every run; but the network is not always what costs."""
+    outermost = next(axis for axis in sizes if sizes[axis] > 1)
+    return answer(trace, sizes, axis=outermost)
+
+
+def over_the_end_of_the_trace(trace, sizes):
+    """The step and all that was before it, such as reading the batch."""
+    waited = sum(blocked(event) for event in messages(trace))
+    return answer(trace, sizes, waiting=waited / trace.duration / trace.world_size)
+
+
 def an_axis_of_one_rank(trace, sizes):
     alone = next(axis for axis in sizes if sizes[axis] == 1)
     return answer(trace, sizes, axis=alone)
 
 
-def operation_of_all_axes(trace, sizes):
-    """Sends are counted from start to end, although most of that time is hidden."""
-    times = defaultdict(float)
+def the_most_frequent_operation(trace, sizes):
+    """Of all axes together; the tensor axis has most."""
+    number = defaultdict(int)
     for event in messages(trace):
-        times[event.name] += from_start_to_end(event)
-    return answer(trace, sizes, operation=max(times, key=times.get))
+        number[event.name] += 1
+    return answer(trace, sizes, operation=max(number, key=number.get))
 
 
 def operation_with_most_bytes(trace, sizes):
@@ -260,8 +272,9 @@ WRONG = {
     axis_by_number: {"axis": "those of another axis"},
     usual_order_of_axes: {"axis": "the group of its own rank"},
     always_tensor: {"axis": "those of another axis"},
+    the_outermost_axis: {"axis": "those of another axis"},
     an_axis_of_one_rank: {"axis": "has no group of several ranks"},
-    operation_of_all_axes: {"operation": "Add up the waits of that axis"},
+    the_most_frequent_operation: {"operation": "Add up the waits of that axis"},
     operation_with_most_bytes: {"operation": "Add up the waits"},
     always_all_reduce: {"operation": "in another operation"},
     the_send: {"operation": "'send'"},
@@ -270,7 +283,49 @@ WRONG = {
     seconds_of_all_over_one_step: {"waiting": "over the step of one"},
     one_axis_alone: {"waiting": "one axis alone"},
     outside_of_forward_and_backward: {"waiting": ""},
-    without_the_norm: {"waiting": "is not the share of the step"},
+    without_the_norm: {"waiting": ""},
+    over_the_end_of_the_trace: {"waiting": "is not the share of the step"},
     in_percent: {"waiting": "is not the share of the step"},
     rank_0_for_all: {"waiting": ""},
+}
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_ORDER = "a sum or a maximum in another order"
+_NEW = "a number or an entry is set anew, to the same value"
+_SCALE = "all sums that are compared grow by the same factor"
+_ALONE = "a rank does not wait in a group of its own"
+_SAME = "in every run the operation that costs most is on the axis that costs most"
+
+EQUIVALENT = {
+    "for event in trace.events: -> for event in reversed(trace.events):": _ORDER,
+    "stepped += event.end - event.start -> stepped = stepped + (event.end - event.start)": _NEW,
+    "... sum((end - start for start, end in event.extra['blocked'])) -> ... sum((end - "
+    "start for start, end in reversed(event.extra['blocked'])))": _ORDER,
+    "waited += seconds; for axis in sizes:; ... -> for axis in sizes:; group = "
+    "group_of(event.rank, axis, sizes); ...": _ORDER,
+    "waited += seconds -> waited = waited + seconds": _NEW,
+    "for axis in sizes: -> for axis in reversed(sizes):": _ORDER,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; for "
+    "axis in sizes:; ...": _SCALE,
+    "if len(group) > 1 and group == sorted(event.extra['group']): -> if len(group) > 0 "
+    "and group == sorted(event.extra['group']):": _ALONE,
+    "if len(group) > 1 and group == sorted(event.extra['group']): -> if len(group) >= 1 "
+    "and group == sorted(event.extra['group']):": _ALONE,
+    "waits[axis] += seconds; by_name[axis, event.name] += seconds -> by_name[axis, "
+    "event.name] += seconds; waits[axis] += seconds": _ORDER,
+    "waits[axis] += seconds -> waits[axis] = waits[axis] + seconds": _NEW,
+    "waits[axis] += seconds -> waits[axis] += seconds; waits[axis] += seconds": _SCALE,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; "
+    "by_name[axis, event.name] += seconds": _SCALE,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] = by_name[axis, "
+    "event.name] + seconds": _NEW,
+    "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; for "
+    "event in trace.events:; ...": _SCALE,
+    "... max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> ... "
+    "max((key for key in by_name if True), key=by_name.get)[1]": _SAME,
+    "operation = max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> "
+    "operation = max((key for key in reversed(by_name) if key[0] == axis), "
+    "key=by_name.get)[1]": _ORDER,
 }

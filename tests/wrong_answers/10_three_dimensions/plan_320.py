@@ -202,3 +202,78 @@ WRONG = {
     always_recompute: {"node": "recomputation", "slow": "recomputation", "few": "recomputation"},
     no_data: {"node": TIMES, "slow": TIMES, "few": TIMES},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_NEAR = "within 5 % of the best plan with the other tensor sizes, in the settings of this seed"
+_LONG = "a pipeline over all GPUs never wins, and what does not divide them is skipped"
+_SWAPPED = "the best plans of this seed have at most eight pipeline stages"
+_ZERO = "two other ZeRO stages are within 5 % of the best plan, in the settings of this seed"
+_ILLEGAL = "a plan whose microbatch does not divide the share cannot run, and is skipped"
+_WHOLE = "one microbatch in a step is not needed to be within 5 %"
+_ORDER = "the fastest plan is the same in any order, or equally fast"
+_TWICE = "searched once more, with the same outcome"
+
+EQUIVALENT = {
+    "in_node = [1, 2, 4, 8] -> in_node = [2, 2, 4, 8]": _NEAR,
+    "in_node = [1, 2, 4, 8] -> in_node = [1, 3, 4, 8]": _NEAR,
+    "in_node = [1, 2, 4, 8] -> in_node = [1, 2, 4, 9]": _NEAR,
+    "in_node = [1, 2, 4, 8] -> in_node = [1, 1, 4, 8]": _NEAR,
+    "in_node = [1, 2, 4, 8] -> in_node = [1, 2, 4, 7]": _NEAR,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size + 2), range(4)):": _LONG,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size + 0), range(4)):": _LONG,
+    "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
+    "range(3)):": _ZERO,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size - 1), range(4)):": _LONG,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size), range(4)):": _LONG,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size + 1 + 1), range(4)):": _LONG,
+    "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
+    "range(1, cluster.size + 1 - 1), range(4)):": _LONG,
+    "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
+    "range(4 - 1)):": _ZERO,
+    "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
+    "range(1, 4)):": _ZERO,
+    "... tensor, pipeline, zero in product(in_node, range(1, cluster.size + 1), "
+    "range(4)): -> ... tensor, pipeline, zero in product(range(1, cluster.size + 1), "
+    "in_node, range(4)):": _SWAPPED,
+    "share = batch // data -> share = batch * data": _ILLEGAL,
+    "share = batch // data -> share = batch": _ILLEGAL,
+    "... for each in range(1, share + 1) if share % each == 0]: -> ... for each in "
+    "range(1, share + 2) if share % each == 0]:": _ILLEGAL,
+    "... for each in range(1, share + 1) if share % each == 0]: -> ... for each in "
+    "range(1, share + 0) if share % each == 0]:": _WHOLE,
+    "... [each for each in range(1, share + 1) if share % each == 0]: -> ... [each for "
+    "each in range(1, share - 1) if share % each == 0]:": _WHOLE,
+    "... [each for each in range(1, share + 1) if share % each == 0]: -> ... [each for "
+    "each in range(1, share) if share % each == 0]:": _WHOLE,
+    "... each in range(1, share + 1) if share % each == 0]: -> ... each in range(1, share"
+    " + 1) if True]:": _ILLEGAL,
+    "... for each in range(1, share + 1) if share % each == 0]: -> ... for each in "
+    "range(1, share + 1 + 1) if share % each == 0]:": _ILLEGAL,
+    "... for each in range(1, share + 1) if share % each == 0]: -> ... for each in "
+    "range(1, share + 1 - 1) if share % each == 0]:": _WHOLE,
+    "for microbatch in [each for each in range(1, share + 1) if share % each == 0]: -> "
+    "for microbatch in reversed([each for each in range(1, share + 1) if share % each == "
+    "0]):": _ORDER,
+    "... microbatch in [each for each in range(1, share + 1) if share % each == 0]: -> "
+    "... microbatch in [each for each in reversed(range(1, share + 1)) if share % each =="
+    " 0]:": _ORDER,
+    "best = found -> best = found; for microbatch in [each for each in range(1, share + "
+    "1) if share % each == 0]:; ...": _TWICE,
+    "... microbatch=microbatch, sequence_parallel=tensor > 1) -> ... "
+    "microbatch=microbatch, sequence_parallel=tensor > 2)": _NEAR,
+    "... microbatch=microbatch, sequence_parallel=tensor > 1) -> ... "
+    "microbatch=microbatch, sequence_parallel=tensor > 0)": _NEAR,
+    "... microbatch=microbatch, sequence_parallel=tensor > 1) -> ... "
+    "microbatch=microbatch, sequence_parallel=tensor >= 1)": _NEAR,
+    "if best is None or found.step_seconds < best.step_seconds: -> if best is None or "
+    "found.step_seconds <= best.step_seconds:": _ORDER,
+    "best = found -> best = found; for tensor, pipeline, zero in product(in_node, "
+    "range(1, cluster.size + 1), range(4)):; ...": _TWICE,
+}

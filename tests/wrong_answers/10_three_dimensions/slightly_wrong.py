@@ -296,3 +296,34 @@ WRONG = {
     the_losses_averaged: {"training": "returns the losses"},
     a_decaying_rate: {"training": ""},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_SAME = "the same two dims"
+_SCHEDULE = "any number of microbatches gives the gradients of the whole batch"
+_TWICE = "done once more, with the same outcome"
+_ORDER = "neither needs the other to have been done"
+_REBOUND = "set anew, to the same value"
+_MEAN = "the mean of equal gradients is the same again"
+_GONE = "batches can be gone through once"
+
+EQUIVALENT = {
+    "x = stage.head(x).transpose(1, 2) -> x = stage.head(x).transpose(2, 1)": _SAME,
+    "... (one_f_one_b(pipeline.size(), 2), SGD(model.parameters(), lr=0.1)) -> ... "
+    "(one_f_one_b(pipeline.size(), 3), SGD(model.parameters(), lr=0.1))": _SCHEDULE,
+    "... (one_f_one_b(pipeline.size(), 2), SGD(model.parameters(), lr=0.1)) -> ... "
+    "(one_f_one_b(pipeline.size(), 1), SGD(model.parameters(), lr=0.1))": _SCHEDULE,
+    "optimizer.zero_grad() -> optimizer.zero_grad(); optimizer.zero_grad()": _TWICE,
+    "dist.all_reduce(parameter.grad, group=data); parameter.grad /= data.size() -> "
+    "parameter.grad /= data.size(); dist.all_reduce(parameter.grad, group=data)": _ORDER,
+    "parameter.grad /= data.size() -> parameter.grad = parameter.grad / data.size()": _REBOUND,
+    "parameter.grad /= data.size() -> parameter.grad /= data.size(); for parameter in "
+    "model.parameters():; ...": _MEAN,
+    "optimizer.step(); losses += [result.loss.item()] if stage.module.is_last else [] -> "
+    "losses += [result.loss.item()] if stage.module.is_last else []; optimizer.step()": _ORDER,
+    "losses += [result.loss.item()] if stage.module.is_last else [] -> losses = losses + "
+    "([result.loss.item()] if stage.module.is_last else [])": _REBOUND,
+    "... if stage.module.is_last else [] -> ... if stage.module.is_last else []; for "
+    "tokens, targets in batches:; ...": _GONE,
+}
