@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,13 +97,13 @@ def compare(
                 torch.testing.assert_close(
                     gradients[name], tensor,
                     rtol=0 if exact else 1e-4, atol=1e-9 if exact else 1e-6,
-                    msg=f"the gradient of {name} differs",
+                    msg=partial("the gradient of {}: {}".format, name),
                 )  # fmt: skip
         assert ends.keys() == state.keys()
         for name, tensor in state.items():
             torch.testing.assert_close(
                 ends[name], tensor, rtol=0, atol=1e-9 if exact else 2e-3,
-                msg=f"{name} differs",
+                msg=partial("{}: {}".format, name),
             )  # fmt: skip
 
 
@@ -150,9 +151,11 @@ def test_eight_ranks_equal_one_process_for_five_steps(zero: int) -> None:
 
 
 def test_in_fp32_it_is_one_process_to_rounding() -> None:
+    # One step only: Adam divides a gradient that is rounding error by its own size, so from the
+    # second step on some weights differ by the learning rate, and gradients with them.
     sizes = {"data": 2, "pipeline": 1, "tensor": 2}
-    run = launch(on_ranks, sizes, 2, {"zero": 1}, world_size=4)
-    compare(run.values[:1], 2, dtype=torch.float32)
+    run = launch(on_ranks, sizes, 1, {"zero": 1}, world_size=4)
+    compare(run.values[:1], 1, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("zero", range(4))
