@@ -297,12 +297,13 @@ class _Values:
         self._others = [None if isinstance(value, Tensor) else value for value in values]
         self._places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         trained = torch.empty(0, requires_grad=True)  # autograd makes no node without it
-        self._node = _Save.apply(trained, *tensors).grad_fn  # type: ignore[no-untyped-call]
+        # Up to PyTorch 2.11 the tensors are freed with the output, so keep it, not only its node.
+        self._saved = _Save.apply(trained, *tensors)  # type: ignore[no-untyped-call]
 
     def get(self) -> list[Any]:
         """Return the arguments again, detached from the graph of the first call."""
         try:
-            tensors = self._node.saved_tensors
+            tensors = self._saved.grad_fn.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
