@@ -281,13 +281,13 @@ def criterion(
         failure = next(filter(None, map(trouble, seen)), "")
         if failure and waits:
             return blocked("judged once the ranks finish")
-        message = failure or next(_said(seen, objections), "")
+        message = failure or next(_messages(seen, objections), "")
         return lost(message) if message else ok(right)
 
     return Rule(name, points, judge, after=after)
 
 
-def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
+def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
     for one in seen:
         for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
             messages = (_objection(objection, case, results, one) for objection in objections)

@@ -88,9 +88,9 @@ def _objection(rank: int, answer: Wait | None, actual: Wait | None, company: set
     if answer == actual:
         return ""
     if actual is None:
-        return f"rank {rank} waits for nobody: it has returned. Which calls did it make before?"
+        return f"rank {rank} waits for no rank: it has returned. Which calls did it make before?"
     if answer is None:
-        return f"rank {rank} does not come back either. In which operation does it wait?"
+        return f"rank {rank} has not finished either. In which operation does it wait?"
     if answer.operation != actual.operation:
         return (
             f"rank {rank} does not wait in {answer.operation}. Go through the program as this "

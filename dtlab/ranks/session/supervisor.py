@@ -116,29 +116,29 @@ class SessionSupervisor(Supervisor):
 
     def _free(self) -> str:
         """Interrupt all ranks that still run their turn; why the session must end, or ""."""
-        if self._back_within(0.0):
-            return self._who_died()
+        if self._finish_within(0.0):
+            return self._deaths_in_words()
         for rank in self._missing():
             system.kill(rank.pid, signal.SIGINT)
-        if not self._back_within(SIGNAL_LIMIT):
+        if not self._finish_within(SIGNAL_LIMIT):
             self._cut_off = True
             for request in (protocol.CUT, protocol.CUT_STORE):
                 for rank in self.ranks:
                     rank.cut(request)
-                if self._back_within(CUT_LIMIT):
+                if self._finish_within(CUT_LIMIT):
                     break
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
             return f"{ranks_in_words(missing)} did not stop when interrupted"
-        return self._who_died()
+        return self._deaths_in_words()
 
     def _missing(self) -> list[Rank]:
         return [rank for rank in self.ranks if not rank.has(protocol.DELIVERED)]
 
-    def _back_within(self, seconds: float) -> bool:
+    def _finish_within(self, seconds: float) -> bool:
         return self._wait_until(lambda: all(not rank.alive for rank in self._missing()), seconds)
 
-    def _who_died(self) -> str:
+    def _deaths_in_words(self) -> str:
         verb = "has" if len(self.deaths) == 1 else "have"
         return f"{ranks_in_words([*self.deaths])} {verb} ended" if self.deaths else ""
 

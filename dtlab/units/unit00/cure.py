@@ -87,7 +87,10 @@ def _limited(draw: random.Random, topic: str) -> Plan:
 
 @dataclass(frozen=True)
 class Curing(Faulty):
-    """A call of `cure(setting)`. The setting has the limit; the field `cure` is the topic."""
+    """A call of `cure(setting)`. The setting contains the memory limit.
+
+    `cure` is the remedy of the cheapest plan that fits, and the criterion of this case.
+    """
 
     alone = True
     topic = "fits"

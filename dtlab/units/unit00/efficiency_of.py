@@ -40,7 +40,7 @@ class Grown(Faulty):
 
     @property
     def guilty(self) -> str:
-        """The criterion that a fault counts against. "base" is judged for each scaling apart."""
+        """The criterion of a fault in this case. Each kind of scaling has its own "base"."""
         return f"base, {self.job.scaling}" if self.topic == "base" else self.topic
 
     def shows(self, criterion: str) -> bool:
@@ -123,7 +123,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _judge_base(seen: Seen) -> Verdict:
-    """Judge "base" by those kinds of scaling that are right if a trace of one rank is given."""
+    """Judges traces without one rank, for each kind of scaling that is right with one rank."""
     right = "right without a trace of one rank, with traces in any order"
     verdicts = {
         name: rule(f"base, {name}", 0, right, "form").judge(seen) for name in ("strong", "weak")

@@ -151,7 +151,7 @@ _REHEARSED = 40  # updates
 
 @dataclass(frozen=True)
 class Rehearsal(Faulty):
-    """Runs the first updates of a plan at a low rate: what is sent, and do copies stay equal."""
+    """Runs the first updates of a plan at a low rate, to judge traffic and equality of copies."""
 
     topic = "traffic"
     guilty = ""  # a failure here is not the plan's fault
@@ -182,9 +182,10 @@ class Rehearsal(Faulty):
 
 @dataclass(frozen=True)
 class Trainings(Faulty):
-    """Runs a whole training by the plan for each seed, on one rank: test errors in %.
+    """Runs a whole training by the plan for each seed, on one rank, and judges the test errors.
 
-    The rank takes the samples of an update in one pass, which is equal up to rounding.
+    The rank processes all samples of an update in one pass, which gives the same gradient up to
+    rounding.
     """
 
     topic = "error"

@@ -130,7 +130,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
 
 
 class LargeReduce(OnLargeBlock):
-    """Memory after the whole gradients have been reduced to a piece."""
+    """A case that measures memory after the whole gradients have been reduced to a piece."""
 
     moments = (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 
@@ -149,7 +149,7 @@ class LargeReduce(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; missing gradients; two passes; a block large enough to measure bytes."""
+    """Trials on 1 to 4 ranks; missing gradients, two passes, a block large enough to measure."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str, passes: int = 1) -> Reducing:

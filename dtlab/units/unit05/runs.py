@@ -33,7 +33,7 @@ _LIMIT = 30.0  # seconds; the first program that uses PyTorch's FSDP must import
 
 @dataclass(frozen=True)
 class ShardedRun(TrainingRun):
-    """A run of `program(model, batches)`, with other batches on each rank.
+    """A run of `program(model, batches)`, with different batches on each rank.
 
     With `watched`, the bytes of all tensors are recorded whenever a batch is drawn; with `kept`,
     also the memory outside of tensors.

@@ -85,7 +85,10 @@ class SharedRun(TrainingRun):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Also record how many times the first layer adds the bias of `narrow` at first."""
+        """Run the program as `TrainingRun` does; record how often the bias is added, as `times`.
+
+        It is measured in the first layer and the first forward pass, for the layer `narrow`.
+        """
         dense, times = deepcopy(model.layers[0]), [0.0]
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
