@@ -27,7 +27,7 @@ class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
 
 
 class Stamp(preprocessors.NbGraderPreprocessor):  # type: ignore[misc]
-    """Stores dtlab's version in released notebooks; grading reports another version."""
+    """Stores dtlab's version in released notebooks; grading notes if it is not its own version."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Writes the version into the notebook's metadata."""

@@ -118,8 +118,8 @@ class Faulty(Case):
     def by_trace(self, one: Observation) -> Iterator[Fault]:
         """Yields everything that the trace shows to be wrong; each message says where.
 
-        Only the first case of a trial is asked, and it reports for all cases of the trial.
-        `fault` already returns the faults in the results by then.
+        Called only on the first case of a trial, which reports for all cases of the trial. At that
+        time, `fault` already returns the faults in the results.
         """
         yield from ()
 
@@ -190,7 +190,7 @@ def fault(seen: Seen, name: str) -> str:
 
 
 def finished_code(one: Observation) -> str:
-    """Says that a finished implementation did the work in a trial; empty if none did."""
+    """A message if a finished implementation did the work in a trial; empty otherwise."""
     code = called_by(result for results in one.results for result in results)
     return f"{code} does the work for you, and finished code does not count." if code else ""
 

@@ -47,7 +47,7 @@ class Mend(ABC):
 
     @abstractmethod
     def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
-        """The criteria of the diagnosis in this answer."""
+        """Returns the rules that judge the diagnosis in this answer."""
 
     def run(
         self,

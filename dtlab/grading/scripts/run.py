@@ -60,7 +60,7 @@ class TrainingRun(Case):
     @staticmethod
     @abstractmethod
     def build(*sizes: int) -> nn.Module:
-        """Builds the model, with any parameters."""
+        """Builds the model, with arbitrary parameters."""
 
     def model(self) -> nn.Module:
         """Builds the model with its initial parameters, which are the same on all ranks."""
@@ -230,9 +230,10 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation
 
 
 def other_steps(near: float) -> Objection:
-    """Parameters do not move as in one process, up to a part of the distance that they move.
+    """Returns an objection to final parameters that differ from those of one process.
 
-    For programs that round: their losses say little about the optimizer's steps.
+    Allowed is a difference of `near` times the distance that the parameters of one process moved.
+    Use it for programs in low precision, whose losses say little about the optimizer's steps.
     """
 
     def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:

@@ -181,7 +181,7 @@ class ShardedLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
     def check_input(self, tensor: Tensor, expected: int, hint: str) -> None:
-        """Raise ValueError if the input has another last dim, before communication."""
+        """Raise ValueError, before communication, if the last dim is not `expected`."""
         if tensor.shape[-1] != expected:
             raise ValueError(
                 f"{type(self).__name__} on rank {self.rank} of {self.ranks} needs {expected} "
@@ -305,7 +305,7 @@ class RowParallelLinear(_ParallelLinear):
         self.load_part_of(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return all outputs, of all tokens or of this rank's tokens."""
+        """Return all outputs for all tokens; with `sequence_parallel`, for this rank's tokens."""
         if not self.input_is_parallel:
             self.check_input(x, self.in_features, "input_is_parallel=False takes all features.")
             x = scatter_to_region(x, self.group)

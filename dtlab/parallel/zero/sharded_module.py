@@ -148,10 +148,10 @@ class ShardedModule(nn.Module):
     def whole_tensors(
         self, take: Callable[[nn.Parameter], Tensor | None]
     ) -> dict[nn.Parameter, Tensor]:
-        """Whole tensors, gathered from what `take` gives for each of this rank's pieces.
+        """Gather whole tensors from the tensors that `take` returns for this rank's pieces.
 
-        For parameters `lambda piece: piece.detach()`, for gradients `lambda piece: piece.grad`.
-        The keys are the pieces. All ranks call it.
+        `take` is `lambda piece: piece.detach()` for parameters, `lambda piece: piece.grad` for
+        gradients. Returns the whole tensors by piece. Call it on all ranks.
         """
         pieces = dict(self.module.named_parameters())
         return {pieces[name]: whole for name, whole in _gathered(self, take)}
@@ -259,7 +259,7 @@ def buffers_of(model: ShardedModule) -> dict[str, Tensor]:
 
 
 def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
-    """Return the optimizer's parameter groups, with names in place of parameters."""
+    """Return the optimizer's parameter groups, with names instead of parameters."""
     names = {parameter: name for name, parameter in model.module.named_parameters()}
     groups: list[State] = []
     for number, group in enumerate(optimizer.param_groups):
@@ -478,7 +478,10 @@ class _Loading:
 
 
 def _copy_overlap(values: Tensor, start: int, into: Tensor, span: Span) -> int:
-    """Copy elements from `start` on into a tensor that has those of `span`; return how many."""
+    """Copy the elements that `values` and `into` have in common; return their number.
+
+    `values` has the elements from `start` on, and `into` has those of `span`.
+    """
     first, last = max(start, span[0]), min(start + values.numel(), span[1])
     if first >= last:
         return 0

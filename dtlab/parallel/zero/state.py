@@ -61,7 +61,7 @@ def full_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Group
 
 
 def _numbered(groups: Groups) -> list[dict[str, Any]]:
-    """Return parameter groups with numbers in place of parameters."""
+    """Return parameter groups with numbers instead of parameters."""
     packed, start = [], 0
     for group in groups:
         count = len(group["params"])

@@ -115,7 +115,10 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ interrupting ranks
 
     def _free(self) -> str:
-        """Interrupt all ranks that still run their turn; why the session must end, or ""."""
+        """Interrupt all ranks that still run their turn.
+
+        Returns the reason if the session must end, otherwise "".
+        """
         if self._finish_within(0.0):
             return self._deaths_in_words()
         for rank in self._missing():
@@ -147,7 +150,10 @@ class SessionSupervisor(Supervisor):
         return self._cut_off or reason == "deadlock" or self.watcher.anything_open()
 
     def _rejoin(self) -> str:
-        """Have all ranks create a new process group; why the session must end, or ""."""
+        """Have all ranks create a new process group.
+
+        Returns the reason if the session must end, otherwise "".
+        """
         if self.spec.cluster is not None:
             return "messages that are in flight on emulated links cannot be withdrawn"
         for rank in self.ranks:
@@ -176,8 +182,7 @@ class SessionSupervisor(Supervisor):
         return joined() and not failed()
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Process events until `condition` holds. Return False if it does not hold in `seconds`.
-        """
+        """Process events until `condition` holds; return False if it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()

@@ -89,7 +89,7 @@ def _limited(draw: random.Random, topic: str) -> Plan:
 class Curing(Faulty):
     """A call of `cure(setting)`. The setting contains the memory limit.
 
-    `cure` is the remedy of the cheapest plan that fits, and the criterion of this case.
+    `cure` is a key of `_PLANS` or `_NEVER`, which say which plans fit and which do not.
     """
 
     alone = True
