@@ -310,10 +310,10 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     tokens = plan.microbatch * model.sequence_length / c
     speed = t * problem.flops_per_second  # of the ranks that compute one layer together
 
-    # One layer, one microbatch: forward, and backward with what it computes again.
+    # Seconds of one layer for one microbatch: forward, and backward with its recomputation.
     compute = tokens * model.layer_flops / speed
     head = tokens * model.head_flops / speed
-    hidden = 2 * tokens * model.hidden_size  # bytes of what travels between layers
+    hidden = 2 * tokens * model.hidden_size  # bytes of the hidden states between two layers
     tensor = 2 * ring_all_reduce_seconds(hidden, t, links["tensor"])
     keys = 2 * hidden * c * model.keys / model.num_heads / t
     context = all_gather_seconds(keys, c, links["context"])
@@ -325,7 +325,7 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     forward = compute + tensor + context
     backward = 2 * compute + tensor + 2 * context + again + tensor_again + context_again
 
-    # One stage: the slower one of the first and the last, which computes the head as well.
+    # Seconds of the slower stage: of the first, or of the last, which also computes the head.
     layers, heads = max(
         ((first, int(p == 1)), (last, 1)),
         key=lambda end: end[0] * (forward + backward) + end[1] * 3 * head,
@@ -337,7 +337,8 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     sent = hidden / t  # each tensor rank sends its share: Narayanan et al. 2021, section 4.1
     sends = 0.0 if p == 1 else 2 * (microbatches * plan.chunks + p - 1)
 
-    # Once a step, or at ZeRO stages 2 and 3 once a microbatch: the ranks that share states.
+    # Communication among the ranks that share states: once per step, or once per microbatch at
+    # ZeRO stages 2 and 3.
     embeddings = model.embedding_params * (1 if p > 1 or not model.gated else 2)
     params = (first * model.layer_params + embeddings) / t
     reduce = reduce_scatter_seconds(policy.gradients * params, n, links["data"])
@@ -686,7 +687,7 @@ def _explained(estimate: Estimate) -> Iterator[str]:
         return
     total = estimate.step_seconds
     costs = sorted(estimate.seconds.items(), key=lambda cost: -cost[1])
-    yield f"{estimate.seconds['compute'] / total:.0%} of the step computes the model once."
+    yield f"Compute without recomputation: {estimate.seconds['compute'] / total:.0%} of the step."
     for name, seconds in costs:
         if name == "compute" or seconds < 0.01 * total:
             continue

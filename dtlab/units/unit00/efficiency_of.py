@@ -14,7 +14,7 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
 from dtlab.units.unit00.shares import efficiencies
 
-_NEAR = 1e-3  # of a number
+_NEAR = 1e-3  # relative tolerance of a number
 _ADVICE = {
     "strong": "Strong scaling: all ranks together do the work of one. How many times as fast is "
     "the run, and which fraction of the ideal N times is that?",

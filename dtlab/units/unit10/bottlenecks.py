@@ -32,10 +32,10 @@ __all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
 
 # The runs ----------------------------------------------------------------------------------------
 #
-#     mesh, outermost axis first    crosses the network    ranks wait most for
-#     data 2 x tensor 2             data                   gradients, although they are fewer
-#     the same, with many tokens    data                   activations, on the fast link
-#     pipeline 2 x tensor 2         pipeline               recv: what fills and drains
+#     mesh, outermost axis first    crosses the network    ranks wait longest for
+#     data 2 x tensor 2             data                   gradients, although they have fewer bytes
+#     the same, with many tokens    data                   activations, though their link is fast
+#     pipeline 2 x tensor 2         pipeline               recv, while the pipeline fills and drains
 #     tensor 2 x data 2             tensor                 activations
 
 _DATA, _TENSOR = ({"data": 2, "pipeline": 1, "tensor": 2}, {"tensor": 2, "pipeline": 1, "data": 2})
@@ -169,7 +169,7 @@ def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
 # What is judged ----------------------------------------------------------------------------------
 
 _KEYS: Final = ("axis", "waiting", "operation")
-_SAME = 0.01  # of a step: as good as equal
+_SAME = 0.01  # tolerance of a share of the step
 
 
 @dataclass(frozen=True)

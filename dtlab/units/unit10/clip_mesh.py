@@ -25,8 +25,8 @@ from dtlab.units.unit10.mesh_cases import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CALLS, _BYTES = 2, 64  # collectives of a rank; bytes of all of them
-_NEAR = 1e-3  # times a norm
+_CALLS, _BYTES = 2, 64  # the most collectives of a rank; the most bytes of all of them
+_NEAR = 1e-3  # relative tolerance of a norm
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,15 @@ class Clipping(OnMesh):
             (all_held, "All copies count: on each tensor rank, and on both ends of the pipeline."),
             (
                 all_held / ranks,
-                "Shards count only in part: their tensor ranks hold other elements.",
+                "Shards count only in part: each tensor rank has other elements, so add all.",
             ),
-            (sum(once[stage]), "That is this pipeline stage's. The stages add up."),
+            (sum(once[stage]), "That is the norm of this pipeline stage. Add up all stages."),
             (
                 sum(row[tensor] for row in held),
                 "The shards of the other tensor ranks are missing.",
             ),
             (data * total, "Data ranks have the same gradients: they count once, not each."),
-            (total**2, "That is its square."),
+            (total**2, "That is the square of the norm."),
             (sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."),
             (self.part**2 * total, "That is the norm afterwards. Return what it was before."),
         ]

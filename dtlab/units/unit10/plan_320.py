@@ -24,7 +24,9 @@ from dtlab.predict.transformer import Recompute
 __all__ = ["KEYS", "PART", "Setting", "draw_settings"]
 
 KEYS: Final = tuple(field.name for field in fields(Plan))
-_NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06  # times the best step: what counts, and the draw's limits
+# Ratios to the best step time: the largest that earns points; of the best plan in the small space,
+# at most; of every plan with a typical mistake, more than this.
+_NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06
 
 # The settings ------------------------------------------------------------------------------------
 #

@@ -26,7 +26,7 @@ from dtlab.units.unit10.mesh_cases import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OWN, _MORE = 8192, 1.05  # bytes of gloo's own; times what is due
+_OWN, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
 
 
 class Reducing(OnMesh):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["PART", "MeshRun"]
 
 _VOCAB: Final = 20
-_NEAR, _FACTOR = 1e-4, 0.02  # of a loss; of the factor by which an update differs
+_NEAR, _FACTOR = 1e-4, 0.02  # tolerances: of a loss, relative; of an update's factor
 _LIMIT = 20.0  # seconds: a right answer takes one
 _HEAD: Final = "head.weight"
 

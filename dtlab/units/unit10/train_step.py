@@ -21,9 +21,9 @@ from dtlab.units.unit10.mesh_cases import AXES, Sizes, place_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_RATE, _CLIPPED = 0.2, 0.7  # of SGD; max_norm as a part of the first step's norm
+_RATE, _CLIPPED = 0.2, 0.7  # learning rate; max_norm divided by the first step's gradient norm
 _STEPS, _LIMIT = 3, 6.0  # seconds
-_NEAR = 1e-4  # times a loss
+_NEAR = 1e-4  # relative tolerance of a loss
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,7 @@ WRONG = {
     untouched: {"data": "is not written yet"},
     returns_nothing: {"data": "returns NoneType"},
     over_the_world: {"data": "Data ranks have the same gradients"},
-    without_the_root: {"data": "That is its square"},
+    without_the_root: {"data": "That is the square of the norm"},
     the_norm_after: {"data": "the norm afterwards"},
     of_pytorch: {"tensor": "what this rank holds", "pipeline": "what this rank holds"},
     copies_on_each_tensor_rank: {"tensor": "are not sharded count on each"},
