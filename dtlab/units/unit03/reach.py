@@ -252,7 +252,7 @@ def _too_much_sent(seen: Seen) -> str:
     for one in seen:
         if isinstance(one.trial.cases[0], Rehearsal) and one.trace is not None:
             gradient, left = 4 * one.results[0][0]["copy"].numel(), bytes_left(one.trace, 0)
-            # Allowed: the initial parameters, 1.25 times the gradients, 64 KiB of gloo's own bytes.
+            # Allowed: the initial parameters, 1.25 times the gradients, 64 KiB for gloo itself.
             if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
                 return (
                     f"{amount(left)} left rank 0 in {_REHEARSED} updates, "

@@ -33,9 +33,9 @@ __all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
 # The runs ----------------------------------------------------------------------------------------
 #
 #     mesh, outermost axis first    crosses the network    ranks wait longest for
-#     data 2 x tensor 2             data                   gradients, although they have fewer bytes
-#     the same, with many tokens    data                   activations, though their link is fast
-#     pipeline 2 x tensor 2         pipeline               recv, while the pipeline fills and drains
+#     data 2 x tensor 2             data                   gradients, which have fewer bytes
+#     the same, with many tokens    data                   activations, whose link is fast
+#     pipeline 2 x tensor 2         pipeline               recv, as the pipeline fills and drains
 #     tensor 2 x data 2             tensor                 activations
 
 _DATA, _TENSOR = ({"data": 2, "pipeline": 1, "tensor": 2}, {"tensor": 2, "pipeline": 1, "data": 2})
