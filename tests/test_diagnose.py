@@ -188,6 +188,7 @@ def test_a_wrong_diagnosis_is_told_where_to_look(said: Any, piece: str) -> None:
         assert secret not in verdict.message
 
 
+CALLED = "a rank that waits in the same call has already called it."
 ALL_REDUCE = hanging(
     Waiting(0, "all_reduce", (1, 3)),
     Waiting(1, "all_reduce", (0, 3)),
@@ -198,8 +199,8 @@ ALL_REDUCE = hanging(
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ({3, 1}, "but not for all of ranks 1 and 3: who waits in the same call has called it."),
-        ({1}, "but not for rank 1: who waits in the same call has called it."),
+        ({3, 1}, f"but not for all of ranks 1 and 3: {CALLED}"),
+        ({1}, f"but not for rank 1: {CALLED}"),
         ({3, 2}, "but not for all of ranks 2 and 3: a rank is not a member of its group."),
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
@@ -287,7 +288,7 @@ def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
     criteria = PARTS[0].check.run("mend_1", answer, bench=BENCH)
     assert (
         criteria[0].message
-    ) == 'mend_1 has to be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
+    ) == 'mend_1 must be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
     assert [one.status for one in criteria] == ["lost", "blocked", "blocked"]
 
 

@@ -155,7 +155,7 @@ def rule(
 
     def judged(seen: Seen) -> Verdict:
         if any(fault(seen, other) for other in before):
-            return blocked("judged once the criterion that is lost here is met")
+            return blocked("judged once the lost criterion that it depends on is met")
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
         unfinished = _unfinished(off_topic)
@@ -167,7 +167,7 @@ def rule(
             return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
-            return blocked("judged once the ranks finish what is tried before it")
+            return blocked("judged once the ranks finish the trials before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 

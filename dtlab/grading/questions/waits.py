@@ -124,7 +124,7 @@ def _why_not(rank: int, strange: frozenset[int], company: set[int]) -> str:
     if rank in strange:
         return "a rank does not wait for itself."
     if strange & company:
-        return "who waits in the same call has called it."
+        return "a rank that waits in the same call has already called it."
     return "a rank is not a member of its group."
 
 

@@ -211,7 +211,7 @@ def other_losses(near: float) -> Objection:
             if case.has_loss(rank) and (len(got) != len(expected) or not all(close)):
                 return (
                     f"rank {rank} returns the losses {_listed(got)}; in one process those of its "
-                    f"batches are {_listed(expected)}. Only what is broken has to change."
+                    f"batches are {_listed(expected)}. Change only what is broken."
                 )
         return ""
 
@@ -250,8 +250,8 @@ def other_steps(near: float) -> Objection:
             if off > near**2 * moved:
                 return (
                     f"the parameters of rank {rank} do not move as in one process: they end "
-                    f"{(off / moved) ** 0.5:.0%} of the way apart. Only what is broken has to "
-                    "change: are gradients cleared, computed and stepped once for each batch?"
+                    f"{(off / moved) ** 0.5:.0%} of the way apart. Change only what is broken: "
+                    "are gradients cleared, computed and stepped once for each batch?"
                 )
         return ""
 

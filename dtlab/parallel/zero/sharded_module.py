@@ -445,9 +445,11 @@ class _Loading:
         missing = {name: count for name, count in self.missing.items() if count}
         if missing:
             name, count = next(iter(missing.items()))
+            others = len(missing) - 1
+            more = f", and elements of {others} more parameters" if others else ""
             raise ValueError(
-                f"the saved state lacks {count} elements of {name} that this rank needs, and "
-                f"elements of {len(missing) - 1} more parameters. Pass the states of all ranks."
+                f"the saved state lacks {count} elements of {name} that this rank needs{more}. "
+                "Pass the states of all ranks."
             )
         buffers = buffers_of(self.model)
         for name, buffer in buffers.items():

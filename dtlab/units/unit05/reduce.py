@@ -118,7 +118,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
     known = {
         "is 0 everywhere.": 0 * wanted,
-        "is half of the right value: add the gradients of two passes, no mean.": wanted / 2,
+        "is half of the right value: sum the gradients of two passes.": wanted / 2,
         "is the sum over the ranks, not the mean.": parts[rank] * ranks,
         "is divided twice by the number of ranks.": parts[rank] / ranks,
         "is this rank's own gradient: average over all ranks.": flats[rank].chunk(ranks)[rank],

@@ -153,7 +153,7 @@ def _too_many(seen: Seen) -> str:
                 if len(calls) > _CALLS or total > _BYTES:
                     return (
                         f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
-                        f"on {amount(total)} in all. One number travels: first add up the squares "
+                        f"on {amount(total)} in all. Send one number: first add up the squares "
                         "of all that the rank holds, then over one or two groups."
                     )
     return ""

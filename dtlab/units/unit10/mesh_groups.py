@@ -84,7 +84,7 @@ class Grouping(Faulty):
                         "same",
                         f"ranks {first} and {rank} hold two different process groups of the axis "
                         f"{axis}, with the same members. A collective would wait forever: each "
-                        "rank calls it on its own one. Which call of new_group does each keep?",
+                        "rank calls it on its own group. Which call of new_group does each keep?",
                     )
                     return
         enough = sum(prod(sizes.values()) // size for size in sizes.values())

@@ -123,8 +123,8 @@ def _too_much(seen: Seen) -> str:
             sent = one.trace.bytes_wire(rank) if one.trace is not None else None
             if sent is not None and sent > goal * _MORE + _OWN:
                 return (
-                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}, and each sum once is "
-                    f"{amount(goal)}. {_which_group(one, rank)}"
+                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}; one all-reduce "
+                    f"for each sum takes {amount(goal)}. {_which_group(one, rank)}"
                 )
     return ""
 

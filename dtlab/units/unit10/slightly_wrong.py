@@ -225,7 +225,7 @@ _AS_ONE = criterion(
 )
 _SCALE = criterion("scale", 2, "the mean over the right ranks", _wrong_scale)
 _BALANCE = criterion(
-    "balance", 2, "the same factor before and behind the gather", _out_of_balance,
+    "balance", 2, "the same factor before and after the gather", _out_of_balance,
     waits=True,
 )  # fmt: skip
 

@@ -282,7 +282,7 @@ WRONG = {
     a_rank_too_many: {"diagnosis": "there is no rank 5"},
     the_operation_alone: {"diagnosis": "the entry of rank 0 is 'recv'"},
     a_sentence: {"diagnosis": "the diagnosis is str here"},
-    function_alone: {"diagnosis": "has to be a dict"},
+    function_alone: {"diagnosis": "must be a dict"},
     all_send_first: {"result": "ranks 0 to 2 are in send"},
     still_broken: {"result": "Every rank receives before it sends"},
     waited_for_before_the_receive: {"result": "the ranks did not finish"},

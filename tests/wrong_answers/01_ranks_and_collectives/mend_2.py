@@ -295,7 +295,7 @@ RIGHT = [
 ]
 
 WRONG = {
-    waits_for_who_is_there_too: {"diagnosis": "who waits in the same call has called it"},
+    waits_for_who_is_there_too: {"diagnosis": "in the same call has already called it"},
     those_with_bad_batches_wait: {"diagnosis": "rank 0 waits for no rank: it has returned"},
     as_with_one_bad_batch: {"diagnosis": "rank 0 waits for no rank: it has returned"},
     only_the_first_that_waits: {"diagnosis": "rank 3 has not finished either"},

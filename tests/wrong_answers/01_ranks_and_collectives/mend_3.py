@@ -284,9 +284,9 @@ RIGHT = [
 ]
 
 WRONG = {
-    all_other_members_named: {"diagnosis": "who waits in the same call has called it"},
+    all_other_members_named: {"diagnosis": "in the same call has already called it"},
     as_on_two_rows_of_two: {"diagnosis": "rank 1 waits in all_reduce, but not for rank 3"},
-    everybody_begins_with_the_row: {"diagnosis": "who waits in the same call has called it"},
+    everybody_begins_with_the_row: {"diagnosis": "in the same call has already called it"},
     everybody_begins_with_the_column: {"diagnosis": "rank 0 waits in all_reduce, but not for"},
     colours_exchanged: {"diagnosis": "rank 0 waits in all_reduce, but not for rank 3"},
     half_of_them_come_back: {"diagnosis": "rank 1 has not finished either"},

@@ -324,7 +324,7 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_drift: {"symptom": "the ranks never came to the end"},
+    says_drift: {"symptom": "the ranks did not finish"},
     says_wrong_card: {"symptom": "no rank asked for a card"},
     the_line_in_which_it_waits: {"line": "runs more often on one rank than on another"},
     the_line_of_the_wrapper: {"line": "runs more often on one rank than on another"},

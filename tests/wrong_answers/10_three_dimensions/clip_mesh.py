@@ -278,7 +278,7 @@ WRONG = {
     zeros_where_missing: {"missing": "has a gradient now"},
     stays_away_without_gradients: {"missing": "Rank 1 did not call"},
     an_all_reduce_for_each_parameter: {"calls": "calls 16 collectives"},
-    gathers_all_shards: {"calls": "One number travels"},
+    gathers_all_shards: {"calls": "Send one number"},
 }
 
 WIDER = "more digits than are needed"
