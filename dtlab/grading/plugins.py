@@ -14,7 +14,7 @@ __all__ = ["ClearSolutions", "Execute", "Stamp", "released_source"]
 
 
 class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
-    """nbgrader's `ClearSolutions`, but with another rule for forms that learners fill in.
+    """nbgrader's `ClearSolutions`, with an additional rule for forms that learners fill in.
 
     It replaces a solution inside a function by `raise NotImplementedError()`. A solution that
     begins in column 0 follows a form, `answers = {"ring": None}`, and is removed completely.

@@ -4,7 +4,7 @@
 
     data 0    pipeline 0   ranks 0 1     embedding, blocks 0 1     each block cut over 2 ranks
               pipeline 1   ranks 2 3     blocks 2 3, norm, head
-    data 1    pipeline 0   ranks 4 5     the same again, with other sequences of the batch
+    data 1    pipeline 0   ranks 4 5     the same layers, for different sequences of the batch
               pipeline 1   ranks 6 7
 
 Each kind of parallelism has its own package, and communicates in its own process group:

@@ -75,9 +75,9 @@ class Table(Generic[Key]):
 
 @dataclass
 class Columns:
-    """One entry per event in each of the first eleven columns, sorted by start; seconds, bytes.
+    """The events of a trace as columns: entry i of each column up to `extras` is of event i.
 
-    `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread`
+    Events are sorted by `start`. Times are in seconds, `bytes` in bytes. `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread`
     distinguishes threads of one rank. The `blocked_` columns list the times during which a thread
     was blocked; `blocked_row` is the event that it waited for, ascending.
     """

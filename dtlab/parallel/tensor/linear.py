@@ -118,7 +118,7 @@ class Split:
     def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a copy of a rank's part.
 
-        Raises: ValueError if the tensor has another size in this dim.
+        Raises: ValueError if the tensor does not have the size of the whole dim.
         """
         if whole.dim() <= self.dim or whole.shape[self.dim] != self.size:
             raise ValueError(
@@ -231,7 +231,7 @@ class ColumnParallelLinear(_ParallelLinear):
         group: the ranks that share the weight; None: all.
 
     Raises: ValueError for fewer outputs than ranks, pieces whose sum is not out_features, pieces
-        together with gather_output, or an input of another size.
+        together with gather_output, or an input of the wrong size.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: the output is this rank's tokens, [..., s / ranks, out].
         group: the ranks that share the weight; None: all.
 
-    Raises: ValueError for fewer inputs than ranks, an input of another size, or a number of tokens
-        that is not divisible by the ranks.
+    Raises: ValueError for fewer inputs than ranks, an input of the wrong size, or token numbers
+        that are not divisible by the ranks.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Load the state of `full_state_dict` or of the dense module, on any number of ranks.
 
     Each rank takes its part of the dense tensors, without communication.
-    Raises: RuntimeError for names that are missing or unknown, ValueError for other shapes.
+    Raises: RuntimeError for names that are missing or unknown, ValueError for wrong shapes.
     """
     shards, current = _shards(module), module.state_dict()
     parts = dict(state)

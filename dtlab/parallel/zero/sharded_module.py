@@ -161,7 +161,7 @@ class ShardedModule(nn.Module):
         state: Mapping[str, Any] | Iterable[Mapping[str, Any]],
         optimizer: Optimizer | None = None,
     ) -> None:
-        """Load this rank's part of a state, which may come from another number of ranks.
+        """Load this rank's part of a state, which any number of ranks may have saved.
 
         `state` is a list or generator of what `state_dict` returned on all ranks, in any order: a
         generator may read one file at a time. It may also be what `full_state_dict` returned, or

@@ -220,7 +220,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_full_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load this rank's part of a whole state. Load the parameters with the model.
 
-        Raises: ValueError if the state has other parameters.
+        Raises: ValueError if the state is not of these parameters.
         """
         self._load(state_dict, is_whole=True)
 

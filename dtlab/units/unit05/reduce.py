@@ -42,7 +42,7 @@ _SENT = traffic(
 
 @dataclass(frozen=True)
 class Reducing(OnBlock):
-    """A call of `fn(block, piece)` for each of the `passes`, with other gradients on each rank.
+    """A call of `fn(block, piece)` for each of the `passes`, with different gradients by rank.
 
     With the topic "missing", rank 0 has no gradient for the first parameter, and no rank has one
     for the second.

@@ -203,7 +203,7 @@ def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str
 
 
 def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
-    """Objects if a parameter before the gather has another factor than the head after it."""
+    """Objects if the factor of a parameter before the gather differs from that of the head."""
     if case.num_steps > 1:
         return ""
     found = _factors(case, results)
