@@ -75,7 +75,7 @@ class Table(Generic[Key]):
 
 @dataclass
 class Columns:
-    """The events of a trace as columns: entry i of each column up to `extras` is of event i.
+    """The events of a trace as columns: up to `extras`, entry i is for event i.
 
     Events are sorted by `start`. Times are in seconds, `bytes` in bytes. `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread`
     distinguishes threads of one rank. The `blocked_` columns list the times during which a thread
