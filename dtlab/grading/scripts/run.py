@@ -249,9 +249,9 @@ def other_steps(near: float) -> Objection:
                     moved += float((end - begin).square().sum())
             if off > near**2 * moved:
                 return (
-                    f"the parameters of rank {rank} do not move as in one process: they end "
-                    f"{(off / moved) ** 0.5:.0%} of the way apart. Change only what is broken: "
-                    "are gradients cleared, computed and stepped once for each batch?"
+                    f"the parameters of rank {rank} do not move as in one process: the difference "
+                    f"is {(off / moved) ** 0.5:.0%} of the distance moved. Change only what is "
+                    "broken: are gradients cleared, computed and stepped once for each batch?"
                 )
         return ""
 

@@ -58,7 +58,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ a turn
 
     def _next_turn(self) -> Turn:
-        """Wait for the next turn, which will also report ranks that die before it."""
+        """Wait for the next turn. Deaths of ranks until then are recorded, for it to report."""
         while True:
             watched: list[Any] = [self.control, self.child_ended]
             ready, _, _ = select.select(watched, [], [])
