@@ -339,7 +339,10 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Restore the state of the first call; afterwards restore the program's random state."""
+        """Context manager: run the block with the random state and autocast of the first call.
+
+        After the block, the program's own random state is restored.
+        """
         before = [(generator, generator.get_state()) for generator, _ in self._random]
         _set(self._random)
         try:
