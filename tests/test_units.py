@@ -22,7 +22,7 @@ from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise_all
 from dtlab.grading.parts import unit_packages
 from dtlab.grading.questions.answers import Questions
-from dtlab.grading.workbook import start
+from dtlab.grading.workbook import MAKE_A_COPY, start
 
 ROOT = Path(__file__).parent.parent
 UNITS = Course(ROOT).units()
@@ -32,7 +32,7 @@ FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
 # Lessons written before the limits on a lesson. Their second edition takes them off this list.
-FIRST_EDITION = ("00", "01", "02", "03", "04", "05", "06", "07")
+FIRST_EDITION = ("00", "02", "03", "04", "05", "06", "07")
 MOST = {"cells": 90, "words": 3500, "lines of a code cell": 25, "predictions": 12}
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
@@ -146,8 +146,12 @@ def objections_to(cells: list[NotebookNode]) -> list[str]:
     questions = re.findall(r"^\d\. ", asked, re.MULTILINE)
     if len(questions) != 5:
         found.append(f"{len(questions)} questions in the self-check, not 5")
-    if not re.search(r"_figure\(|figures\.\w+\(", code[1]):
+    draws = re.search(r"from dtlab.show import (?:\(([^)]*)\)|(.*))", code[0])
+    names = "|".join(re.findall(r"\w+", "".join(filter(None, draws.groups())))) if draws else "-"
+    if not re.search(rf"\b(?:{names})\(", code[1]):
         found.append("its first code cell after the imports draws no figure of the mechanism")
+    if not MAKE_A_COPY.search(texts[0]):
+        found.append("no advice to make a copy, in the words that a copy leaves out")
     return found
 
 
