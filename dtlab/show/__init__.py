@@ -37,6 +37,7 @@ from dtlab.show.figures import (
     sweep_chart,
     timeline,
     tree,
+    ways_to_split,
 )
 from dtlab.show.guess import Guess, guess
 from dtlab.show.preflight import preflight
@@ -112,4 +113,5 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "ways_to_split",
 ]

@@ -15,7 +15,13 @@ from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
 from dtlab.show.figures.overlap import overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring
-from dtlab.show.figures.strategy import decision_tree, mesh_figure, plan_chart, plan_table
+from dtlab.show.figures.strategy import (
+    decision_tree,
+    mesh_figure,
+    plan_chart,
+    plan_table,
+    ways_to_split,
+)
 from dtlab.show.figures.table import collective_table
 from dtlab.show.figures.timeline import timeline
 from dtlab.show.figures.tree import tree
@@ -50,4 +56,5 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "ways_to_split",
 ]
