@@ -86,7 +86,7 @@ def test_three_ways_to_split_show_who_has_what() -> None:
     figure = ways_to_split()
     squares = figure.axes[0].patches
     colours = Counter(to_hex(each.get_facecolor()) for each in squares)
-    # data: 4 x (16 cells + 1 piece of the batch); tensor and pipeline: 4 cells a rank, a grey batch
+    # data: 16 cells and a piece of the batch; tensor, pipeline: 4 cells each, and a grey batch
     assert [colours[to_hex(colour)] for colour in PALETTE[:4]] == [16 + 1 + 4 + 4] * 4
     assert len(squares) == 4 * 25 + 8
     for words in ("data parallelism: a rank has the whole model", "tensor", "pipeline"):
