@@ -9,6 +9,7 @@ from __future__ import annotations
 from dtlab.show.drawing.style import COLOURS, Figure
 from dtlab.show.figures import (
     activation_bars,
+    bit_layouts,
     bus_bandwidths,
     collective_table,
     cost_curves,
@@ -67,6 +68,7 @@ __all__ = [
     "Figure",
     "Guess",
     "activation_bars",
+    "bit_layouts",
     "bus_bandwidths",
     "collective_table",
     "cost_curves",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dtlab.show.figures.batch import effective_batch, published_sweep, schedule, sweep_chart
 from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
-from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
+from dtlab.show.figures.formats import bit_layouts, gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars, parallel_block
 from dtlab.show.figures.lines import line_chart, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
@@ -28,6 +28,7 @@ from dtlab.show.figures.tree import tree
 
 __all__ = [
     "activation_bars",
+    "bit_layouts",
     "bus_bandwidths",
     "collective_table",
     "cost_curves",
