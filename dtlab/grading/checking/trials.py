@@ -274,20 +274,21 @@ def _hang(error: RanksError, trial: Trial) -> str:
     """Says how the ranks hung, in which line each rank is, and what to do."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
-    advice = error.advice if isinstance(error, DeadlockError) else ""
+    advice = error.advice if isinstance(error, (DeadlockError, RankTimeoutError)) else ""
     mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
     if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
         lines = [f"{trial.words()}: what the ranks call does not fit together.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
         lines = [f"{trial.words()}: the ranks do not come back{within}."]
-    alike: dict[tuple[str, str], list[int]] = {}
+    alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
-        alike.setdefault((entry.op, entry.place), []).append(entry.rank)
-    for (operation, place), ranks in alike.items():
+        alike.setdefault((entry.op, entry.place, entry.waits_in), []).append(entry.rank)
+    for (operation, place, waits_in), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"
         lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
+        lines += [f"  in wait()   {waits_in}"] if waits_in else []
     lines.append(advice or _usual_cause({entry.op for entry in stuck}))
     return "\n".join(lines)
 

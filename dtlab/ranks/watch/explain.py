@@ -23,6 +23,7 @@ from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
+LOOPING = 50  # operations of each rank, from which on a loop without an end is likely
 # Parts of gloo's messages when a peer has exited: such an error is a consequence, not a cause.
 PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer")
 ADVICE = {
@@ -82,11 +83,12 @@ def _error_of(
 ) -> RanksError | None:
     running = _waiting(outcome)
     failures = _failures(collected, outcome, spec, stderr)
+    # An error of gloo about a mismatch, or about ranks that were ended, is a consequence.
+    stuck = outcome.finding is not None or outcome.reason == "timeout"
+    if stuck and all(map(_is_consequence, failures.values())):
+        failures = {}
     if outcome.finding is not None:
-        # A thread that failed is the likely reason why ranks wait. An error of gloo about a
-        # mismatch, or about ranks that were ended, is a consequence, also if a thread raised it.
-        if all(map(_is_consequence, failures.values())):
-            failures = {}
+        # A thread that failed is the likely reason why ranks wait.
         for rank, remote in collected.thread_failures.items():
             if not _is_consequence(cause := of_exception(remote)):
                 failures.setdefault(rank, cause)
@@ -95,8 +97,10 @@ def _error_of(
     if outcome.finding is not None:
         return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
-        text = _timeout_text(running, outcome, spec)
-        return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
+        text, advice = _timeout_text(running, outcome, spec)
+        return RankTimeoutError(
+            text, running=running, advice=advice, values=collected.values, stdout=stdout
+        )
     if outcome.reason == "failed":
         unknown = Failure("exception", "failed, and could not report its error")
         failed = dict.fromkeys(outcome.failed_first, unknown)
@@ -120,12 +124,11 @@ def rank_error(
     happened = _what_happened(first)
     if len(same) > 1:
         happened = happened.replace("was ended by", "were ended by", 1)
-    lines = [f"{ranks_in_words(same)} {happened}"]
-    lines += _places(first)
+    lines = [_wrapped_once(f"{ranks_in_words(same)} {happened}"), *_places(first)]
     for rank, failure in failures.items():
         if rank not in same:
             text = "then lost its peer" if _is_consequence(failure) else _what_happened(failure)
-            lines += [f"rank {rank} {text}", *_places(failure)]
+            lines += [_wrapped_once(f"rank {rank} {text}"), *_places(failure)]
     for waiting in running:
         if waiting.rank not in failures:
             fate = "interrupted" if spec is not None and spec.stays else "ended"
@@ -138,6 +141,11 @@ def rank_error(
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
     error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
     return error
+
+
+def _wrapped_once(text: str) -> str:
+    """Wraps a text, unless it has lines of its own."""
+    return text if "\n" in text else wrapped(text, indent="")
 
 
 def _places(failure: Failure) -> list[str]:
@@ -270,18 +278,25 @@ def _doing(waiting: Waiting) -> str:
     return "still computing" if waiting.op == "compute" else f"waiting in {waiting.op}"
 
 
-def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
+def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple[str, str]:
+    """The message, and what keeps the ranks running if their operations tell it."""
     if not running:
-        return (
+        text = (
             f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
             "Return less, or tensors and plain data instead of objects."
         )
+        return text, ""
     busy = [waiting.rank for waiting in running if waiting.op == "compute"]
     lines = [f"the time limit of {spec.timeout:g} s has passed."]
     calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
+    posted = {op.rank: op for op in outcome.posted if op.rank in busy}
     for waiting in running:
         doing = f"waiting in {calls[waiting.rank]}" if waiting.rank in calls else _doing(waiting)
         lines.append(f"  rank {waiting.rank} was {doing}   {waiting.place}".rstrip())
+        lines += [f"    in wait()   {waiting.waits_in}"] if waiting.waits_in else []
+        if waiting.rank in posted:
+            op = posted[waiting.rank]
+            lines.append(f"    has posted {call_of(op)}   {waiting_of(op).place}")
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
     idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
     if done:
@@ -289,13 +304,42 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
     if idle:
         lines.append(f"  {ranks_in_words(idle)} took no part")
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
+    longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
+    advice = _never_sent(busy, outcome) or _still_communicating(running, outcome)
+    if advice:
+        lines.append(wrapped(advice, indent=""))
+        if outcome.active:
+            lines.append(f"If they only need more time, {longer}.")
+        return "\n".join(lines), advice
     if busy and others:
         verb = "waits" if len(others) == 1 else "wait"
         lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
     if busy:
-        where = "%%ranks --timeout" if spec.stays else "timeout= to launch"
         lines.append(
-            f"If the function only needs more time, pass a larger {where}. Otherwise look for a "
-            "lock, a join or a loop that never ends."
+            f"If the function only needs more time, {longer}. Otherwise look for a lock, a join "
+            "or a loop that never ends."
         )
-    return "\n".join(lines)
+    return "\n".join(lines), ""
+
+
+def _still_communicating(running: list[Waiting], outcome: Outcome) -> str:
+    """A text if ranks called operations until the time limit, as in a loop without an end."""
+    calls = [outcome.calls[waiting.rank] for waiting in running] if outcome.active else []
+    if not calls or min(calls) < LOOPING:
+        return ""
+    return (
+        f"The ranks still communicate: each has called at least {min(calls):,} operations. Look "
+        "for a loop that does not end: is its condition ever false, on every rank?"
+    )
+
+
+def _never_sent(busy: list[int], outcome: Outcome) -> str:
+    """A text if a rank computes, as in a loop on is_completed(), but its message cannot come."""
+    over = [rank for rank, end in enumerate(outcome.ranks) if end.state in ("returned", "idle")]
+    for op in outcome.posted:
+        if op.rank in busy and op.name == "recv" and set(op.partners) <= {*over}:
+            return (
+                f"Rank {op.rank} has posted {call_of(op)}, but no rank sends this message: "
+                f"{ranks_in_words(op.partners)} returned without it. is_completed() stays False."
+            )
+    return ""
