@@ -225,7 +225,7 @@ def test_a_program_that_stands_still_is_told_what_the_watcher_says() -> None:
     with pytest.raises(dtlab.DeadlockError) as caught:
         dtlab.launch(sends_first, world_size=2)
     (criterion,) = practice(sends_first, returns=[None, None]).criteria
-    assert "the ranks do not come back." in criterion.message
+    assert "the ranks do not finish." in criterion.message
     assert "Post the send with isend" in caught.value.advice
     assert criterion.message.endswith(caught.value.advice)
 
@@ -239,7 +239,7 @@ def test_a_misfit_is_no_standstill() -> None:
 
     (criterion,) = practice(other_dtype, returns=[None, None]).criteria
     assert "what the ranks call does not fit together." in criterion.message
-    assert "do not come back" not in criterion.message
+    assert "do not finish" not in criterion.message
     assert "int64" in criterion.message
     assert criterion.message.endswith("number of elements and dtype.")
 
@@ -252,7 +252,7 @@ def test_tags_that_differ_are_said_once() -> None:
             dist.recv(torch.ones(1), src=0, tag=4)
 
     (criterion,) = practice(other_tag, returns=[None, None]).criteria
-    assert "the ranks do not come back." in criterion.message
+    assert "the ranks do not finish." in criterion.message
     assert criterion.message.count("has tag 3") == 1
 
 

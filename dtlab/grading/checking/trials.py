@@ -182,11 +182,14 @@ class Observation:
         return _hang(self.error, self.trial) if self.hung else self._crash()
 
     def _crash(self) -> str:
-        where = self.trial.words(self.failed_case)
-        if self.failure is None:
+        where, failure = self.trial.words(self.failed_case), self.failure
+        if failure is None or not isinstance(self.error, RankError):
             return f"{where}: {self.error}"
-        message = next(iter(self.failure.message.splitlines()), self.failure.kind)
-        return f"{where}: {message}\n{self.failure.place}".rstrip()
+        message = next(iter(failure.message.splitlines()), failure.kind)
+        ranks = [rank for rank, each in self.error.failures.items() if each == failure]
+        if len(ranks) < self.trial.world_size and not re.match(r"\w+: rank \d", message):
+            message = f"{ranks_in_words(ranks)}: {message}"
+        return "\n".join(filter(None, [f"{where}: {message}", failure.place, failure.advice]))
 
 
 def drawn_seed(seed: int, purpose: str = "") -> int:
@@ -280,7 +283,7 @@ def _hang(error: RanksError, trial: Trial) -> str:
         lines = [f"{trial.words()}: what the ranks call does not fit together.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
-        lines = [f"{trial.words()}: the ranks do not come back{within}."]
+        lines = [f"{trial.words()}: the ranks do not finish{within}."]
     alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
         alike.setdefault((entry.op, entry.place, entry.waits_in), []).append(entry.rank)

@@ -16,13 +16,12 @@ _UNUSED = re.compile(
 _SENTENCES = (
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
-        r"Global rank \1 is not part of the group. dst=, src= and root ranks are global ranks, "
-        "also with group=. Pass a number in the group, as dist.get_rank(group) returns it, as "
-        "group_dst= or group_src=.",
+        r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
+        "group=; group_dst= and group_src= take numbers in the group, as dist.get_rank(group).",
     ),
     (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
-        "a rank sends to itself. A message needs two ranks; to copy a tensor, use copy_().",
+        "a rank sends to itself. A message needs two ranks; with one, send nothing.",
     ),
     (
         re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "

@@ -168,13 +168,16 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
     """What is wrong with a message to or from `peer`, a number in the group; and what to write."""
     size = len(members)
     if 0 <= peer < size:
-        return (
-            f"a rank {verb} itself. A message needs two ranks; to copy a tensor, use copy_()."
-        )
+        there = ""
+        if members != tuple(range(dist.get_world_size())):
+            there = f": it is number {peer} of the group of {ranks_in_words(members)}"
+        return f"a rank {verb} itself{there}. A message needs two ranks; with one, send nothing."
     text = _no_such_rank(f"rank {own} {verb}", peer, members)
     number = members.index(own) if own in members else own
     if peer in members:  # a global rank, where a number in the group is expected
         return text
+    if size == 1:
+        return f"{text} On one rank there is no neighbour: send and receive nothing."
     if peer == 1 - number and size > 2:
         return f"{text} 1 - rank is the other rank only if there are two ranks."
     if peer == number + 1:
@@ -194,7 +197,8 @@ def _no_such_rank(start: str, number: int, members: tuple[int, ...]) -> str:
     """A sentence for a number that no rank of the group has; `start` is its beginning."""
     last = len(members) - 1
     if members == tuple(range(dist.get_world_size())):
-        return f"{start} rank {number}, but the ranks are 0 to {last}."
+        ranks = f"the ranks are 0 to {last}" if last else "there is only rank 0"
+        return f"{start} rank {number}, but {ranks}."
     return (
         f"{start} number {number} of a group, but the group of {ranks_in_words(members)} has the "
         f"numbers 0 to {last}. group_dst= and group_src= take such numbers; for a global rank, "

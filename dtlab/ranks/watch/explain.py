@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from traceback import FrameSummary, StackSummary
 from typing import Any
@@ -36,6 +37,11 @@ ADVICE = {
 NO_KEYBOARD = "EOFError: EOF when reading a line"
 ASK_IN_NOTEBOOK = (
     "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
+)
+NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
+WRAP_AROUND = (
+    "On the last rank there is no index rank + 1. If the first element follows the last one, as "
+    "in a ring, write (rank + 1) % size."
 )
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
@@ -192,14 +198,23 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
+    place = locate.place(locate.learner_frame(frames))
     return Failure(
         remote.kind,
         message[:MESSAGE_LIMIT],
         traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
-        advice=ASK_IN_NOTEBOOK if message == NO_KEYBOARD else "",
-        **locate.place(locate.learner_frame(frames)),
+        advice=_advice_on(message, place.get("code") or ""),
+        **place,
     )
+
+
+def _advice_on(message: str, code: str) -> str:
+    """Advice for an exception that was raised in the line `code`; may be empty."""
+    if message == NO_KEYBOARD:
+        return ASK_IN_NOTEBOOK
+    # An index without %, as in chunks[rank + 1].
+    return WRAP_AROUND if message.startswith("IndexError") and NEXT_INDEX.search(code) else ""
 
 
 def _of_death(end: RankEnd, stderr: str) -> Failure:

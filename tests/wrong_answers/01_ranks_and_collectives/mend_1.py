@@ -285,7 +285,7 @@ WRONG = {
     function_alone: {"diagnosis": "has to be a dict"},
     all_send_first: {"result": "ranks 0 to 2 are in send"},
     still_broken: {"result": "Every rank receives before it sends"},
-    waited_for_before_the_receive: {"result": "the ranks do not come back"},
+    waited_for_before_the_receive: {"result": "the ranks do not finish"},
     the_other_way_round: {"result": "rank 0: place 1 holds the block of rank 2"},
     nothing_is_received: {"result": ""},
     one_round_short: {"result": "rank 0: place 1 holds none of the right ones"},
