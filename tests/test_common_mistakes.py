@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dtlab
+from dtlab.grading import known_parts
+from dtlab.grading.report import Reference
 
 
 def message_of(fn: Callable[..., object], world_size: int = 3, timeout: float = 30) -> str:
@@ -257,3 +259,12 @@ def test_validation_on_one_rank_shifts_the_collectives_of_ddp(steps_after: int) 
     message = message_of(train)
     assert "call the module that DDP wraps: model.module(...)" in message
     assert ("The ranks are in different lines of the program" in message) == bool(steps_after)
+
+
+# The library's version -------------------------------------------------------------------------
+
+
+def test_1f1b_is_not_compared_with_the_interleaved_schedule() -> None:
+    part = next(part for part in known_parts() if part.name == "07/one_f_one_b")
+    assert part.reference == "dtlab.schedules.one_f_one_b"
+    assert "interleaved" not in Reference.of(part.reference).source

@@ -60,5 +60,5 @@ PART = Part(
             rule("edges", 2, "fewer microbatches than stages, and one stage", "complete", "runs"),
         ),
     ),
-    reference="dtlab.schedules.generators.interleaved",
+    reference="dtlab.schedules.one_f_one_b",
 )
