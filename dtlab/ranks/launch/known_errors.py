@@ -20,6 +20,12 @@ _SENTENCES = (
         "group=; group_dst= and group_src= take numbers in the group, as dist.get_rank(group).",
     ),
     (
+        re.compile(r"Invalid function argument\. Expected parameter `(\w+)` of type (\S+)\s+"
+                   r"but got <class 'NoneType'> instead\."),
+        r"`\1` is None, and must be a \2. The .grad of a tensor is None before backward, and "
+        "always without requires_grad.",
+    ),
+    (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
         "a rank sends to itself. A message needs two ranks; with one, send nothing.",
     ),

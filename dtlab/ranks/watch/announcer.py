@@ -183,12 +183,12 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
     if peer == number + 1:
         return (
             f"{text} The last rank has no right neighbour: in a ring it is (rank + 1) % {size}; "
-            "in a line, the last rank leaves this step out."
+            "in a line or a tree, skip a rank that does not exist."
         )
     if peer == number - 1:
         return (
-            f"{text} Rank 0 has no left neighbour: in a ring it is (rank - 1) % {size}; in a "
-            "line, rank 0 leaves this step out."
+            f"{text} Rank 0 has no left neighbour: in a ring it is (rank - 1) % {size}; in a line "
+            "or a tree, skip a rank that does not exist."
         )
     return text
 
