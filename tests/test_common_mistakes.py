@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -216,6 +217,32 @@ def test_a_loop_without_an_end_that_communicates(collective: bool) -> None:
     assert message.startswith("RankTimeoutError")
     assert "The ranks still communicate: each has called at least" in message
     assert "Look for a loop that does not end" in message
+
+
+# Threads ---------------------------------------------------------------------------------------
+
+
+def test_a_mismatch_in_a_thread_without_a_line_of_its_own_shows_the_main_threads_line() -> None:
+    def in_threads() -> None:
+        tensor = torch.ones(4 + dist.get_rank())
+        thread = threading.Thread(target=dist.all_reduce, args=(tensor,))
+        thread.start()
+        thread.join()
+
+    with pytest.raises(dtlab.MismatchError) as caught:
+        dtlab.launch(in_threads, world_size=2)
+    assert all("thread." in (each.code or "") for each in caught.value.waiting)
+
+
+def test_threads_that_wait_for_each_other_get_advice_at_the_time_limit() -> None:
+    def in_threads() -> None:
+        buffer, source = torch.ones(4), 1 - dist.get_rank()
+        thread = threading.Thread(target=lambda: dist.recv(buffer, src=source))
+        thread.start()
+        thread.join()
+
+    message = message_of(in_threads, world_size=2, timeout=1.5)
+    assert "Every rank receives before it sends, so no rank sends." in message
 
 
 # DDP -------------------------------------------------------------------------------------------

@@ -97,10 +97,10 @@ def _lines(finding: Finding, world_size: int) -> list[str]:
 
 def _standstill(finding: Finding) -> tuple[str, str]:
     detected = f"detected after {finding.seconds:.1f} s"
-    return f"no rank can make progress ({detected}).", _pattern(finding)
+    return f"no rank can make progress ({detected}).", pattern(finding)
 
 
-def _pattern(finding: Finding) -> str:
+def pattern(finding: Finding) -> str:
     """The advice for a deadlock: recognises typical mistakes, and says how to correct each."""
     ops = finding.ops
     names = {op.name for op in ops}

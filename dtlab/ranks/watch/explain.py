@@ -18,9 +18,9 @@ from dtlab.errors import (
     place_in_words,
 )
 from dtlab.ranks.launch.client import Collected
-from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.protocol import Finding, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import locate
-from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, waiting_of
+from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
@@ -321,6 +321,9 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
     longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
     advice = _never_sent(busy, outcome) or _still_communicating(running, outcome)
+    if not (advice or busy or outcome.active) and len(calls) == len(running):
+        left = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
+        advice = pattern(Finding("standstill", outcome.waiting, left, outcome.posted))
     if advice:
         lines.append(wrapped(advice, indent=""))
         if outcome.active:
