@@ -26,6 +26,15 @@ _SENTENCES = (
         "always without requires_grad.",
     ),
     (
+        re.compile(r"setStorage: sizes .* out of bounds for storage of size 0"),
+        "the storage of this tensor has 0 bytes: give it memory again before you use it.",
+    ),
+    (
+        re.compile(r"Output \d+ of \w+ is a view and is being modified inplace\..*", re.DOTALL),
+        "autograd records that a view of this tensor is changed in place. A collective needs "
+        "tensors without a graph: use detach(), or torch.no_grad().",
+    ),
+    (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
         "a rank sends to itself. A message needs two ranks; with one, send nothing.",
     ),
