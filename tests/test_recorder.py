@@ -408,7 +408,8 @@ def test_pipelining_is_recorded() -> None:
 
 def _fails_to_issue() -> None:
     with pytest.raises(RuntimeError):  # gloo sends one tensor at a time
-        dist.distributed_c10d._get_default_group().send([torch.ones(1), torch.ones(1)], 0, 0)
+        peer = 1 - dist.get_rank()
+        dist.distributed_c10d._get_default_group().send([torch.ones(1), torch.ones(1)], peer, 0)
     with dtlab.span("after"):
         time.sleep(0.05)
 

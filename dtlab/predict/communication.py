@@ -189,6 +189,8 @@ _FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.m
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,  # through the root's link
+    "scatter": lambda n: (n - 1) / n,  # through the root's link
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
     "send": lambda n: 1.0,

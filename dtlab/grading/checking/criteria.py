@@ -213,10 +213,24 @@ def _found(one: Observation) -> list[Fault]:
         for number, (case, results) in enumerate(zip(cases, one.results, strict=True)):
             where = one.trial.words(number)
             reported = _readable(case, case.faults, results)
-            found += ((name, f"{where}: {message}") for name, message in reported)
+            hint = _after_reduce(one)
+            found += ((name, f"{where}: {message}{hint}") for name, message in reported)
         found += _readable(cases[0], cases[0].by_trace, one)
     faults: list[Fault] = vars(one)["faults"]
     return faults
+
+
+def _after_reduce(one: Observation) -> str:
+    """A hint if ranks called `dist.reduce`, whose result other ranks than its root must not read.
+
+    With gloo they hold partial sums, and by chance even right ones.
+    """
+    if one.trace is None or "reduce" not in one.trace.ops():
+        return ""
+    return (
+        " You call dist.reduce: only rank dst gets the sum, and what the tensor of any other rank "
+        "holds then is undefined."
+    )
 
 
 def _cases(one: Observation) -> list[Faulty]:
@@ -250,7 +264,7 @@ def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
                 if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
                     return (
                         f"{one.trial.words()}: {amount(sent)} left rank {rank}, and it takes "
-                        f"{amount(goal)}. {advice}"
+                        f"{amount(goal)}. {advice}{_after_reduce(one)}"
                     )
         return ""
 
@@ -271,7 +285,7 @@ def criterion(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:
-    """Makes a criterion that is lost if the ranks do not finish or if an objection is raised.
+    """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
 
     Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
     With `waits`, the criterion is blocked in that case, because another one is lost already.
@@ -291,7 +305,8 @@ def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> I
     for one in seen:
         for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
             messages = (_objection(objection, case, results, one) for objection in objections)
-            yield from (f"{one.trial.words(number)}: {text}" for text in messages if text)
+            hint = _after_reduce(one)
+            yield from (f"{one.trial.words(number)}: {text}{hint}" for text in messages if text)
 
 
 def _objection(objection: Objection, case: Any, results: Any, one: Observation) -> str:

@@ -162,7 +162,7 @@ def _group_advice(run: Observation) -> str:
     )
     if "not those of" in message:
         return give
-    return count if "not part of group" in message else f"{give} {count}"
+    return count if "not part of the group" in message else f"{give} {count}"
 
 
 judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)
@@ -211,7 +211,8 @@ def chunks_pattern(seen: Seen, count: str = "N") -> str:
 
     `count` is the number of chunks of the tensor, as the advice writes it.
     """
-    if world_sizes_right(seen) == {1, 2}:
+    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
+    if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
         return "Right on 1 and 2 ranks only: a chunk takes N-1 rounds to reach every rank."
     if all(map(_only_uneven_is_wrong, seen)):
         split = f"tensor.tensor_split({count})"

@@ -301,7 +301,7 @@ def _advice_on_groups(trouble: str) -> str:
     line, give = trouble.partition("\n")[0], "Pass `group` to every call of torch.distributed."
     if "'group'" in line:
         return "Your function takes no `group`: write group=None as its last argument."
-    if "not part of group" in line or "src" in line:
+    if "not part of the group" in line or "src" in line:
         return "In a group, src= is a global rank, and group_src= counts within the group."
     if "began with" in line:
         return f"{give} Send the first member's parameters: group_src=0 counts in the group."

@@ -354,7 +354,7 @@ PART = Part(
     difficulty=2,
     check=Recorded(
         (
-            rule("axis", 3, "the axis that costs most waiting, in all four runs"),
+            rule("axis", 3, "the axis that costs most waiting, in all five traces"),
             rule("operation", 2, "the operation in which the ranks wait most", "form"),
             rule("waiting", 3, "the share of the step in which a rank waits", "form"),
         ),

@@ -273,7 +273,7 @@ WRONG = {
         "all_reduces": "dist.broadcast took part",
     },
     on_the_first_rank_only: {
-        "gradients": "step 1, rank 1, layers.0.weight: this is",
+        "gradients": "You call dist.reduce: only rank dst gets the sum",
         "all_reduces": "dist.reduce took part",
     },
     own_gradient_first: {
