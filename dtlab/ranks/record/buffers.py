@@ -1,0 +1,353 @@
+"""Notes tensors that are touched before the rank has waited for the operation that uses them.
+
+    work = dist.irecv(x, 0)     x is in use: its class becomes a subclass of torch.Tensor
+    y = x + 1                   the subclass sees the call: x is read too early, in this line
+    work.wait()                 x has its old class again
+
+The subclass sees every function that gets the same Python object, or a view made from it while it
+is in use. A change through another view raises the tensor's version, which all views share. A
+change by NumPy shows only in the bytes of a tensor that is sent.
+
+Watched are CPU tensors of operations that the learner's own code calls in the main thread. Whether
+a touch is a mistake is decided afterwards, from the records of all ranks (watch/early.py): the
+rank may know from another message that the operation is complete.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtlab.ranks.protocol import Touch
+from dtlab.ranks.record.operators import Operator
+from dtlab.ranks.watch.locate import is_learners
+
+__all__ = ["Buffers"]
+
+MOST = 64  # operations in flight that are watched, and views of one of them
+_PEEK = 64  # bytes compared at either end of a tensor
+_USES = "_dtlab_uses"  # attribute of a tensor in use
+_C10D = dist.distributed_c10d.__file__
+_BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__}
+# gloo itself does not raise the version of a tensor in these, unless it computes an average.
+_KEEP_VERSION = ("send", "recv", "broadcast", "all_reduce")
+_AVERAGE = dist.ReduceOp.RedOpType.__members__["AVG"].value
+_READ_WITHOUT_OPERATOR = ("tolist", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__")
+# Methods of a Work that tell when it is complete; a program that calls them may not call `wait`.
+_TELLING = (
+    "is_completed", "is_success", "exception", "result", "synchronize", "get_future",
+    "get_future_result", "block_current_stream",
+)  # fmt: skip
+
+
+class _Use:
+    """An operation in flight and its tensors. A send only reads them: `is_send`."""
+
+    def __init__(
+        self, owner: Buffers, index: int, work: Any, operator: Operator, reduction: Any
+    ) -> None:
+        self.owner, self.index, self.work = owner, index, work
+        self.is_send = operator.name == "send"
+        self.is_collective = not operator.is_message
+        self.tensors: list[torch.Tensor] = []
+        self.handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
+        self._keeps_version = operator.name in _KEEP_VERSION and reduction != _AVERAGE
+        self._before: list[tuple[int, bytes]] = []
+
+    def begin(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._before = [self._state(tensor) for tensor in tensors]
+        for tensor in tensors:
+            self.add(tensor)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Watch what happens to this object, which is a tensor of the operation or its view."""
+        if type(tensor) in (torch.Tensor, _InUse) and len(self.handles) < MOST:
+            tensor.__dict__.setdefault(_USES, []).append(self)
+            tensor.__class__ = _InUse
+            self.handles.append(tensor)
+
+    def end(self) -> None:
+        for tensor in self.handles:
+            uses = tensor.__dict__.get(_USES, [])
+            if self in uses:
+                uses.remove(self)
+            if not uses:
+                tensor.__dict__.pop(_USES, None)
+                tensor.__class__ = torch.Tensor
+        self.handles.clear()
+
+    def is_changed(self) -> bool:
+        """Whether a tensor has certainly been changed since the operation was issued."""
+        return [self._state(tensor) for tensor in self.tensors] != self._before
+
+    def _state(self, tensor: torch.Tensor) -> tuple[int, bytes]:
+        # A write to another part of the same storage also raises the version.
+        is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
+        has_version = self._keeps_version and is_whole and not tensor.is_inference()
+        version = tensor._version if has_version else -1
+        return version, _peek(tensor) if self.is_send else b""
+
+    def has(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether a tensor shares memory with those of the operation."""
+        return any(_overlap(tensor, mine) for tensor in tensors for mine in self.tensors)
+
+
+class Buffers:
+    """The tensors in use by operations of this rank, and the touches noted so far.
+
+    `line_of` returns the learner's file and line for a stack frame.
+    """
+
+    def __init__(self, line_of: Callable[[FrameType | None], tuple[str, int]]) -> None:
+        self.uses: dict[int, _Use] = {}  # by the id of the Work
+        self.touches: list[Touch] = []  # with the index of the operation for its row
+        self._line_of = line_of
+        self._main = threading.main_thread().ident
+        self._plain: dict[str, Any] = {}
+        self._is_learners = functools.cache(is_learners)
+
+    # ------------------------------------------------------------------ hooks of the recorder
+
+    def hook(self) -> None:
+        """Replace the methods of `dist.Work` that tell whether it is complete."""
+        for name in _TELLING:
+            plain = self._plain[name] = getattr(dist.Work, name)
+            setattr(dist.Work, name, self._telling(name, plain))
+
+    def unhook(self) -> None:
+        """Restore the methods that `hook` has replaced."""
+        for name, plain in self._plain.items():
+            setattr(dist.Work, name, plain)
+
+    def begin(
+        self, operator: Operator, index: int, work: Any, outputs: Any, reduction: Any,
+        frame: FrameType,
+    ) -> None:  # fmt: skip
+        """Watch the tensors of an operation that has been issued by the code of `frame`."""
+        if threading.get_ident() != self._main or not self._asked_by_learner(frame):
+            return
+        tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
+        if tensors and isinstance(work, dist.Work):
+            if len(self.uses) >= MOST:
+                self._end(next(iter(self.uses.values())))
+            use = self.uses[id(work)] = _Use(self, index, work, operator, reduction)
+            use.begin(tensors)
+
+    def clash(self, operator: Operator, args: tuple[Any, ...]) -> None:
+        """Note tensors in use that are passed to another operation, which is about to begin."""
+        if operator.payload is None:
+            return
+        first = [tensor for tensor in _tensors(args[0]) if _is_plain(tensor)]
+        second = _tensors(args[1]) if operator.group == 2 else ()
+        read = first if operator.name == "send" else [t for t in second if _is_plain(t)]
+        for use in list(self.uses.values()):
+            is_written = first is not read and use.has(first)
+            if is_written or (not use.is_send and use.has(read)):
+                self.note(use, operator.name)
+
+    def look(self) -> None:
+        """Note changes that the subclass has not seen; called before this rank waits."""
+        for use in list(self.uses.values()):
+            if use.is_changed():
+                self.note(use, "changed", here=False)
+
+    def done(self, work: Any, index: int = -1) -> None:
+        """The rank has waited for `work`; `index` is given if it was a collective.
+
+        Earlier collectives may then be complete too: GPUs run those of a group in their order.
+        """
+        use = self.uses.get(id(work))
+        if use is not None:
+            self._end(use)
+        for earlier in list(self.uses.values()) if index >= 0 else ():
+            if earlier.is_collective and earlier.index < index:
+                self._end(earlier)
+
+    def finish(self, last: bool) -> list[Touch]:
+        """End all uses, and return all touches; `last`: no later code can wait for the Works."""
+        self.look()
+        for use in list(self.uses.values()):
+            if last and not use.is_send:
+                self.note(use, "forgotten", here=False)
+            self._end(use)
+        touches, self.touches = self.touches, []
+        return touches
+
+    # ------------------------------------------------------------------ touches
+
+    def note(self, use: _Use, kind: str, here: bool = True) -> None:
+        """Note a touch, `here` in the line that runs now. The first one of a use ends it."""
+        if use.work is None:
+            return
+        file, line = self._line_of(sys._getframe(1)) if here else ("", 0)
+        if len(self.touches) < 10 * MOST:
+            self.touches.append(Touch(use.index, kind, time.perf_counter_ns(), file, line))
+        self._end(use)
+
+    def _end(self, use: _Use) -> None:
+        self.uses.pop(id(use.work), None)
+        use.work = None
+        use.end()
+
+    def _telling(self, name: str, plain: Any) -> Callable[..., Any]:
+        uses, may_be_open = self.uses, name in ("is_completed", "is_success")
+
+        def tell(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = plain(work, *args, **kwargs)
+            use = uses.get(id(work))
+            if use is not None and (result or not may_be_open):
+                self._end(use)
+            return result
+
+        return tell
+
+    def _asked_by_learner(self, frame: FrameType | None) -> bool:
+        """Whether the learner called the operation, and not a `send` or `recv`, which wait."""
+        while frame is not None and frame.f_code.co_filename in _BETWEEN:
+            if frame.f_code.co_name in ("send", "recv"):
+                return False
+            frame = frame.f_back
+        return frame is not None and self._is_learners(frame.f_code.co_filename)
+
+
+# ---------------------------------------------------------------------------- the subclass
+
+
+class _InUse(torch.Tensor):
+    """The class of a tensor that an operation in flight uses."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = _tensors([*args, *kwargs.values()])
+        handles: list[torch.Tensor] = [t for t in tensors if type(t) is _InUse]
+        uses = list(dict.fromkeys(use for t in handles for use in t.__dict__.get(_USES, ())))
+        for tensor in handles:
+            tensor.__class__ = torch.Tensor
+        if not handles:  # they are hidden in an argument
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        try:
+            return _watched(func, args, kwargs, uses)
+        finally:
+            for tensor in handles:
+                if tensor.__dict__.get(_USES):
+                    tensor.__class__ = _InUse
+
+
+# `type(x)` prints as for an ordinary tensor.
+_InUse.__name__ = _InUse.__qualname__ = "Tensor"
+_InUse.__module__ = "torch"
+
+
+def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: list[_Use]) -> Any:
+    """Call `func`, and note what it does to the tensors of `uses`."""
+    if (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
+        return func(*args, **kwargs)  # `Buffers.clash` sees it
+    outputs = [use for use in uses if not use.is_send]
+    if getattr(func, "__name__", "") in _READ_WITHOUT_OPERATOR:
+        for use in outputs:
+            use.owner.note(use, "read")
+        return func(*args, **kwargs)
+    if outputs:
+        with _Accesses(outputs):
+            result = func(*args, **kwargs)
+    else:
+        result = func(*args, **kwargs)
+    for use in uses:
+        if use.is_send and use.is_changed():
+            use.owner.note(use, "changed")
+    for tensor in _tensors(result):
+        if type(tensor) is torch.Tensor and _USES not in tensor.__dict__ and _is_plain(tensor):
+            for use in uses:
+                if use.work is not None and use.has([tensor]):
+                    use.add(tensor)
+    return result
+
+
+class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the operators that one function calls, and notes those that access `uses`."""
+
+    def __init__(self, uses: list[_Use]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._uses = uses
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for position, (name, kind) in enumerate(_accesses(func)):
+            value = args[position] if position < len(args) else kwargs.get(name)
+            if kind and value is not None:
+                tensors = [tensor for tensor in _tensors([value]) if _is_plain(tensor)]
+                for use in self._uses:
+                    if tensors and use.has(tensors):
+                        use.owner.note(use, kind)
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _accesses(func: Any) -> list[tuple[str, str]]:
+    """Of each argument of an operator: its name, and "read", "changed", or "" if it is neither."""
+    name = func._schema.name.partition("::")[2]
+    if (
+        name.endswith("_like")
+        or name.startswith(("new_", "is_", "sym_", "_has_", "set_", "resize_"))
+        or torch.Tag.inplace_view in func.tags
+    ):
+        return []  # only the shape matters
+    kinds = {None: "read", False: "", True: "changed"}
+    return [
+        (argument.name, kinds[argument.alias_info and argument.alias_info.is_write])
+        for argument in func._schema.arguments
+    ]
+
+
+# ---------------------------------------------------------------------------- tensors
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and tuples."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory of this machine, in one piece."""
+    keys = torch._C._dispatch_keys(tensor)
+    return (
+        keys.has(torch._C.DispatchKey.CPU)
+        and not keys.has(torch._C.DispatchKey.Python)
+        and tensor.layout is torch.strided
+        and tensor.nbytes > 0
+    )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    start, second = one.data_ptr(), other.data_ptr()
+    return start < second + other.nbytes and second < start + one.nbytes
+
+
+def _peek(tensor: torch.Tensor) -> bytes:
+    """The first and last bytes of a tensor's memory."""
+    size, at = tensor.nbytes, tensor.data_ptr()
+    width = min(_PEEK, size)
+    return ctypes.string_at(at, width) + ctypes.string_at(at + size - width, width)
