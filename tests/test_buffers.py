@@ -7,8 +7,10 @@ the lines that the warning must name.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import io
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -224,10 +226,11 @@ def what_is_sent_may_be_read() -> None:
         text = f"{x} {x.sum()}"
         layer(x).sum().backward()
         again = dist.isend(x, 1)  # two ranks may even get the same tensor at once
-        copied = x.clone()
+        copies = [x.clone(), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), nn.Parameter(x)]
+        torch.save({"x": x}, io.BytesIO())
         work.wait()
         again.wait()
-        assert text and copied.equal(x)
+        assert text and all(copied.equal(x) for copied in copies)
     else:
         dist.recv(x, 0)
         dist.recv(x, 0)

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,6 @@ __all__ = ["Buffers"]
 
 MOST = 64  # operations in flight that are watched, and views of one of them
 _PEEK = 64  # bytes compared at either end of a tensor
-_USES = "_dtlab_uses"  # attribute of a tensor in use
 _C10D = dist.distributed_c10d.__file__
 _BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__}
 # gloo itself does not raise the version of a tensor in these, unless it computes an average.
@@ -53,54 +52,64 @@ _TELLING = (
 class _Use:
     """An operation in flight and its tensors. A send only reads them: `is_send`."""
 
+    __slots__ = (
+        "_before", "_handles", "_is_versioned", "_spans", "_tensors", "index", "is_collective",
+        "is_send", "owner", "work",
+    )  # fmt: skip
+
     def __init__(
-        self, owner: Buffers, index: int, work: Any, operator: Operator, reduction: Any
-    ) -> None:
-        self.owner, self.index, self.work = owner, index, work
+        self, owner: Buffers, index: int, work: Any, operator: Operator, reduction: Any,
+        tensors: list[torch.Tensor],
+    ) -> None:  # fmt: skip
+        self.owner, self.index, self.work, self._tensors = owner, index, work, tensors
         self.is_send = operator.name == "send"
         self.is_collective = not operator.is_message
-        self.tensors: list[torch.Tensor] = []
-        self.handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
-        self._keeps_version = operator.name in _KEEP_VERSION and reduction != _AVERAGE
-        self._before: list[tuple[int, bytes]] = []
-
-    def begin(self, tensors: list[torch.Tensor]) -> None:
-        self.tensors = tensors
-        self._before = [self._state(tensor) for tensor in tensors]
+        self._is_versioned = (
+            operator.name in _KEEP_VERSION and reduction != _AVERAGE and _is_whole(tensors[0])
+        )
+        self._before = self._state()
+        self._spans: list[tuple[int, int]] | None = None
+        self._handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
         for tensor in tensors:
             self.add(tensor)
 
     def add(self, tensor: torch.Tensor) -> None:
         """Watch what happens to this object, which is a tensor of the operation or its view."""
-        if type(tensor) in (torch.Tensor, _InUse) and len(self.handles) < MOST:
-            tensor.__dict__.setdefault(_USES, []).append(self)
+        if type(tensor) in (torch.Tensor, _InUse) and len(self._handles) < MOST:
+            _InUse.uses.setdefault(id(tensor), []).append(self)
             tensor.__class__ = _InUse
-            self.handles.append(tensor)
+            self._handles.append(tensor)
 
     def end(self) -> None:
-        for tensor in self.handles:
-            uses = tensor.__dict__.get(_USES, [])
-            if self in uses:
-                uses.remove(self)
+        """Make the tensors ordinary again, unless another operation uses them too."""
+        for tensor in self._handles:
+            uses = _InUse.uses[id(tensor)]
+            uses.remove(self)
             if not uses:
-                tensor.__dict__.pop(_USES, None)
+                del _InUse.uses[id(tensor)]
                 tensor.__class__ = torch.Tensor
-        self.handles.clear()
+        self._handles.clear()
 
     def is_changed(self) -> bool:
         """Whether a tensor has certainly been changed since the operation was issued."""
-        return [self._state(tensor) for tensor in self.tensors] != self._before
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._state() != self._before
 
-    def _state(self, tensor: torch.Tensor) -> tuple[int, bytes]:
-        # A write to another part of the same storage also raises the version.
-        is_whole = tensor.nbytes == tensor.untyped_storage().nbytes()
-        has_version = self._keeps_version and is_whole and not tensor.is_inference()
-        version = tensor._version if has_version else -1
+    def _state(self) -> tuple[int, bytes]:
+        tensor = self._tensors[0]
+        version = tensor._version if self._is_versioned else 0
         return version, _peek(tensor) if self.is_send else b""
 
-    def has(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether a tensor shares memory with those of the operation."""
-        return any(_overlap(tensor, mine) for tensor in tensors for mine in self.tensors)
+    def has(self, spans: Iterable[tuple[int, int]]) -> bool:
+        """Whether a tensor with one of these spans shares memory with those of the operation."""
+        if self._spans is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                self._spans = [_span(tensor) for tensor in self._tensors]
+        for first, last in spans:
+            for start, end in self._spans:
+                if first < end and start < last:
+                    return True
+        return False
 
 
 class Buffers:
@@ -137,30 +146,31 @@ class Buffers:
         """Watch the tensors of an operation that has been issued by the code of `frame`."""
         if threading.get_ident() != self._main or not self._asked_by_learner(frame):
             return
-        tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
-        if tensors and isinstance(work, dist.Work):
-            if len(self.uses) >= MOST:
-                self._end(next(iter(self.uses.values())))
-            use = self.uses[id(work)] = _Use(self, index, work, operator, reduction)
-            use.begin(tensors)
+        if len(self.uses) >= MOST:
+            self._end(next(iter(self.uses.values())))
+        with torch._C.DisableTorchFunctionSubclass():
+            tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
+            if tensors:
+                self.uses[id(work)] = _Use(self, index, work, operator, reduction, tensors)
 
     def clash(self, operator: Operator, args: tuple[Any, ...]) -> None:
         """Note tensors in use that are passed to another operation, which is about to begin."""
         if operator.payload is None:
             return
-        first = [tensor for tensor in _tensors(args[0]) if _is_plain(tensor)]
-        second = _tensors(args[1]) if operator.group == 2 else ()
-        read = first if operator.name == "send" else [t for t in second if _is_plain(t)]
+        with torch._C.DisableTorchFunctionSubclass():
+            first = _spans(args[0])
+            second = _spans(args[1]) if operator.group == 2 else []
+        sends = operator.name == "send"
         for use in list(self.uses.values()):
-            is_written = first is not read and use.has(first)
-            if is_written or (not use.is_send and use.has(read)):
+            is_written = not sends and use.has(first)
+            if is_written or (not use.is_send and use.has(first if sends else second)):
                 self.note(use, operator.name)
 
-    def look(self) -> None:
-        """Note changes that the subclass has not seen; called before this rank waits."""
-        for use in list(self.uses.values()):
-            if use.is_changed():
-                self.note(use, "changed", here=False)
+    def look(self, work: Any) -> None:
+        """Note a change that the subclass has not seen; called before this rank waits."""
+        use = self.uses.get(id(work))
+        if use is not None and use.is_changed():
+            self.note(use, "changed", here=False)
 
     def done(self, work: Any, index: int = -1) -> None:
         """The rank has waited for `work`; `index` is given if it was a collective.
@@ -176,8 +186,8 @@ class Buffers:
 
     def finish(self, last: bool) -> list[Touch]:
         """End all uses, and return all touches; `last`: no later code can wait for the Works."""
-        self.look()
         for use in list(self.uses.values()):
+            self.look(use.work)
             if last and not use.is_send:
                 self.note(use, "forgotten", here=False)
             self._end(use)
@@ -228,6 +238,7 @@ class _InUse(torch.Tensor):
     """The class of a tensor that an operation in flight uses."""
 
     __slots__ = ()
+    uses: ClassVar[dict[int, list[_Use]]] = {}  # by the id of the tensor
 
     @classmethod
     def __torch_function__(
@@ -236,7 +247,7 @@ class _InUse(torch.Tensor):
         kwargs = kwargs or {}
         tensors = _tensors([*args, *kwargs.values()])
         handles: list[torch.Tensor] = [t for t in tensors if type(t) is _InUse]
-        uses = list(dict.fromkeys(use for t in handles for use in t.__dict__.get(_USES, ())))
+        uses = list(dict.fromkeys(use for t in handles for use in cls.uses[id(t)]))
         for tensor in handles:
             tensor.__class__ = torch.Tensor
         if not handles:  # they are hidden in an argument
@@ -246,13 +257,14 @@ class _InUse(torch.Tensor):
             return _watched(func, args, kwargs, uses)
         finally:
             for tensor in handles:
-                if tensor.__dict__.get(_USES):
+                if id(tensor) in cls.uses:
                     tensor.__class__ = _InUse
 
 
 # `type(x)` prints as for an ordinary tensor.
 _InUse.__name__ = _InUse.__qualname__ = "Tensor"
 _InUse.__module__ = "torch"
+_PLAIN = (torch.Tensor, torch.nn.Parameter, _InUse)
 
 
 def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: list[_Use]) -> Any:
@@ -273,9 +285,10 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
         if use.is_send and use.is_changed():
             use.owner.note(use, "changed")
     for tensor in _tensors(result):
-        if type(tensor) is torch.Tensor and _USES not in tensor.__dict__ and _is_plain(tensor):
+        if type(tensor) is torch.Tensor and id(tensor) not in _InUse.uses:
+            spans = _spans(tensor)
             for use in uses:
-                if use.work is not None and use.has([tensor]):
+                if use.work is not None and use.has(spans):
                     use.add(tensor)
     return result
 
@@ -294,9 +307,9 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for position, (name, kind) in enumerate(_accesses(func)):
             value = args[position] if position < len(args) else kwargs.get(name)
             if kind and value is not None:
-                tensors = [tensor for tensor in _tensors([value]) if _is_plain(tensor)]
+                spans = _spans(value)
                 for use in self._uses:
-                    if tensors and use.has(tensors):
+                    if use.has(spans):
                         use.owner.note(use, kind)
         return func(*args, **kwargs)
 
@@ -331,23 +344,32 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of this machine, in one piece."""
-    keys = torch._C._dispatch_keys(tensor)
-    return (
-        keys.has(torch._C.DispatchKey.CPU)
-        and not keys.has(torch._C.DispatchKey.Python)
-        and tensor.layout is torch.strided
-        and tensor.nbytes > 0
-    )
+    """Whether a tensor has memory of this machine."""
+    return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    start, second = one.data_ptr(), other.data_ptr()
-    return start < second + other.nbytes and second < start + one.nbytes
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's memory: begin and end."""
+    start = tensor.data_ptr()
+    return start, start + tensor.nbytes
+
+
+def _spans(value: Any) -> list[tuple[int, int]]:
+    return [_span(tensor) for tensor in _tensors(value) if _is_plain(tensor)]
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether each change that raises the version of a tensor changes the tensor itself.
+
+    All views of a storage share the version, so the tensor must have all of its storage.
+    """
+    return tensor.nbytes == tensor.untyped_storage().nbytes() and not tensor.is_inference()
 
 
 def _peek(tensor: torch.Tensor) -> bytes:
     """The first and last bytes of a tensor's memory."""
     size, at = tensor.nbytes, tensor.data_ptr()
+    if size > tensor.untyped_storage().nbytes():
+        return b""  # the program has freed the storage
     width = min(_PEEK, size)
     return ctypes.string_at(at, width) + ctypes.string_at(at + size - width, width)

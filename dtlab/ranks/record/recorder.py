@@ -178,7 +178,7 @@ class _Hooks:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = pending.get(id(work))
             if uses and buffers is not None:
-                buffers.look()
+                buffers.look(work)
             if known is None:
                 try:
                     return plain(work, *args, **kwargs)

@@ -61,8 +61,8 @@ def too_early(
     for (rank, touch), clock in zip(asked, clocks, strict=True):
         op = op_at[rank, touch.row]
         if touch.kind == "recv":  # what it receives may have been sent after the first arrived
-            received = min(_after(ops, rank, touch.time), key=lambda later: later.start)
-            for sent in received.partners:
+            received = [later for later in _after(ops, rank, touch.time) if later.name == "recv"]
+            for sent in received[0].partners if received else ():
                 clock = [*map(max, clock, sent.clock)]
         if not _is_known(op, touch, clock, _after(ops, rank, op.start + 1)):
             found.append((rank, touch))
