@@ -565,7 +565,7 @@ def a_step_before_the_gradients_are_there() -> None:
 
 @faulty(2, "ranks 0 and 1 changed the tensor of all_reduce(async_op=True) before wait()")
 def a_second_backward_during_a_reduction() -> None:
-    layer = nn.Linear(4, 4)
+    layer = nn.Linear(4, 16)
     layer(torch.ones(2, 4)).sum().backward()
     work = dist.all_reduce(layer.weight.grad, async_op=True)  # issued
     layer(torch.ones(2, 4)).sum().backward()  # adds to the gradient in C++

@@ -50,20 +50,25 @@ _TELLING = (
 
 
 class _Use:
-    """An operation in flight and its tensors. A send only reads them: `is_send`."""
+    """An operation in flight and its tensors. A send only reads them: `is_send`.
+
+    `is_filled`: another operation in flight writes to these tensors, so that bytes may change.
+    """
 
     __slots__ = (
-        "_before", "_handles", "_is_versioned", "_spans", "_tensors", "index", "is_collective",
-        "is_send", "owner", "work",
+        "_before", "_handles", "_is_versioned", "_peeks", "_spans", "_tensors", "index",
+        "is_collective", "is_send", "owner", "was_touched", "work",
     )  # fmt: skip
 
     def __init__(
         self, owner: Buffers, index: int, work: Any, operator: Operator, reduction: Any,
-        tensors: list[torch.Tensor],
+        tensors: list[torch.Tensor], is_filled: bool,
     ) -> None:  # fmt: skip
         self.owner, self.index, self.work, self._tensors = owner, index, work, tensors
         self.is_send = operator.name == "send"
         self.is_collective = not operator.is_message
+        self.was_touched = False
+        self._peeks = self.is_send and not is_filled
         self._is_versioned = (
             operator.name in _KEEP_VERSION and reduction != _AVERAGE and _is_whole(tensors[0])
         )
@@ -98,7 +103,7 @@ class _Use:
     def _state(self) -> tuple[int, bytes]:
         tensor = self._tensors[0]
         version = tensor._version if self._is_versioned else 0
-        return version, _peek(tensor) if self.is_send else b""
+        return version, _peek(tensor) if self._peeks else b""
 
     def has(self, spans: Iterable[tuple[int, int]]) -> bool:
         """Whether a tensor with one of these spans shares memory with those of the operation."""
@@ -125,6 +130,7 @@ class Buffers:
         self._main = threading.main_thread().ident
         self._plain: dict[str, Any] = {}
         self._is_learners = functools.cache(is_learners)
+        self._is_filled = False  # whether an operation writes to the tensors that are passed next
 
     # ------------------------------------------------------------------ hooks of the recorder
 
@@ -151,7 +157,9 @@ class Buffers:
         with torch._C.DisableTorchFunctionSubclass():
             tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
             if tensors:
-                self.uses[id(work)] = _Use(self, index, work, operator, reduction, tensors)
+                more = reduction, tensors, self._is_filled
+                self.uses[id(work)] = _Use(self, index, work, operator, *more)
+        self._is_filled = False
 
     def clash(self, operator: Operator, args: tuple[Any, ...]) -> None:
         """Note tensors in use that are passed to another operation, which is about to begin."""
@@ -160,16 +168,17 @@ class Buffers:
         with torch._C.DisableTorchFunctionSubclass():
             first = _spans(args[0])
             second = _spans(args[1]) if operator.group == 2 else []
-        sends = operator.name == "send"
+        sends, self._is_filled = operator.name == "send", False
         for use in list(self.uses.values()):
             is_written = not sends and use.has(first)
             if is_written or (not use.is_send and use.has(first if sends else second)):
+                self._is_filled = True
                 self.note(use, operator.name)
 
     def look(self, work: Any) -> None:
         """Note a change that the subclass has not seen; called before this rank waits."""
         use = self.uses.get(id(work))
-        if use is not None and use.is_changed():
+        if use is not None and not use.was_touched and use.is_changed():
             self.note(use, "changed", here=False)
 
     def done(self, work: Any, index: int = -1) -> None:
@@ -188,7 +197,7 @@ class Buffers:
         """End all uses, and return all touches; `last`: no later code can wait for the Works."""
         for use in list(self.uses.values()):
             self.look(use.work)
-            if last and not use.is_send:
+            if last and not use.is_send:  # a send is only judged by what the receiver gets
                 self.note(use, "forgotten", here=False)
             self._end(use)
         touches, self.touches = self.touches, []
@@ -197,17 +206,18 @@ class Buffers:
     # ------------------------------------------------------------------ touches
 
     def note(self, use: _Use, kind: str, here: bool = True) -> None:
-        """Note a touch, `here` in the line that runs now. The first one of a use ends it."""
-        if use.work is None:
+        """Note the first touch of a use, `here` in the line that runs now."""
+        if use.was_touched:
             return
+        use.was_touched = True
         file, line = self._line_of(sys._getframe(1)) if here else ("", 0)
         if len(self.touches) < 10 * MOST:
             self.touches.append(Touch(use.index, kind, time.perf_counter_ns(), file, line))
-        self._end(use)
+        use.end()
 
     def _end(self, use: _Use) -> None:
         self.uses.pop(id(use.work), None)
-        use.work = None
+        use.was_touched = True  # what comes now is too late to be noted
         use.end()
 
     def _telling(self, name: str, plain: Any) -> Callable[..., Any]:
@@ -288,7 +298,7 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
         if type(tensor) is torch.Tensor and id(tensor) not in _InUse.uses:
             spans = _spans(tensor)
             for use in uses:
-                if use.work is not None and use.has(spans):
+                if not use.was_touched and use.has(spans):
                     use.add(tensor)
     return result
 
@@ -344,8 +354,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of this machine."""
-    return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
+    """Whether a tensor has memory of this machine, and more than no elements."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.nbytes > 0
+    )
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -361,9 +376,15 @@ def _spans(value: Any) -> list[tuple[int, int]]:
 def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether each change that raises the version of a tensor changes the tensor itself.
 
-    All views of a storage share the version, so the tensor must have all of its storage.
+    All views of a storage share the version, so the tensor must have all of its storage, and be
+    too large for cuts into empty parts, as `tensor_split` makes them of a few elements.
     """
-    return tensor.nbytes == tensor.untyped_storage().nbytes() and not tensor.is_inference()
+    size = tensor.nbytes
+    return (
+        size > 2 * _PEEK
+        and size == tensor.untyped_storage().nbytes()
+        and not tensor.is_inference()
+    )
 
 
 def _peek(tensor: torch.Tensor) -> bytes:

@@ -7,8 +7,9 @@
 
 A vector clock of each rank holds the latest time on each other rank of which it knows, from the
 messages and collectives that it has waited for. A send is known to be complete if its receive was
-over at that time, and a receive if its message had been sent. If the records leave a doubt, the
-operation counts as complete, so that no correct program causes a warning.
+over at that time, and a receive if its message had been sent. A receive may also be posted early:
+its tensor is free until the other rank, which waits for this one, sends. If the records leave a
+doubt, the operation counts as complete, so that no correct program causes a warning.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def _is_known(op: _Op, touch: Touch, clock: list[int], later: list[_Op]) -> bool
     if not op.partners:
         return touch.kind == "forgotten"  # there is no message
     (partner,) = op.partners
-    if op.name == "recv":
-        return partner.start <= clock[peer]
+    if op.name == "recv":  # it has arrived, or was sent later than the touch and because of it
+        return partner.start <= clock[peer] or partner.clock[op.rank] > touch.time
     over = partner.start if partner.done == _NEVER else partner.done
     in_order = (send.place[-1] == peer and send.done <= touch.time for send in later
                 if send.name == "send")  # fmt: skip
