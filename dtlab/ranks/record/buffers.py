@@ -8,9 +8,10 @@ The subclass sees every function that gets the same Python object, or a view mad
 is in use. A change through another view raises the tensor's version, which all views share. A
 change by NumPy shows only in the bytes of a tensor that is sent.
 
-Watched are CPU tensors of operations that the learner's own code calls in the main thread. Whether
-a touch is a mistake is decided afterwards, from the records of all ranks (watch/early.py): the
-rank may know from another message that the operation is complete.
+Watched are CPU tensors of operations that the learner's own code calls in the main thread; of a
+call in a loop the first 100, after which the loop runs as fast as without. Whether a touch is a
+mistake is decided afterwards, from the records of all ranks (watch/early.py): the rank may know
+from another message that the operation is complete.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -35,6 +37,7 @@ from dtlab.ranks.watch.locate import is_learners
 __all__ = ["Buffers"]
 
 MOST = 64  # operations in flight that are watched, and views of one of them
+OFTEN = 100  # calls in one place of the program after which a loop need not be watched
 _PEEK = 64  # bytes compared at either end of a tensor
 _C10D = dist.distributed_c10d.__file__
 _BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__}
@@ -56,8 +59,8 @@ class _Use:
     """
 
     __slots__ = (
-        "_before", "_handles", "_is_versioned", "_peeks", "_spans", "_tensors", "index",
-        "is_collective", "is_send", "owner", "was_touched", "work",
+        "_bytes", "_handles", "_spans", "_tensors", "_version", "index", "is_collective",
+        "is_send", "owner", "was_touched", "work",
     )  # fmt: skip
 
     def __init__(
@@ -68,11 +71,11 @@ class _Use:
         self.is_send = operator.name == "send"
         self.is_collective = not operator.is_message
         self.was_touched = False
-        self._peeks = self.is_send and not is_filled
-        self._is_versioned = (
-            operator.name in _KEEP_VERSION and reduction != _AVERAGE and _is_whole(tensors[0])
-        )
-        self._before = self._state()
+        self._version = -1  # not watched
+        if operator.name in _KEEP_VERSION and reduction != _AVERAGE:
+            with suppress(RuntimeError):  # it was made in inference mode
+                self._version = tensors[0]._version
+        self._bytes = _peek(tensors[0]) if self.is_send and not is_filled else None
         self._spans: list[tuple[int, int]] | None = None
         self._handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
         for tensor in tensors:
@@ -97,13 +100,11 @@ class _Use:
 
     def is_changed(self) -> bool:
         """Whether a tensor has certainly been changed since the operation was issued."""
-        with torch._C.DisableTorchFunctionSubclass():
-            return self._state() != self._before
-
-    def _state(self) -> tuple[int, bytes]:
         tensor = self._tensors[0]
-        version = tensor._version if self._is_versioned else 0
-        return version, _peek(tensor) if self._peeks else b""
+        with torch._C.DisableTorchFunctionSubclass():
+            if self._version >= 0 and self._version != tensor._version and _is_whole(tensor):
+                return True
+            return self._bytes is not None and self._bytes != _peek(tensor)
 
     def has(self, spans: Iterable[tuple[int, int]]) -> bool:
         """Whether a tensor with one of these spans shares memory with those of the operation."""
@@ -130,6 +131,7 @@ class Buffers:
         self._main = threading.main_thread().ident
         self._plain: dict[str, Any] = {}
         self._is_learners = functools.cache(is_learners)
+        self._times: dict[tuple[int, int], int] = {}  # calls so far, by their place
         self._is_filled = False  # whether an operation writes to the tensors that are passed next
 
     # ------------------------------------------------------------------ hooks of the recorder
@@ -150,12 +152,14 @@ class Buffers:
         frame: FrameType,
     ) -> None:  # fmt: skip
         """Watch the tensors of an operation that has been issued by the code of `frame`."""
-        if threading.get_ident() != self._main or not self._asked_by_learner(frame):
+        if threading.get_ident() != self._main or not self._is_watched(frame):
             return
         if len(self.uses) >= MOST:
-            self._end(next(iter(self.uses.values())))
+            self.end(next(iter(self.uses.values())))
         with torch._C.DisableTorchFunctionSubclass():
-            tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
+            tensors = outputs if type(outputs) is list and len(outputs) == 1 else [outputs]
+            if not (isinstance(tensors[0], torch.Tensor) and _is_plain(tensors[0])):
+                tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
             if tensors:
                 more = reduction, tensors, self._is_filled
                 self.uses[id(work)] = _Use(self, index, work, operator, *more)
@@ -175,31 +179,28 @@ class Buffers:
                 self._is_filled = True
                 self.note(use, operator.name)
 
-    def look(self, work: Any) -> None:
-        """Note a change that the subclass has not seen; called before this rank waits."""
-        use = self.uses.get(id(work))
-        if use is not None and not use.was_touched and use.is_changed():
+    def look(self, use: _Use) -> None:
+        """Note a change that the subclass has not seen; called before the rank waits."""
+        if not use.was_touched and use.is_changed():
             self.note(use, "changed", here=False)
 
-    def done(self, work: Any, index: int = -1) -> None:
-        """The rank has waited for `work`; `index` is given if it was a collective.
+    def end_until(self, index: int) -> None:
+        """End the uses by earlier collectives: the rank has waited for collective `index`.
 
-        Earlier collectives may then be complete too: GPUs run those of a group in their order.
+        They may be complete too, since GPUs run the collectives of a group in their order.
         """
-        use = self.uses.get(id(work))
-        if use is not None:
-            self._end(use)
-        for earlier in list(self.uses.values()) if index >= 0 else ():
-            if earlier.is_collective and earlier.index < index:
-                self._end(earlier)
+        for use in list(self.uses.values()):
+            if use.is_collective and use.index < index:
+                self.end(use)
 
     def finish(self, last: bool) -> list[Touch]:
         """End all uses, and return all touches; `last`: no later code can wait for the Works."""
         for use in list(self.uses.values()):
-            self.look(use.work)
+            self.look(use)
             if last and not use.is_send:  # a send is only judged by what the receiver gets
                 self.note(use, "forgotten", here=False)
-            self._end(use)
+            self.end(use)
+        self._times.clear()
         touches, self.touches = self.touches, []
         return touches
 
@@ -215,7 +216,8 @@ class Buffers:
             self.touches.append(Touch(use.index, kind, time.perf_counter_ns(), file, line))
         use.end()
 
-    def _end(self, use: _Use) -> None:
+    def end(self, use: _Use) -> None:
+        """Stop watching the tensors of an operation."""
         self.uses.pop(id(use.work), None)
         use.was_touched = True  # what comes now is too late to be noted
         use.end()
@@ -227,18 +229,25 @@ class Buffers:
             result = plain(work, *args, **kwargs)
             use = uses.get(id(work))
             if use is not None and (result or not may_be_open):
-                self._end(use)
+                self.end(use)
             return result
 
         return tell
 
-    def _asked_by_learner(self, frame: FrameType | None) -> bool:
-        """Whether the learner called the operation, and not a `send` or `recv`, which wait."""
+    def _is_watched(self, frame: FrameType | None) -> bool:
+        """Whether the learner's code called the operation, and not often before in this place.
+
+        `send` and `recv` wait themselves for what they issue.
+        """
         while frame is not None and frame.f_code.co_filename in _BETWEEN:
             if frame.f_code.co_name in ("send", "recv"):
                 return False
             frame = frame.f_back
-        return frame is not None and self._is_learners(frame.f_code.co_filename)
+        if frame is None:
+            return False
+        place = id(frame.f_code), frame.f_lasti
+        times = self._times[place] = self._times.get(place, 0) + 1
+        return times <= OFTEN and self._is_learners(frame.f_code.co_filename)
 
 
 # ---------------------------------------------------------------------------- the subclass
@@ -370,6 +379,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _spans(value: Any) -> list[tuple[int, int]]:
+    if type(value) is list and len(value) == 1 and type(value[0]) is torch.Tensor:
+        return [_span(value[0])] if _is_plain(value[0]) else []
     return [_span(tensor) for tensor in _tensors(value) if _is_plain(tensor)]
 
 
@@ -380,11 +391,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     too large for cuts into empty parts, as `tensor_split` makes them of a few elements.
     """
     size = tensor.nbytes
-    return (
-        size > 2 * _PEEK
-        and size == tensor.untyped_storage().nbytes()
-        and not tensor.is_inference()
-    )
+    return size > 2 * _PEEK and size == tensor.untyped_storage().nbytes()
 
 
 def _peek(tensor: torch.Tensor) -> bytes:

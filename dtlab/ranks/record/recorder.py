@@ -177,23 +177,21 @@ class _Hooks:
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = pending.get(id(work))
-            if uses and buffers is not None:
-                buffers.look(work)
-            if known is None:
-                try:
-                    return plain(work, *args, **kwargs)
-                finally:
-                    if uses and buffers is not None:
-                        buffers.done(work)
-            if announcer is not None and known[4]:
+            use = uses.get(id(work)) if uses else None
+            if use is not None:
+                use.owner.look(use)
+            if announcer is not None and known is not None and known[4]:
                 announcer.wait(known[0])
             start = _now()
             try:
                 return plain(work, *args, **kwargs)
             finally:
-                if uses and buffers is not None:
-                    buffers.done(work, known[0] if known[5] else -1)
-                waited(known, start)
+                if use is not None:
+                    use.owner.end(use)
+                if known is not None:
+                    if uses and known[5] and buffers is not None:
+                        buffers.end_until(known[0])
+                    waited(known, start)
 
         return wait
 
