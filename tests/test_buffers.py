@@ -202,6 +202,36 @@ def ring_all_reduce_in_chunks() -> None:
 
 
 @correct(2)
+def a_receive_posted_early() -> None:
+    """Its tensor is read and sent first: the message is sent because of that, so it is later."""
+    x = torch.ones(1000)
+    if me() == 0:
+        arriving = dist.irecv(x, 1)
+        first = x.sum().item()
+        leaving = dist.isend(x, 1)
+        time.sleep(0.2)  # meanwhile the message arrives in what was sent
+        leaving.wait()
+        arriving.wait()
+        assert first == 1000 and x[0].item() == 3
+    else:
+        dist.recv(x, 0)
+        dist.send(x + 2, 0)
+
+
+@correct(2)
+def an_empty_part_is_written() -> None:
+    """That raises the version of the element beside it, which is being sent."""
+    x = torch.ones(1)
+    whole, nothing = x.tensor_split(2)
+    if me() == 0:
+        work = dist.isend(whole, 1)
+        torch.add(nothing, 1, out=nothing)
+        work.wait()
+    else:
+        dist.recv(x, 0)
+
+
+@correct(2)
 def only_shapes_are_read() -> None:
     x = torch.zeros(4, 5)
     if me() == 0:
