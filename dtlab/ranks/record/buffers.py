@@ -45,6 +45,8 @@ _BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__
 _KEEP_VERSION = ("send", "recv", "broadcast", "all_reduce")
 _AVERAGE = dist.ReduceOp.RedOpType.__members__["AVG"].value
 _READ_WITHOUT_OPERATOR = ("tolist", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__")
+# These change only the shape, and yet raise the version.
+_RESHAPE = ("as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
 # Methods of a Work that tell when it is complete; a program that calls them may not call `wait`.
 _TELLING = (
     "is_completed", "is_success", "exception", "result", "synchronize", "get_future",
@@ -59,8 +61,8 @@ class _Use:
     """
 
     __slots__ = (
-        "_bytes", "_handles", "_spans", "_tensors", "_version", "index", "is_collective",
-        "is_send", "owner", "was_touched", "work",
+        "_bytes", "_handles", "_spans", "_tensors", "index", "is_collective", "is_send", "owner",
+        "version", "was_touched", "work",
     )  # fmt: skip
 
     def __init__(
@@ -71,10 +73,10 @@ class _Use:
         self.is_send = operator.name == "send"
         self.is_collective = not operator.is_message
         self.was_touched = False
-        self._version = -1  # not watched
+        self.version = -1  # not watched
         if operator.name in _KEEP_VERSION and reduction != _AVERAGE:
             with suppress(RuntimeError):  # it was made in inference mode
-                self._version = tensors[0]._version
+                self.version = tensors[0]._version
         self._bytes = _peek(tensors[0]) if self.is_send and not is_filled else None
         self._spans: list[tuple[int, int]] | None = None
         self._handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
@@ -102,7 +104,7 @@ class _Use:
         """Whether a tensor has certainly been changed since the operation was issued."""
         tensor = self._tensors[0]
         with torch._C.DisableTorchFunctionSubclass():
-            if self._version >= 0 and self._version != tensor._version and _is_whole(tensor):
+            if self.version >= 0 and self.version != tensor._version and _is_whole(tensor):
                 return True
             return self._bytes is not None and self._bytes != _peek(tensor)
 
@@ -266,7 +268,7 @@ class _InUse(torch.Tensor):
         kwargs = kwargs or {}
         tensors = _tensors([*args, *kwargs.values()])
         handles: list[torch.Tensor] = [t for t in tensors if type(t) is _InUse]
-        uses = list(dict.fromkeys(use for t in handles for use in cls.uses[id(t)]))
+        uses = list(dict.fromkeys(use for t in handles for use in cls.uses.get(id(t), ())))
         for tensor in handles:
             tensor.__class__ = torch.Tensor
         if not handles:  # they are hidden in an argument
@@ -290,8 +292,12 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
     """Call `func`, and note what it does to the tensors of `uses`."""
     if (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
         return func(*args, **kwargs)  # `Buffers.clash` sees it
-    outputs = [use for use in uses if not use.is_send]
-    if getattr(func, "__name__", "") in _READ_WITHOUT_OPERATOR:
+    outputs, name = [use for use in uses if not use.is_send], getattr(func, "__name__", "")
+    if name in _RESHAPE:
+        for use in uses:
+            use.version = -1
+        return func(*args, **kwargs)
+    if name in _READ_WITHOUT_OPERATOR:
         for use in outputs:
             use.owner.note(use, "read")
         return func(*args, **kwargs)

@@ -14,9 +14,11 @@ doubt, the operation counts as complete, so that no correct program causes a war
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -47,27 +49,38 @@ class _Op:
         return self.name in ("send", "recv")
 
 
+@dataclass
+class _Question:
+    """Whether the rank of `op` knew, when it touched the tensor, that `op` was complete.
+
+    `received` is the receive into the tensor, if that was the touch. `clock` is that of the rank.
+    """
+
+    op: _Op
+    touch: Touch
+    received: _Op | None
+    clock: list[int] = field(default_factory=list)
+
+
 def too_early(
     records: Sequence[Records], touches: dict[int, list[Touch]]
 ) -> list[tuple[int, Touch]]:
     """The touches that came before their rank knew that the operation was complete, by rank."""
     if not any(touches.values()) or any(record.dropped for record in records):
         return []
-    ops = [op for record in records for op in _ops(record)]
-    _match(ops)
-    asked = [(rank, touch) for rank in sorted(touches) for touch in touches[rank]]
-    clocks = _clocks(ops, asked, records[0].world_size)
-    op_at = {(op.rank, op.row): op for op in ops}
-    found = []
-    for (rank, touch), clock in zip(asked, clocks, strict=True):
-        op = op_at[rank, touch.row]
-        if touch.kind == "recv":  # what it receives may have been sent after the first arrived
-            received = [later for later in _after(ops, rank, touch.time) if later.name == "recv"]
-            for sent in received[0].partners if received else ():
-                clock = [*map(max, clock, sent.clock)]
-        if not _is_known(op, touch, clock, _after(ops, rank, op.start + 1)):
-            found.append((rank, touch))
-    return found
+    ops = {record.rank: _ops(record) for record in records}
+    _match([op for own in ops.values() for op in own])
+    asked = [
+        _Question(
+            ops[rank][touch.row],
+            touch,
+            _begun(ops[rank], "recv", touch.time) if touch.kind == "recv" else None,
+        )
+        for rank in sorted(touches)
+        for touch in touches[rank]
+    ]
+    _answer(asked, ops, records[0].world_size)
+    return [(one.op.rank, one.touch) for one in asked if not _is_known(one, ops[one.op.rank])]
 
 
 def has_open_messages(records: Sequence[Records]) -> bool:
@@ -79,10 +92,9 @@ def has_open_messages(records: Sequence[Records]) -> bool:
     return False
 
 
-def _is_known(op: _Op, touch: Touch, clock: list[int], later: list[_Op]) -> bool:
-    """Whether a rank whose clock is `clock`, and whose later operations are `later`, knows that
-    `op` is complete.
-    """
+def _is_known(asked: _Question, own: list[_Op]) -> bool:
+    """Whether the rank, with operations `own`, knew that the operation was complete."""
+    op, touch, clock = asked.op, asked.touch, asked.clock
     if not op.is_message:
         return False  # the rank has not waited for this nor for a later collective (buffers.py)
     peer: int = op.place[-1] if op.name == "send" else op.place[-2]
@@ -93,14 +105,19 @@ def _is_known(op: _Op, touch: Touch, clock: list[int], later: list[_Op]) -> bool
     (partner,) = op.partners
     if op.name == "recv":  # it has arrived, or was sent later than the touch and because of it
         return partner.start <= clock[peer] or partner.clock[op.rank] > touch.time
+    if touch.kind == "recv":  # what it receives may have been sent after the first arrived
+        for sent in asked.received.partners if asked.received else ():
+            clock = [*map(max, clock, sent.clock)]
     over = partner.start if partner.done == _NEVER else partner.done
-    in_order = (send.place[-1] == peer and send.done <= touch.time for send in later
-                if send.name == "send")  # fmt: skip
-    return over <= clock[peer] or any(in_order)
+    between = takewhile(lambda later: later.start < touch.time, islice(own, op.row + 1, None))
+    later_sends = (later for later in between if later.name == "send" and later.place[-1] == peer)
+    return over <= clock[peer] or any(later.done <= touch.time for later in later_sends)
 
 
-def _after(ops: list[_Op], rank: int, time: int) -> list[_Op]:
-    return [op for op in ops if op.rank == rank and op.start >= time]
+def _begun(own: list[_Op], name: str, time: int) -> _Op | None:
+    """The first operation with that name that a rank began at that time or later."""
+    first = bisect_left(own, time, key=lambda op: op.start)
+    return next((op for op in islice(own, first, None) if op.name == name), None)
 
 
 def _ops(record: Records) -> list[_Op]:
@@ -138,24 +155,25 @@ def _match(ops: list[_Op]) -> None:
                     op.done = max(call.start for call in calls)
 
 
-def _clocks(
-    ops: list[_Op], asked: list[tuple[int, Touch]], world_size: int
-) -> list[list[int]]:
-    """Enter the clocks of operations; returns the clock of the rank at each touch."""
+def _answer(asked: list[_Question], ops: dict[int, list[_Op]], world_size: int) -> None:
+    """Enter the clocks of the questions, and of all operations that matter for them."""
     now = [[0] * world_size for _ in range(world_size)]
-    answers: list[list[int]] = [[] for _ in asked]
-    events: list[tuple[int, int, int, _Op | None]] = []  # at equal times, the beginnings first
-    events += [(op.start, 0, place, op) for place, op in enumerate(ops)]
-    events += [(op.done, 1, place, op) for place, op in enumerate(ops) if op.done < _NEVER]
-    events += [(touch.time, 2, place, None) for place, (_, touch) in enumerate(asked)]
-    for time, what, place, op in sorted(events, key=lambda event: event[:3]):
-        if op is None:
-            answers[place] = now[asked[place][0]].copy()
-        elif what == 0:
-            now[op.rank][op.rank] = time
-            op.clock = now[op.rank].copy()
-        elif op.name != "send":
-            for partner in op.partners:
+    needed = [op for one in asked for op in (one.op, one.received) if op is not None]
+    times = [one.touch.time for one in asked]
+    times += [partner.start for op in needed if op.is_message for partner in op.partners]
+    last = max(times)
+    events: list[tuple[int, int, _Op | _Question]] = []  # at equal times, the beginnings first
+    for own in ops.values():
+        events += [(op.start, 0, op) for op in own if op.start <= last]
+        events += [(op.done, 1, op) for op in own if op.done <= last]
+    events += [(one.touch.time, 2, one) for one in asked]
+    for time, _, event in sorted(events, key=lambda event: event[:2]):
+        if isinstance(event, _Question):
+            event.clock = now[event.op.rank].copy()
+        elif time == event.start and not event.clock:
+            now[event.rank][event.rank] = time
+            event.clock = now[event.rank].copy()
+        elif event.name != "send":
+            for partner in event.partners:
                 if partner.clock:
-                    now[op.rank] = [*map(max, now[op.rank], partner.clock)]
-    return answers
+                    now[event.rank] = [*map(max, now[event.rank], partner.clock)]
