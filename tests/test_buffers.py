@@ -396,6 +396,13 @@ def every_asynchronous_collective() -> None:
 
 
 @correct(2)
+def a_function_in_cpp_waits() -> None:
+    tensors = [torch.full((10,), float(me())), torch.full((10,), float(me()))]
+    dist._broadcast_coalesced(dist.group.WORLD, tensors, 1 << 20, 1)
+    assert tensors[0].sum().item() == 10
+
+
+@correct(2)
 def gradients_in_hooks() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

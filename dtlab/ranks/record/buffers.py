@@ -239,13 +239,15 @@ class Buffers:
     def _is_watched(self, frame: FrameType | None) -> bool:
         """Whether the learner's code called the operation, and not often before in this place.
 
-        `send` and `recv` wait themselves for what they issue.
+        `send` and `recv` wait themselves for what they issue, and so do functions in C++, which
+        call no function of torch.distributed.
         """
+        innermost = frame
         while frame is not None and frame.f_code.co_filename in _BETWEEN:
             if frame.f_code.co_name in ("send", "recv"):
                 return False
             frame = frame.f_back
-        if frame is None:
+        if frame is None or frame is innermost:
             return False
         place = id(frame.f_code), frame.f_lasti
         times = self._times[place] = self._times.get(place, 0) + 1
