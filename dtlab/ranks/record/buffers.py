@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -140,7 +141,7 @@ class Buffers:
 
     def hook(self) -> None:
         """Replace the methods of `dist.Work` that tell whether it is complete."""
-        for name in _TELLING:
+        for name in filter(partial(hasattr, dist.Work), _TELLING):  # versions of torch differ
             plain = self._plain[name] = getattr(dist.Work, name)
             setattr(dist.Work, name, self._telling(name, plain))
 
