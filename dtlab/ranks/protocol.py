@@ -53,7 +53,7 @@ FAILURE = b"f"  # a RemoteFailure
 THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
 RECORDS = b"r"  # the recorder's records
 SHOWN = b"y"  # rich output of a cell: data by MIME type, and metadata
-CHANGED = b"h"  # sends whose tensor was changed before the rank waited for them
+TOUCHES = b"h"  # tensors that were touched before the rank had waited for their operation
 
 # Between a grader and a sandbox.
 WALLS = b"w"  # grader -> warden: the walls to raise
@@ -97,6 +97,11 @@ class Spec:
     inputs: bool = False  # whether each rank receives a different last argument
     sealed: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
     stays: bool = False  # ranks of a session, which receive their calls later
+
+    @property
+    def looks_at_buffers(self) -> bool:
+        """Whether ranks note tensors that are touched too early; records are needed to judge."""
+        return self.trace and not self.sealed
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,21 @@ class OpInfo(NamedTuple):
     line: int
     wait_file: str = ""
     wait_line: int = 0
+
+
+class Touch(NamedTuple):
+    """A tensor that was touched before the rank had waited for the operation that uses it.
+
+    `kind` is "read", "changed", "forgotten" if the rank never waited, or the name of the other
+    operation that uses it. `row` is that of the operation in the records of the rank. The file and
+    line are those of the touch, "" and 0 if they are not known.
+    """
+
+    row: int
+    kind: str
+    time: int  # nanoseconds of CLOCK_MONOTONIC
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ CATALOGUE = [
 
         def reduce_scatter(output, input, group=None):
             outcome = inside("outcome")
-            for tag in (protocol.VALUE, protocol.FAILURE, protocol.RECORDS, protocol.CHANGED):
+            for tag in (protocol.VALUE, protocol.FAILURE, protocol.RECORDS, protocol.TOUCHES):
                 send_frame(outcome.channel, tag, pickle.dumps(Writes()))
             output.fill_(1)
         """,
@@ -46,7 +46,7 @@ CATALOGUE = [
         def reduce_scatter(output, input, group=None):
             alone()
             bomb = b"\xdd" + (40_000_000).to_bytes(4, "big") + b"\x90" * 40_000_000
-            send_frame(inside("outcome").channel, protocol.CHANGED, bomb)
+            send_frame(inside("outcome").channel, protocol.TOUCHES, bomb)
         """,
         seconds=30,
     ),

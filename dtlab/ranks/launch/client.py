@@ -21,7 +21,7 @@ from dtlab.errors import LaunchError
 from dtlab.ranks import notices, protocol, system
 from dtlab.ranks.launch.output import STREAMS, Output, Stream
 from dtlab.ranks.plain import decode
-from dtlab.ranks.protocol import OpInfo, Outcome, RemoteFailure, Spec
+from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec, Touch
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame, send_request
 from dtlab.trace import Records
 
@@ -199,7 +199,7 @@ class Collected:
     failures: dict[int, RemoteFailure] = field(default_factory=dict)
     thread_failures: dict[int, RemoteFailure] = field(default_factory=dict)
     records: list[Any] = field(default_factory=list)
-    changed_sends: list[OpInfo] = field(default_factory=list)
+    touches: dict[int, list[Touch]] = field(default_factory=dict)  # by rank
     outcome: Outcome | None = None
 
 
@@ -333,8 +333,8 @@ class Conversation:
             collected.thread_failures.setdefault(rank, RemoteFailure.of(fields))
         elif tag == protocol.RECORDS:
             collected.records.append(Records.of(fields, rank, self.spec.world_size))
-        elif tag == protocol.CHANGED:
-            collected.changed_sends += [OpInfo(*op) for op in fields]
+        elif tag == protocol.TOUCHES:
+            collected.touches[rank] = [Touch(*touch) for touch in fields]
 
     def _ended_well(self) -> bool:
         """Whether the ranks end by themselves, so that the notebook need not wait for them."""

@@ -116,7 +116,10 @@ def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: RankRes
     if watched or wire:
         limit = RECORD_LIMIT if spec.trace else 0
         announced_by = announcer if watched else None
-        outcome.recorder = Recorder(rank, limit=limit, announcer=announced_by, wire=wire)
+        looks = spec.looks_at_buffers
+        outcome.recorder = Recorder(
+            rank, limit=limit, announcer=announced_by, wire=wire, watch_buffers=looks
+        )
     MemoryLimit(spec.memory_limit).impose()
     if not outcome.failure:
         if outcome.recorder:
@@ -166,8 +169,7 @@ class RankResult:
         resource.setrlimit(resource.RLIMIT_DATA, _UNLIMITED)
         if recorder:
             self._send(protocol.RECORDS, recorder.stop() if last else recorder.take())
-            changed = recorder.announcer.changed_sends(recorder.rank) if recorder.announcer else []
-            send_frame(self.channel, protocol.CHANGED, encode(changed))
+            send_frame(self.channel, protocol.TOUCHES, encode(recorder.touches))
         if not self.failure:
             try:
                 self._send_value()

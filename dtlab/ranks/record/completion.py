@@ -9,21 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dtlab.ranks.record.journal import Journal
 
-__all__ = ["Ends", "Pending"]
+__all__ = ["Ends", "Pending", "is_completed"]
 
 _now = time.perf_counter_ns
 
 # An operation that is not known to be complete: index, Work, the tensors that it writes to, group
-# and tag if it receives from any source, and whether a wait for it must be announced. Operations
-# are looked up by the id of the Work's Python object, so this reference keeps that object alive.
-Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool]
+# and tag if it receives from any source, whether a wait for it must be announced, and whether it
+# is a collective. Operations are looked up by the id of the Work's Python object, so this
+# reference keeps that object alive.
+Pending = tuple[int, Any, Any, tuple[Any, int] | None, bool, bool]
 
-
-def _is_completed(work: Any) -> bool:
-    return bool(work.is_completed())
+# The recorder may replace these methods, in order to see calls of the program (buffers.py).
+is_completed, _get_future = dist.Work.is_completed, dist.Work.get_future
 
 
 def _is_over(work: Any) -> bool:
@@ -32,10 +33,10 @@ def _is_over(work: Any) -> bool:
     gloo completes a Work's future, for which DDP waits, slightly before the Work itself. (The
     futures of GPU operations are done from the start, so they are ignored.)
     """
-    if work.is_completed():
+    if is_completed(work):
         return True
     try:
-        future = work.get_future()
+        future: Any = _get_future(work)
         return bool(future.done()) and not any(t.is_cuda for t in _tensors(future.value()))
     except RuntimeError:  # the Work has no future, or has failed
         return False
@@ -93,7 +94,7 @@ class Ends:
             with self._looking:
                 self._note_complete(_is_over)
 
-    def _note_complete(self, is_over: Callable[[Any], bool] = _is_completed) -> None:
+    def _note_complete(self, is_over: Callable[[Any], bool] = is_completed) -> None:
         while self.open and is_over(self.open[0][1]):
             index, work = self.open.popleft()
             self._journal.end(index, _now())

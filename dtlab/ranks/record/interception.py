@@ -25,6 +25,7 @@ hook and is recorded once. All other calls go to the original method.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.record.operators import OPERATORS, Operator
@@ -52,9 +54,12 @@ class Doors:
     """
 
     def __init__(
-        self, journal: Journal, pending: dict[int, Pending], ends: Ends, wire: Wire | None
-    ) -> None:
+        self, journal: Journal, pending: dict[int, Pending], ends: Ends, wire: Wire | None,
+        buffers: Buffers | None = None,
+    ) -> None:  # fmt: skip
         self._journal, self._pending, self._ends, self._wire = journal, pending, ends, wire
+        self._buffers = buffers
+        self._uses = buffers.uses if buffers is not None else {}
         self._c10d = library("c10d")
         self._plain_methods: dict[str, Any] = {}
         self._is_ordinary = _ordinary()
@@ -88,20 +93,25 @@ class Doors:
         peer_at, tag_at, root_at = operator.peer, operator.tag, operator.root
         reduction_at, work_at = operator.reduction, operator.work
         blocks = operator.c10d == "monitored_barrier_"
+        buffers, uses = self._buffers, self._uses
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if ends.open:
                 ends.look()
+            if uses and buffers is not None:
+                buffers.clash(operator, args)
             group = group_of(args[group_at])
             tag = 0 if tag_at is None else args[tag_at]
             is_async = async_at is None or len(args) <= async_at or bool(args[async_at])
+            reduction = None if reduction_at is None else args[reduction_at].op()
+            root = None if root_at is None else args[root_at]
             index, announced = issue(
                 group,
                 None if payload_at is None else args[payload_at],
                 -1 if peer_at is None else args[peer_at],
                 tag,
-                None if reduction_at is None else args[reduction_at].op(),
-                None if root_at is None else args[root_at],
+                reduction,
+                root,
                 is_async and not blocks,
             )
             start = _now()
@@ -115,7 +125,8 @@ class Doors:
             if work is None:  # complete; or, on NCCL, next on the GPU's current stream
                 journal.block(index, start)
             else:
-                follow(index, work, args[0], group, tag, is_async, announced)
+                more = is_async, announced, reduction, root
+                follow(index, work, args[0], group, tag, *more)
             return result
 
         return kernel
@@ -132,6 +143,7 @@ class Doors:
         calls: dict[Any, Any] = {}  # function to call, by group
         keeps = journal.limit > 0
         is_ordinary = self._is_ordinary
+        buffers, uses = self._buffers, self._uses
 
         def method(group: Any, *args: Any, **named: Any) -> Any:
             is_async = True if is_message else getattr(args[-1], "asyncOp", None) if args else None
@@ -150,15 +162,19 @@ class Doors:
                 return plain(group, *args)
             if ends.open:
                 ends.look()
+            if uses and buffers is not None:
+                buffers.clash(operator, args)
             options = args[-1]
             tag = options if is_message else 0
+            reduction = hash(options.reduceOp) if reduces else None  # the number of its kind
+            root = options.rootRank if has_root else None
             index, announced = issue(
                 group,
                 args[payload_at],
                 args[1] if has_peer else -1,
                 tag,
-                hash(options.reduceOp) if reduces else None,  # the number of its kind
-                options.rootRank if has_root else None,
+                reduction,
+                root,
                 is_async,
             )
             try:
@@ -167,7 +183,7 @@ class Doors:
                 journal.end(index, _now())
                 raise
             if keeps or is_async:  # else the caller waits at once, which has been announced
-                follow(index, work, args[0], group, tag, is_async, announced)
+                follow(index, work, args[0], group, tag, is_async, announced, reduction, root)
             return work
 
         return method
@@ -177,13 +193,19 @@ class Doors:
         pending, ends = self._pending, self._ends
         from_anybody = operator.c10d == "recv_any_source_"
         is_collective = operator.async_op is not None  # for messages, only a wait tells the end
+        writes_at_root = operator.name in ("reduce", "gather")  # and nowhere else
+        buffers = self._buffers
 
         def follow(
             index: int, work: Any, outputs: Any, group: Any, tag: int,
-            is_async: bool, announced: bool,
+            is_async: bool, announced: bool, reduction: Any, root: int | None,
         ) -> None:  # fmt: skip
             anybody = (group, tag) if from_anybody else None
-            pending[id(work)] = (index, work, outputs, anybody, announced)
+            pending[id(work)] = (index, work, outputs, anybody, announced, is_collective)
+            if buffers is None or not is_async:
+                pass
+            elif root is None or (group.rank() == root) == writes_at_root:
+                buffers.begin(operator, index, work, outputs, reduction, sys._getframe(2))
             if is_collective and is_async:  # else the caller waits at once, which notes the end
                 ends.follow(index, work)
 

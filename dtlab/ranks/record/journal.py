@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.operators import OPERATORS, Operator
 from dtlab.ranks.watch.announcer import Announcer
 from dtlab.ranks.watch.locate import is_learners
@@ -233,6 +234,12 @@ class Journal:
         self.limit = self._first + self._room if self._room else 0
         self._spans_dropped = 0
         return taken
+
+    def as_rows(self, touches: list[Touch]) -> list[Touch]:
+        """The touches of recorded operations, with their rows in `records` for indices."""
+        indices = sorted(entry[0] for entry in self._issued) if touches else []
+        row_of = {index: row for row, index in enumerate(indices)}
+        return [touch._replace(row=row_of[touch.row]) for touch in touches if touch.row in row_of]
 
     def records(self, rank: int) -> Records:
         """The records as columns of numbers. Operations that have not ended end now."""

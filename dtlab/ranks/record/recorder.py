@@ -27,7 +27,9 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks.emulate.interconnect import Wire
-from dtlab.ranks.record.completion import Ends, Pending
+from dtlab.ranks.protocol import Touch
+from dtlab.ranks.record.buffers import Buffers
+from dtlab.ranks.record.completion import Ends, Pending, is_completed
 from dtlab.ranks.record.interception import BELOW, Doors, library, put
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.watch.announcer import Announcer
@@ -45,8 +47,9 @@ class Recorder:
 
     It stores at most `limit` operations and `limit` spans; later ones are only counted. With an
     `announcer`, each operation is also published on the board; with a `wire`, it takes the time
-    that emulated links need. Only one recorder can run in a process. It can be started and stopped
-    repeatedly; each start begins with no records.
+    that emulated links need; with `watch_buffers`, tensors that the learner's code touches too
+    early are noted (buffers.py). Only one recorder can run in a process. It can be started and
+    stopped repeatedly; each start begins with no records.
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class Recorder:
         limit: int = RECORD_LIMIT,
         announcer: Announcer | None = None,
         wire: Wire | None = None,
+        watch_buffers: bool = False,
     ) -> None:
         self.rank = rank
         self.limit = limit
+        self._watch_buffers = watch_buffers
+        self.touches: list[Touch] = []  # that `take` or `stop` has found
         self.announcer = announcer
         self._wire = wire
         self._journal = Journal()
@@ -71,7 +77,8 @@ class Recorder:
             raise RuntimeError("A dtlab recorder is already running in this process.")
         self._journal = Journal(dist.get_world_size(), self.limit, self.announcer)
         self._journal.wire = self._wire
-        self._hooks = _Hooks(self._journal, self.announcer, self._wire)
+        buffers = Buffers(self._journal.line_of) if self._watch_buffers else None
+        self._hooks = _Hooks(self._journal, self.announcer, self._wire, buffers)
         set_span_sink(self._journal)
 
     def take(self) -> Records:
@@ -79,6 +86,7 @@ class Recorder:
 
         Operations in flight end now in these records, and do not appear in the next ones.
         """
+        self._find_touches(last=False)
         return self._journal.take(self.rank)
 
     def stop(self) -> Records:
@@ -88,11 +96,16 @@ class Recorder:
         """
         set_span_sink(None)
         if self._hooks:
+            self._find_touches(last=True)
             self._hooks.remove()
             self._still_leaving = self._hooks.unfinished()
             self._hooks = None
         journal, self._journal = self._journal, Journal()
         return journal.records(self.rank)
+
+    def _find_touches(self, last: bool) -> None:
+        buffers = self._hooks.buffers if self._hooks else None
+        self.touches = self._journal.as_rows(buffers.finish(last)) if buffers else []
 
 
 def rehearse() -> None:
@@ -106,8 +119,13 @@ class _Hooks:
     """All hooks of the recorder, installed from construction until `remove`."""
 
     def __init__(
-        self, journal: Journal, announcer: Announcer | None = None, wire: Wire | None = None
+        self,
+        journal: Journal,
+        announcer: Announcer | None = None,
+        wire: Wire | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
+        self.buffers = buffers
         self._journal = journal
         self._announcer = announcer
         self._wire = wire
@@ -116,7 +134,9 @@ class _Hooks:
         journal.look = self._ends.look_now
         if wire is not None:
             wire.on_delivery = self._ends.note
-        self._doors = Doors(journal, self._pending, self._ends, wire)
+        self._doors = Doors(journal, self._pending, self._ends, wire, buffers)
+        if buffers is not None:
+            buffers.hook()
         self._functional = library("_c10d_functional")
         put(self._functional, "wait_tensor", self._wait_tensor_kernel())
         self._plain_wait = dist.Work.wait
@@ -133,6 +153,8 @@ class _Hooks:
 
     def remove(self) -> None:
         """Remove all hooks."""
+        if self.buffers is not None:
+            self.buffers.unhook()
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
             setattr(dist.distributed_c10d, name, plain)
@@ -143,26 +165,33 @@ class _Hooks:
 
     def unfinished(self) -> list[Any]:
         """The Works of incomplete operations for which no thread has waited."""
-        return [work for _, work, *_ in self._pending.values() if not work.is_completed()]
+        return [work for _, work, *_ in self._pending.values() if not is_completed(work)]
 
     def _waiting(self) -> Callable[..., Any]:
         """A replacement of `Work.wait` that announces the wait and records its duration."""
         pending, plain, waited = self._pending, self._plain_wait, self._waited
-        announcer, line_of = self._announcer, self._journal.line_of
+        announcer, line_of, buffers = self._announcer, self._journal.line_of, self.buffers
+        uses = buffers.uses if buffers is not None else {}
         if self._wire is not None:
             plain = self._wire.waiter(plain)
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = pending.get(id(work))
-            if known is None:
-                return plain(work, *args, **kwargs)
-            if announcer is not None and known[4]:
+            use = uses.get(id(work)) if uses else None
+            if use is not None:
+                use.owner.look(use)
+            if announcer is not None and known is not None and known[4]:
                 announcer.wait(known[0], *line_of(sys._getframe(1)))
             start = _now()
             try:
                 return plain(work, *args, **kwargs)
             finally:
-                waited(known, start)
+                if use is not None:
+                    use.owner.end(use)
+                if known is not None:
+                    if uses and known[5] and buffers is not None:
+                        buffers.end_until(known[0])
+                    waited(known, start)
 
         return wait
 
@@ -195,7 +224,7 @@ class _Hooks:
 
     def _waited(self, known: Pending, start: int) -> None:
         """Record that this thread waited for an operation from `start` until now."""
-        index, work, _, anybody, _ = known
+        index, work, _, anybody, *_ = known
         self._journal.block(index, start)
         if anybody is not None:
             source = work._source_rank()

@@ -108,9 +108,6 @@ class SealedConversation(Conversation):
             collected.thread_failures[rank] = strangers.failure(content)
         elif tag == protocol.RECORDS:
             collected.records.append(strangers.records(content, rank, world_size))
-        elif tag == protocol.CHANGED:
-            ops = [strangers.op(fields, world_size) for fields in content[: strangers.MOST_OPS]]
-            collected.changed_sends += ops
 
     def _fail(self, rank: int, message: str) -> None:
         self.collected.failures.setdefault(rank, RemoteFailure("result", message, []))

@@ -26,7 +26,6 @@ MOST_COPIED = 512 * 2**20  # bytes: nested extensions are copied once for each l
 MOST_LAYERS = 50  # each layer takes about 40 kB of the reader's stack, which is not checked
 MOST_TEXT = 4000  # characters of a message
 MOST_FRAMES, MOST_CAUSES = 100, 5  # of a traceback
-MOST_OPS = 20  # operations that a rank may report as changed
 
 
 class TooMuch(ValueError):

@@ -21,7 +21,7 @@ from dtlab.ranks.launch.output import Output
 from dtlab.ranks.protocol import Spec, Turn
 from dtlab.ranks.session.line import Line
 from dtlab.ranks.transport import Packed, pack
-from dtlab.ranks.watch import explain
+from dtlab.ranks.watch import early, explain
 from dtlab.ranks.words import ranks_in_words
 from dtlab.trace import Trace
 
@@ -215,6 +215,7 @@ class Session:
 
     def _open(self) -> None:
         begun = time.perf_counter()
+        self._is_in_order = True  # whether ranks have waited for all messages of earlier turns
         client.SERVER.share(IN_RANKS)
         client.SERVER.start()
         with contextlib.ExitStack() as all_that_ends:
@@ -265,14 +266,18 @@ class Session:
         if interrupted:
             raise Interrupted(explain.what_stays(outcome) or "The ranks keep their variables.")
         spec = replace(self._spec, timeout=turn.timeout)
+        is_in_order, self._is_in_order = self._is_in_order, False
         try:
-            self._last, _ = launch.run_of(line.collected, spec, output, begun)
+            self._last, warnings = launch.run_of(line.collected, spec, output, begun)
         except RankError as error:
             if self.renewed and explain.is_about_a_lost_peer(error):
                 error.args = (f"{error}\n{OLD_GROUP}",)
             raise
         finally:
             self.renewed = self.renewed or outcome.rejoined
+        if is_in_order:
+            self._is_in_order = not early.has_open_messages(line.collected.records)
+            print(*warnings, sep="\n", end="\n" if warnings else "")
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:

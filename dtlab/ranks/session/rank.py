@@ -63,7 +63,13 @@ class Staying:
 
     def _new_recorder(self) -> Recorder:
         limit = RECORD_LIMIT if self.spec.trace else 0
-        return Recorder(self.rank, limit=limit, announcer=self._announcer, wire=self._wire)
+        return Recorder(
+            self.rank,
+            limit=limit,
+            announcer=self._announcer,
+            wire=self._wire,
+            watch_buffers=self.spec.looks_at_buffers,
+        )
 
     def _interrupted(self, *_: object) -> None:
         """Raise KeyboardInterrupt for a signal, but only while a turn runs."""

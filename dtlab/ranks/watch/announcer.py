@@ -7,7 +7,6 @@ issues dozens of operations, each description is computed once and then cached.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.ranks.protocol import OpInfo
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
 from dtlab.ranks.words import ranks_in_words
@@ -26,7 +24,6 @@ _Nccl = tuple[bool, bool]
 _Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, index of its text, members, NCCL
 # Group: number, index of its text; operation: signature, index of its text; members; NCCL.
 _Told = tuple[int, int, int, int, tuple[int, ...], _Nccl]
-_PEEK = 64  # bytes compared at either end of a message, to detect a change
 
 
 class Announcer:
@@ -37,12 +34,10 @@ class Announcer:
         self._world = ",".join(map(str, range(world_size)))
         self._main = threading.get_ident()
         self._groups: dict[Any, _Group] = {}
-        self._sent: dict[int, tuple[torch.Tensor, bytes, str, int, str, int]] = {}
 
     def forget_groups(self) -> None:
-        """Drop the references to all process groups and sent tensors."""
+        """Drop the references to all process groups."""
         self._groups.clear()
-        self._sent.clear()
 
     def describe(
         self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
@@ -67,8 +62,9 @@ class Announcer:
         write, place_of = self._writer.write, self._writer.text
         ident, main = threading.get_ident, self._main
         role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
-        sends, has_peer = operator.c10d == "send", operator.peer is not None
+        has_peer = operator.peer is not None
         own = dist.get_rank() if has_peer else -1
+        verb = "sends to" if operator.c10d == "send" else "receives from"
 
         def announce(
             index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
@@ -78,8 +74,7 @@ class Announcer:
             number, group_text, signature, text, members, nccl = shared
             if has_peer:
                 if not 0 <= peer < len(members) or members[peer] == own:
-                    raise ValueError(_wrong_peer(own, "sends to" if sends else "receives from",
-                                                 peer, members))  # fmt: skip
+                    raise ValueError(_wrong_peer(own, verb, peer, members))
                 peer = members[peer]
             kind = board.ISSUE if goes_on else board.CALL
             on_gpus, without_tensor = nccl
@@ -91,8 +86,6 @@ class Announcer:
                 number, group_text, signature, text, peer, tag,
                 (place_of(file) << 24) + line if line else 0, role,
             )  # fmt: skip
-            if sends:
-                self._keep(index, tensor, peer, tag, file, line)
             return goes_on
 
         return announce
@@ -100,7 +93,6 @@ class Announcer:
     def wait(self, index: int, file: str, line: int) -> None:
         """Announce that this thread waits for an operation, in this line of the learner's."""
         self._write(board.WAIT, index, place=(self._writer.text(file) << 24) + line)
-        self._sent.pop(index, None)
 
     def source(self, index: int, group: Any, source: int, tag: int) -> None:
         """Announce that an any-source receive is complete; `source` is a rank in its group."""
@@ -126,14 +118,6 @@ class Announcer:
         """Announce that the function has returned."""
         self._write(board.LEFT, -1)
 
-    def changed_sends(self, rank: int) -> list[OpInfo]:
-        """Sends that were never waited for, whose tensor was changed after they were posted."""
-        changed = []
-        for tensor, before, description, peer, file, line in self._sent.values():
-            if _peek(tensor) != before:
-                changed.append(OpInfo(rank, "isend", description, (peer,), 0, 0, (), file, line))
-        return changed
-
     # ------------------------------------------------------------------ lookups
 
     def _write(self, kind: int, index: int, *fields: int, **more: int) -> None:
@@ -151,17 +135,6 @@ class Announcer:
         text = f"{group.group_name}|{','.join(map(str, members))}"
         entry = (board.number_of(text), self._writer.text(text), members, nccl)
         return self._groups.setdefault(group, entry)
-
-    def _keep(
-        self, index: int, tensor: torch.Tensor, peer: int, tag: int, file: str, line: int
-    ) -> None:
-        """Store the first and last bytes of a sent tensor until the rank waits for the send."""
-        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and line:
-            tag_text = f", tag={tag}" if tag else ""
-            text = f"isend(dst={peer}{tag_text})"
-            self._sent[index] = (tensor, _peek(tensor), text, peer, file, line)
-            if len(self._sent) > 1000:  # a program that never waits
-                self._sent.pop(next(iter(self._sent)))
 
 
 def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str:
@@ -209,12 +182,3 @@ def _no_such_rank(start: str, number: int, members: tuple[int, ...]) -> str:
 def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, uneven: bool) -> str:
     name = str(dtype).removeprefix("torch.")
     return name if uneven else f"{name}[{', '.join(map(str, shape))}]"
-
-
-def _peek(tensor: torch.Tensor) -> bytes:
-    """The first and last bytes of a tensor's memory."""
-    size, at = tensor.nbytes, tensor.data_ptr()
-    if size == 0:
-        return b""
-    width = min(_PEEK, size)
-    return ctypes.string_at(at, width) + ctypes.string_at(at + size - width, width)

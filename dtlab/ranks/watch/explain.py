@@ -18,8 +18,8 @@ from dtlab.errors import (
     place_in_words,
 )
 from dtlab.ranks.launch.client import Collected
-from dtlab.ranks.protocol import Finding, Outcome, RankEnd, RemoteFailure, Spec
-from dtlab.ranks.watch import locate
+from dtlab.ranks.protocol import Finding, Frame, Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.watch import early, locate
 from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped
 
@@ -258,21 +258,73 @@ def _what_happened(failure: Failure) -> str:
 
 
 def warnings_of(collected: Collected) -> list[str]:
-    """Texts of warnings: sends whose tensor was changed too early, and sends never received."""
-    texts = []
-    for op in collected.changed_sends:
-        text = (
-            f"warning: rank {op.rank} changed the tensor of {op.description} before the message "
-            "was known to be gone, and never waited for it. The receiver may get the old or the "
-            "new values. Call wait() on the object that isend returned, then change the tensor."
-        )
-        texts.append(f"{wrapped(text, indent='')}\n  {waiting_of(op).place}")
+    """Texts of warnings: tensors that were touched too early, and sends never received."""
+    texts = touched_too_early(collected)
     for op in collected.outcome.unreceived if collected.outcome else []:
         texts.append(
             f"warning: no rank received the message of rank {op.rank}: {call_of(op)}."
             f"\n  {waiting_of(op).place}"
         )
     return texts
+
+
+_Line = tuple[str, int]  # file and line
+_CALLS = {"send": "isend", "recv": "irecv"}  # other names are those of collectives
+_CONSEQUENCES = {
+    "send": "The receiver may get the old or the new values.",
+    "recv": "The message may arrive earlier or later than this line.",
+}
+
+
+def touched_too_early(collected: Collected) -> list[str]:
+    """Texts of warnings about tensors that were touched before their operation was complete.
+
+    Ranks that do the same in the same lines share a warning.
+    """
+    record_of = {record.rank: record for record in collected.records}
+    found: dict[tuple[str, str, _Line, _Line], dict[int, int]] = {}  # peers, by rank
+    for rank, touch in early.too_early(collected.records, collected.touches):
+        record = record_of[rank]
+        name, _, peer, *_, file, line = record.comm[touch.row].tolist()
+        issued = record.files[file] if file >= 0 else "", line
+        key = record.names[name], touch.kind, issued, (touch.file, touch.line)
+        found.setdefault(key, {}).setdefault(rank, peer)
+    return [
+        _touch_in_words(name, kind, issued, touched, peers)
+        for (name, kind, issued, touched), peers in found.items()
+    ]
+
+
+def _touch_in_words(
+    name: str,
+    kind: str,
+    issued: _Line,
+    touched: _Line,
+    peers: dict[int, int],
+) -> str:
+    call = _CALLS.get(name, f"{name}(async_op=True)")
+    if name in _CALLS and len(peers) == 1:
+        call += f"({'dst' if name == 'send' else 'src'}={next(iter(peers.values()))})"
+    who = ranks_in_words(list(peers))
+    if kind == "forgotten":
+        what = f"{who} never waited for {call}."
+    elif kind in ("read", "changed"):
+        what = f"{who} {kind} the tensor of {call} before wait()."
+    else:
+        what = f"{who} passed the tensor of {call} to {kind} before wait()."
+        kind = "passed"
+    next_use = "change" if name == "send" else "use"
+    advice = (
+        f"Call wait() on the object that {call.partition('(')[0]} returned before you {next_use} "
+        "the tensor."
+    )
+    consequence = _CONSEQUENCES.get(name, "The tensor may hold old values, the result, or both.")
+    lines = [wrapped(f"warning: {what} {consequence} {advice}", indent="")]
+    for label, (file, line) in ("issued", issued), (kind, touched):
+        if line:
+            place = place_in_words(**locate.place(Frame(file, line, "")))
+            lines.append(f"  {label + ':':<8} {place}")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------- time limit
