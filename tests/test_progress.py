@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -15,10 +19,11 @@ from nbformat import NotebookNode
 import dtlab
 from dtlab.cli import main
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
+from dtlab.grading import Part, find_part, known_parts
 from dtlab.grading.course import Course
-from dtlab.grading.learners import best_shares, record
-from dtlab.grading.progress import Progress, Row, progress
+from dtlab.grading.learners import best_shares, record, stored_results
+from dtlab.grading.practice import practice
+from dtlab.grading.progress import Lesson, Progress, Row, Unit, progress
 from dtlab.grading.workbook import reset, start
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +48,11 @@ def test_the_best_of_each_part_is_kept(data: Path) -> None:
         record("01/step", score, 10)
     record("01/bytes_sent", 8, 8)
     assert best_shares() == {"01/step": 0.7, "01/bytes_sent": 1}
-    assert len(data.read_text().split()) == 3 * 4  # only what got better is written
+    # What got better is written, and a first try without points.
+    shares = [("01/step", 0), ("01/step", 0.3), ("01/step", 0.7), ("01/bytes_sent", 1)]
+    assert stored_results() == shares
+    record("01/step", 2, 10)  # no better, but the learner works on it again
+    assert stored_results() == [*shares, ("01/step", 0.2)]
 
 
 def test_a_check_is_kept(data: Path) -> None:
@@ -96,44 +105,113 @@ def test_several_notebooks_may_write_at_once(data: Path) -> None:
 
 def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("01/results", 8, 8)
+    record("practice/swap_numbers", 1, 1)
+    record("practice/labelled_sum", 0, 1)
     record("01/bytes_sent", 4, 8)
-    shown = repr(progress())
-    lines = {line.split()[2]: line for line in shown.splitlines() if line.startswith("  Level")}
-    assert lines.keys() == {part.name for part in known_parts()}
-    assert "passed" in lines["01/results"]
-    assert "4 of 8" in lines["01/bytes_sent"]
-    assert "open" in lines["01/step"]
-    assert "\n01 Ranks and collectives: 1 of " in shown
+    shown = repr(progress()).splitlines()
+    assert shown[0].split("  ")[0] == "00 One GPU is not enough"  # as the lesson writes it
+    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 5 tasks")
     next_part = find_part("01/bytes_sent")
     told = f"{next_part.title}, {next_part.minutes} minutes   {LEVEL_1}"
-    assert f"Next: 01/bytes_sent, {told}" in shown
-    table = progress()._repr_html_()
-    units = {name.partition("/")[0] for name in lines}
-    assert table.count("<tr") == len(lines) + len(units)
-    assert "Next: 01/bytes_sent" in table
+    assert shown[-2] == f"Next: 01/bytes_sent, {told}"
+    assert shown[-1] == "All parts of a unit: dtlab progress 01"
+
+
+def test_progress_of_a_unit_lists_its_lesson_and_its_parts() -> None:
+    record("01/bytes_sent", 3, 8)
+    record("01/step", 0, 6)
+    record("practice/swap_numbers", 1, 1)
+    record("practice/labelled_sum", 0, 1)
+    shown = repr(dtlab.progress("01"))
+    lines = [line.strip() for line in shown.splitlines()]
+    for part in known_parts():
+        listed = any(f" {part.name} " in line and part.title in line for line in lines)
+        assert listed is (part.unit == "01"), part.name
+    for begin in ("3 of 8  01/bytes_sent", "0 of 6  01/step", "open    01/averages",
+                  "passed    swap_numbers", "tried     labelled_sum", "open      my_partners",
+                  "Lesson: 1 of 5 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
+                  "Level I, reason: 3 of 26 points",
+                  "Level II, build: 0 of 18 points, 0 of 14 extra"):  # fmt: skip
+        assert any(line.startswith(begin) for line in lines), begin
+    assert repr(progress("1")) == shown
+    with pytest.raises(DtlabError, match="there is no unit '99'"):
+        progress("99")
+
+
+def test_progress_in_a_notebook_unfolds_and_links(tmp_path: Path) -> None:
+    record("01/bytes_sent", 4, 8)
+    page = progress()._repr_html_()
+    units = {part.unit for part in known_parts()}
+    assert page.count("<details") == len(units)
+    assert page.count("<details open>") == 1  # the unit that the learner works on
+    for part in known_parts():
+        assert f'.ipynb#cell-id={part.answer_id}">{html.escape(part.title)}' in page
+    where = os.path.relpath(ROOT)  # from the folder of the notebook
+    assert f'<a href="{where}/notebooks/{UNIT}.ipynb">Lesson</a>'.replace("./", "") in page
+    told = f'Next: <a href="{where}/{LEVEL_1}#cell-id=bytes_sent">01/bytes_sent</a>'
+    assert told.replace("./", "") in page
+    assert "width:5%" in page
+    assert progress("01")._repr_html_().count("<details open>") == 1
+
+
+@pytest.mark.slow
+def test_a_practice_task_is_kept() -> None:
+    def labelled_sum() -> int:
+        return 3
+
+    assert practice(labelled_sum, returns=[3, 4]).score == 0
+    assert practice(labelled_sum, returns=[3, 3]).score == 1
+    assert best_shares() == {"practice/labelled_sum": 1}
+
+
+def test_practice_tasks_have_different_names() -> None:
+    tasks = [task for unit in progress().units for task in unit.lesson.tasks]
+    assert len(tasks) == len(set(tasks)) > 20
+
+
+def state_of(passed: Sequence[Part], latest: str = "", parts: Sequence[Part] = ()) -> Progress:
+    """The state in which some parts are passed, without lessons."""
+    rows = [Row(part, 1.0 if part in passed else None) for part in parts or known_parts()]
+    units = groupby(rows, key=lambda row: row.part.unit)
+    return Progress([Unit(Lesson(number, number), list(of)) for number, of in units], latest)
 
 
 def test_what_is_extra_comes_last() -> None:
     parts = list(known_parts())
     extra = [part for part in parts if part.stretch]
-    rows = [Row(part, None if part.stretch else 1.0) for part in parts]
-    assert Progress(rows).next == extra[0]
-    assert f"{extra[0].name} (extra)" in repr(Progress(rows))
-    assert Progress([Row(part, 1.0) for part in parts]).next is None
     required = [part for part in parts if not part.stretch]
-    assert Progress([Row(part, None) for part in [*extra, *required]]).next == required[0]
+    assert state_of(required).next == extra[0]
+    assert state_of(parts).next is None
+    unit = [part for part in parts if part.unit == "01"]
+    assert state_of([], parts=sorted(unit, key=lambda part: not part.stretch)).next == unit[0]
 
 
-def test_what_is_next_comes_after_what_was_passed_last() -> None:
-    parts = list(known_parts())
-    in_unit = [part for part in parts if part.unit == "02" and not part.stretch]
-    for passed in (in_unit, in_unit[:3], [part for part in parts if not part.stretch][-1:]):
-        rows = [Row(part, 1.0 if part in passed else None) for part in parts]
-        shown = Progress(rows).next
-        behind = parts[parts.index(passed[-1]) + 1 :]
-        required = [part for part in [*behind, *parts] if not part.stretch]
-        assert shown == required[0]
-    assert shown == parts[0]  # round the end
+def test_what_is_next_follows_what_the_learner_works_on() -> None:
+    parts = [part for part in known_parts() if not part.stretch and not part.by_hand]
+    later = [part for part in parts if part.unit == "05"]
+    unit = [part for part in parts if part.unit == "01"]
+    # A part that is not passed yet; then the rest of the unit; then its beginning; then others.
+    assert state_of([], unit[3].name).next == unit[3]
+    assert state_of([*later, *unit[:3]], unit[2].name).next == unit[3]
+    assert state_of([*later, *unit[2:]], unit[-1].name).next == unit[0]
+    assert state_of(unit, unit[1].name).next == parts[parts.index(unit[-1]) + 1]
+    assert state_of(parts[1:], parts[-1].name).next == parts[0]  # round the end
+
+
+def test_the_lesson_comes_before_the_exercises() -> None:
+    def following() -> str:
+        return repr(progress()).splitlines()[-2]
+
+    assert following() == (
+        "Next: lesson 00 One GPU is not enough, 90 minutes   "
+        "notebooks/00_one_gpu_is_not_enough.ipynb"
+    )
+    record("practice/swap_numbers", 1, 1)
+    assert following().startswith("Next: lesson 01 Ranks and collectives, 90 minutes")
+    record("01/results", 1, 8)  # the exercises are begun
+    assert following().startswith("Next: 01/results, ")
+    record("practice/my_partners", 0, 1)  # the learner has returned to the lesson
+    assert following().startswith("Next: lesson 01 Ranks and collectives")
 
 
 # The learner's own copies ----------------------------------------------------------------------
@@ -295,7 +373,7 @@ def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
     parts = [part for part in known_parts() if part.unit == "02"]
     record(parts[0].name, 1, 1)
     assert f"Next: {parts[1].name}, " in repr(progress())
-    assert repr(progress()).endswith("   my/exercises/02_data_parallelism/level-1.ipynb")
+    assert "   my/exercises/02_data_parallelism/level-1.ipynb\n" in repr(progress())
 
 
 # The command -----------------------------------------------------------------------------------

@@ -89,8 +89,15 @@ class Course:
         inside = Path.cwd().is_relative_to(self.root)
         return (notebook if inside else self.root / notebook).as_posix()
 
+    def lesson(self, unit: str) -> Path:
+        """Returns the lesson of a unit, given by its number or name."""
+        return Path("notebooks") / f"{self.unit(unit)}.ipynb"
+
+    def in_use(self, notebook: Path) -> Path:
+        """Returns the notebook in which the learner works: the copy, if there is one."""
+        copy = self.own(notebook)
+        return copy if (self.root / copy).is_file() else notebook
+
     def worked_on(self, part: Part) -> Path:
         """Returns the notebook in which the learner does the part: the copy, if there is one."""
-        released = Path("exercises") / self.level(part)
-        copy = self.own(released)
-        return copy if (self.root / copy).is_file() else released
+        return self.in_use(Path("exercises") / self.level(part))

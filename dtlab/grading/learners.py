@@ -12,7 +12,15 @@ from pathlib import Path
 
 from dtlab.errors import DtlabError
 
-__all__ = ["best_shares", "graded_student", "normalised", "random_for", "record"]
+__all__ = [
+    "best_shares",
+    "graded_student",
+    "normalised",
+    "notebook_folder",
+    "random_for",
+    "record",
+    "stored_results",
+]
 
 _PLACEHOLDERS = {
     "",
@@ -53,7 +61,7 @@ def graded_student() -> str | None:
 
     Autograde runs a notebook in <course>/autograded/<student>/<assignment>/.
     """
-    folder = _notebook_folder()
+    folder = notebook_folder()
     for place in (folder, *folder.parents):
         course = place.parent.parent
         if place.parent.name == "autograded" and _is_course(course, place.name):
@@ -67,30 +75,37 @@ def _is_course(folder: Path, student: str) -> bool:
     return any((folder / trace).exists() for trace in traces)
 
 
-def _notebook_folder() -> Path:
+def notebook_folder() -> Path:
     """Returns the folder in which the notebook was started; cells may have changed the cwd."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Path(getattr(shell, "starting_dir", None) or Path.cwd()).absolute()
 
 
-# Stored results: one line of JSON for each improved result of a part -----------------------------
+# Stored results: one line of JSON for each improved result of a part or practice task ------------
 #
 # Each line is appended by one write, so several notebooks may write at once. A part's best line
-# counts. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If
-# it cannot be written, the check continues.
+# counts; the last line shows what the learner works on. The file is in the user's data folder,
+# usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it cannot be written, the check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
-    """Stores the result of a part if it is better than before, except during autograding."""
-    share = score / max_score if max_score else 0.0
+    """Stores a result that is better than before, or that is of another part than the last one.
+
+    Stores nothing during autograding.
+    """
+    share = round(score / max_score, 6) if max_score else 0.0
     with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
-        if graded_student() is not None or share <= best_shares().get(name, 0.0):
+        if graded_student() is not None:
+            return
+        results = stored_results()
+        known = [earlier for other, earlier in results if other == name]
+        if known and share <= max(known) and results[-1][0] == name:
             return
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         # The newline comes first, so that a line cut off by a crash does not damage this one.
-        line = "\n" + json.dumps({"part": name, "share": round(share, 6)})
+        line = "\n" + json.dumps({"part": name, "share": share})
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(handle, line.encode())
@@ -98,20 +113,28 @@ def record(name: str, score: float, max_score: float) -> None:
             os.close(handle)
 
 
-def best_shares() -> dict[str, float]:
-    """Returns the best share of points that each part has earned, 1.0 for a passed part.
+def stored_results() -> list[tuple[str, float]]:
+    """Returns the names and shares of points of all stored results, the latest one last.
 
     Skips invalid lines, which a crash may leave.
     """
-    best: dict[str, float] = {}
+    results = []
     try:
         lines = _file().read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
-        return best
+        return []
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            best[str(entry["part"])] = max(best.get(entry["part"], 0.0), float(entry["share"]))
+            results.append((str(entry["part"]), float(entry["share"])))
+    return results
+
+
+def best_shares() -> dict[str, float]:
+    """Returns the best share of points that each part has earned, 1.0 for a passed part."""
+    best: dict[str, float] = {}
+    for name, share in stored_results():
+        best[name] = max(best.get(name, 0.0), share)
     return best
 
 

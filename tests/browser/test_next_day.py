@@ -136,6 +136,28 @@ def test_the_answer_comes_with_the_prediction(lab: tuple[str, Path]) -> None:
         opened.shut_down()
 
 
+def test_progress_leads_to_the_part(lab: tuple[str, Path]) -> None:
+    address, course = lab
+    cells = [nbformat.v4.new_code_cell("import dtlab\ndtlab.progress()")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    nbformat.write(notebook, course / "my" / "progress.ipynb")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        opened = Notebook(page, address, "my/progress.ipynb")
+        opened.begin_all()
+        opened.end_all()
+        look_at(page, "progress")
+        opened.menu("Settings", "Theme", "JupyterLab Dark")
+        page.wait_for_timeout(1500)
+        look_at(page, "progress_dark")
+        opened.panel.get_by_role("link", name="The scaling report").click()
+        cell = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell.jp-mod-active")
+        expect(cell).to_contain_text("def scaling_report(", timeout=60_000)
+        look_at(page, "progress_part")
+        expect(cell).to_be_in_viewport()
+
+
 def look_at(page: Page, name: str) -> None:
     """Take a screenshot if DTLAB_SCREENSHOTS names a folder."""
     if folder := os.environ.get("DTLAB_SCREENSHOTS"):
