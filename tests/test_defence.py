@@ -161,17 +161,17 @@ class Defenders(Class):
 
     def says(self, student: str, text: str) -> None:
         """Hands in a defence; as it was handed out where the text is empty."""
-        notebook = self.assignment.notebooks["level-3"]
+        notebook = self.assignment.notebooks["05_level_3"]
         answer = next(one for one in notebook.cells if one.id == "defence")
         answer.source += text
         folder = self.folder / "submitted" / student / NAME
         folder.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, folder / "level-3.ipynb")
+        nbformat.write(notebook, folder / "05_level_3.ipynb")
 
     def give(self, student: str, points: float) -> None:
         """As an instructor does in formgrader."""
         with self.book() as book:
-            row = book.find_grade("defence", "level-3", NAME, student)
+            row = book.find_grade("defence", "05_level_3", NAME, student)
             row.manual_score, row.needs_manual_grade = points, False
             book.db.commit()
 
@@ -236,7 +236,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
         assert (row["auto_score"], row["needs_manual_grade"]) == (None, True)
         assert group.total("ada") == (4 if force else 0)
         group.give("ada", 4)
-    notebook = nbformat.read(group.autograded("ada", "level-3"), as_version=4)
+    notebook = nbformat.read(group.autograded("ada", "05_level_3"), as_version=4)
     answer = next(one for one in notebook.cells if one.id == "defence")
     assert "93.6 GB" in answer.source
 
@@ -246,7 +246,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
 def test_the_release_asks_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_path(monkeypatch)
     made = Defenders(tmp_path / "course")
-    notebook = made.assignment.notebooks["level-3"]
+    notebook = made.assignment.notebooks["05_level_3"]
     graded = [one for one in notebook.cells if one.metadata.get("nbgrader", {}).get("grade")]
     assert [one.id for one in graded] == ["defence"]
     assert graded[0].metadata.nbgrader.cell_type == "markdown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"
 LEVEL_1 = f"exercises/{UNIT}/level-1.ipynb"
 LEVEL_2 = f"exercises/{UNIT}/level-2.ipynb"
+MY_1 = f"my/exercises/{UNIT}/01_level_1.ipynb"
+MY_2 = f"my/exercises/{UNIT}/01_level_2.ipynb"
 RING = find_part("01/ring_all_reduce")
 
 
@@ -243,37 +246,90 @@ def edit(notebook: Path, **sources: str) -> None:
 def test_a_unit_is_begun_in_a_folder_of_the_learners_own(course: Course) -> None:
     said = list(start(course, UNIT))
     assert f"my/notebooks/{UNIT}.ipynb   new" in said
-    assert f"my/{LEVEL_2}   new" in said
+    assert f"{MY_2}   new" in said
     assert "my/" in (ROOT / ".gitignore").read_text().split()
-    assert course.worked_on(RING) == Path("my") / LEVEL_2
+    assert course.worked_on(RING) == Path(MY_2)
     ours = nbformat.read(course.root / LEVEL_2, as_version=4)
-    assert nbformat.read(course.root / "my" / LEVEL_2, as_version=4).cells == ours.cells
+    assert [cell.id for cell in nbformat.read(MY_2, as_version=4).cells] == [
+        cell.id for cell in ours.cells
+    ]
+
+
+def test_links_between_copies_lead_to_copies(course: Course) -> None:
+    for unit in course.units():
+        list(start(course, unit))
+    links = [
+        (path, target)
+        for path in Path("my").rglob("*.ipynb")
+        for cell in nbformat.read(path, as_version=4).cells
+        for target in re.findall(r"\]\(([^)#\s]*\.ipynb)", cell.source)
+    ]
+    assert len(links) > 6 * len(course.units())
+    for path, target in links:
+        assert (path.parent / target).resolve().is_file(), f"{path} links to {target}"
+    names = [path.name for path in Path("my").rglob("*.ipynb")]
+    assert len(names) == len(set(names)) == 4 * len(course.units())
+
+
+@pytest.fixture
+def old_copies(course: Course) -> Course:
+    """Copies as an earlier dtlab made them: levels are called level-2.ipynb in every unit."""
+    for notebook in course.handed_out(UNIT):
+        copy = course.root / "my" / notebook
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(notebook, copy)
+    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1", title="my notes")
+    return course
+
+
+def test_copies_with_their_old_names_are_worked_on(old_copies: Course) -> None:
+    assert old_copies.worked_on(RING) == Path("my", LEVEL_2)
+    newer = "kept; the course has a newer one (see --renew)"
+    assert f"my/{LEVEL_2}   {newer}" in list(start(old_copies, UNIT))
+    assert not Path(MY_2).exists()
+    path, backup = reset(old_copies, RING)
+    assert (path, backup and backup.name) == (
+        Path("my", LEVEL_2).absolute(), "level-2-backup-1.ipynb"
+    )  # fmt: skip
+
+
+def test_renewed_copies_get_their_new_names(old_copies: Course) -> None:
+    said = list(start(old_copies, UNIT, renew=True))
+    assert (
+        f"{MY_2}   renewed, with your answers; the old one is level-2-backup-1.ipynb. It was "
+        "level-2.ipynb: if that is open in JupyterLab, close it without saving"
+    ) in said
+    assert cell(Path(MY_2), "ring_all_reduce").source == "mine = 1"
+    assert cell(Path(MY_2).with_name("level-2-backup-1.ipynb"), "title").source == "my notes"
+    assert not Path("my", LEVEL_2).exists()
+    assert old_copies.worked_on(RING) == Path(MY_2)
+    assert f"{MY_2}   kept" in list(start(old_copies, UNIT))
 
 
 def test_what_is_there_is_never_overwritten(course: Course) -> None:
     list(start(course, UNIT))
-    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1")
-    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT))
+    edit(Path(MY_2), ring_all_reduce="mine = 1")
+    assert f"{MY_2}   kept" in list(start(course, UNIT))
     edit(Path(LEVEL_2), title="# A newer release")
-    assert f"my/{LEVEL_2}   kept; the course has a newer one (see --renew)" in list(
+    assert f"{MY_2}   kept; the course has a newer one (see --renew)" in list(
         start(course, UNIT)
     )
-    assert cell(Path("my", LEVEL_2), "ring_all_reduce").source == "mine = 1"
+    assert cell(Path(MY_2), "ring_all_reduce").source == "mine = 1"
 
 
 def test_a_newer_release_takes_the_answers_over(course: Course) -> None:
     list(start(course, UNIT))
-    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1", title="my notes")
+    edit(Path(MY_2), ring_all_reduce="mine = 1", title="my notes")
     edit(Path(LEVEL_2), title="# A newer release")
-    backup = Path("my", LEVEL_2).with_name("level-2-backup-1.ipynb")
+    backup = Path(MY_2).with_name("01_level_2-backup-1.ipynb")
     said = list(start(course, UNIT, renew=True))
-    assert f"my/{LEVEL_2}   renewed, with your answers; the old one is {backup.name}" in said
-    assert f"my/{LEVEL_1}   kept" in said
-    assert cell(Path("my", LEVEL_2), "title").source == "# A newer release"
-    for notebook in (Path("my", LEVEL_2), backup):
+    assert f"{MY_2}   renewed, with your answers; the old one is {backup.name}" in said
+    assert f"{MY_1}   kept" in said
+    assert cell(Path(MY_2), "title").source == "# A newer release"
+    for notebook in (Path(MY_2), backup):
         assert cell(notebook, "ring_all_reduce").source == "mine = 1"
     assert cell(backup, "title").source == "my notes"
-    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT, renew=True))
+    assert f"{MY_2}   kept" in list(start(course, UNIT, renew=True))
 
 
 def test_a_newer_lesson_says_where_the_old_one_is(course: Course) -> None:
@@ -295,8 +351,8 @@ def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
     newer.cells = [one for one in newer.cells if one.id != "tree_broadcast"]
     nbformat.write(newer, LEVEL_2)
     assert (
-        f"my/{LEVEL_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
-        "are in level-2-backup-1.ipynb"
+        f"{MY_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
+        "are in 01_level_2-backup-1.ipynb"
     ) in list(start(course, UNIT, renew=True))
 
 
@@ -315,7 +371,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
         list(start(course, UNIT))
     if not with_solutions:
         shutil.rmtree("solutions")
-    path = Path("my" if own else ".", LEVEL_2)
+    path = Path(MY_2 if own else LEVEL_2)
     edit(path, **{RING.answer_id: "mine = 1", "title": "my notes"})
     before = nbformat.read(path, as_version=4)
     if not own and not with_solutions:
@@ -325,7 +381,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
         return
     where, backup = reset(course, RING)
     assert backup is not None
-    assert (where, backup.name) == (path.absolute(), "level-2-backup-1.ipynb")
+    assert (where, backup.name) == (path.absolute(), f"{path.stem}-backup-1.ipynb")
     assert nbformat.read(backup, as_version=4) == before
     after = nbformat.read(path, as_version=4)
     assert cell(path, RING.answer_id).source == began
@@ -336,14 +392,14 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
     edit(path, **{RING.answer_id: "mine = 2"})
     _, second = reset(course, RING)
     assert second is not None
-    assert second.name == "level-2-backup-2.ipynb"
+    assert second.name == f"{path.stem}-backup-2.ipynb"
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
 def test_a_part_as_it_was_handed_out_is_left_alone(course: Course, own: bool) -> None:
     if own:
         list(start(course, UNIT))
-    path = Path("my" if own else ".", LEVEL_2)
+    path = Path(MY_2 if own else LEVEL_2)
     edit(path, title="my notes")
     before = {one: one.read_bytes() for one in path.parent.iterdir()}
     assert reset(course, RING) == (path.absolute(), None)
@@ -373,7 +429,7 @@ def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
     parts = [part for part in known_parts() if part.unit == "02"]
     record(parts[0].name, 1, 1)
     assert f"Next: {parts[1].name}, " in repr(progress())
-    assert "   my/exercises/02_data_parallelism/level-1.ipynb\n" in repr(progress())
+    assert "   my/exercises/02_data_parallelism/02_level_1.ipynb\n" in repr(progress())
 
 
 # The command -----------------------------------------------------------------------------------
@@ -382,18 +438,18 @@ def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
 def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "1"]) == 0
     said = capsys.readouterr().out
-    assert f"my/{LEVEL_1}   new" in said
+    assert f"{MY_1}   new" in said
     assert f"Begin with my/notebooks/{UNIT}.ipynb;" in said
     assert main(["start", UNIT, "--renew"]) == 0
     assert "Reload Notebook from Disk" in capsys.readouterr().out
     assert main(["reset", RING.name]) == 0
     assert f"{RING.name}: nothing to reset." in capsys.readouterr().out
-    edit(Path("my", LEVEL_2), **{RING.answer_id: "mine = 1"})
+    edit(Path(MY_2), **{RING.answer_id: "mine = 1"})
     assert main(["reset", RING.name]) == 0
     assert "the original cell is back in" in capsys.readouterr().out
     record("01/results", 8, 8)
     assert main(["progress"]) == 0
-    assert f"my/{LEVEL_1}" in capsys.readouterr().out
+    assert f"{MY_1}" in capsys.readouterr().out
 
 
 def test_a_notebook_beside_the_units_is_copied_too(
@@ -415,14 +471,14 @@ def test_outside_of_the_course_paths_are_told_in_full(
     monkeypatch.setattr(Course, "find", lambda: course)
     monkeypatch.chdir(course.root / "notebooks")
     assert main(["start", "01"]) == 0
-    assert f"\nmy/{LEVEL_1}   new" in capsys.readouterr().out
+    assert f"\n{MY_1}   new" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     record("01/results", 8, 8)
     assert main(["start", "01"]) == main(["progress"]) == 0
     said = capsys.readouterr().out
-    assert f"{course.root}/my/{LEVEL_1}   kept" in said
+    assert f"{course.root}/{MY_1}   kept" in said
     assert f"Begin with {course.root}/my/notebooks/{UNIT}.ipynb;" in said
-    assert f"{find_part('01/bytes_sent').minutes} minutes   {course.root}/my/{LEVEL_1}" in said
+    assert f"{find_part('01/bytes_sent').minutes} minutes   {course.root}/{MY_1}" in said
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def _unit_page(unit: Unit, unfolded: bool) -> str:
     numbers = _points(unit.required)
     numbers += f", lesson: {lesson.count}" if lesson.tasks else ""
     summary = (
-        f'<summary><span style="display:inline-block;width:23em">{html.escape(lesson.title)}'
+        f'<summary><span style="display:inline-block;width:25em">{html.escape(lesson.title)}'
         f"</span>{_bar(unit.required)} {numbers}</summary>"
     )
     lines = [_heading(_link(lesson, "Lesson"), lesson.count)] if lesson.tasks else []

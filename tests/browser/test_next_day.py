@@ -12,7 +12,14 @@ import nbformat
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.lab import IN_A_BROWSER, ROOT, Notebook, chromium, running_lab
+from tests.browser.lab import (
+    CREATE_ASSIGNMENT,
+    IN_A_BROWSER,
+    ROOT,
+    Notebook,
+    chromium,
+    running_lab,
+)
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 
@@ -52,6 +59,7 @@ def test_make_lab_opens_a_copy_that_git_does_not_look_at(lab: tuple[str, Path]) 
         expect(page.locator(".jp-NotebookPanel .jp-Cell").first).to_be_visible(timeout=60_000)
         assert FIRST in page.url
         page.wait_for_timeout(6000)
+        expect(page.locator(CREATE_ASSIGNMENT)).to_have_count(0)
         look_at(page, "make_lab")
     assert git(course, "status", "--porcelain") == ""
 
@@ -152,10 +160,11 @@ def test_progress_leads_to_the_part(lab: tuple[str, Path]) -> None:
         page.wait_for_timeout(1500)
         look_at(page, "progress_dark")
         opened.panel.get_by_role("link", name="The scaling report").click()
-        cell = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell.jp-mod-active")
-        expect(cell).to_contain_text("def scaling_report(", timeout=60_000)
+        opened.panel.get_by_text("Level II: build").first.wait_for(timeout=60_000)
+        cell = opened.panel.locator(".jp-CodeCell", has_text="def scaling_report(")
+        expect(cell).to_be_in_viewport(timeout=60_000)
+        expect(page.locator(".lm-TabBar-tab.jp-mod-current")).to_contain_text("00_level_2.ipynb")
         look_at(page, "progress_part")
-        expect(cell).to_be_in_viewport()
 
 
 def look_at(page: Page, name: str) -> None:
