@@ -3,7 +3,7 @@
 notebooks/01_name.ipynb                the lesson
 exercises/01_name/level-1.ipynb        a released level; its source is in solutions/
 my/notebooks/01_name.ipynb             the learner's own copies, which git ignores
-my/exercises/01_name/01_level_1.ipynb  with the unit in the name: a tab in JupyterLab shows no folder
+my/exercises/01_name/01_level_1.ipynb  named by unit: tabs in JupyterLab show no folder
 """
 
 from __future__ import annotations

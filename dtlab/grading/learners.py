@@ -85,27 +85,21 @@ def notebook_folder() -> Path:
 # Stored results: one line of JSON for each improved result of a part or practice task ------------
 #
 # Each line is appended by one write, so several notebooks may write at once. A part's best line
-# counts; the last line shows what the learner works on. The file is in the user's data folder,
-# usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it cannot be written, the check continues.
+# counts. The last line shows what the learner works on; Run All improves nothing, and changes no
+# line. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it
+# cannot be written, the check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
-    """Stores a result that is better than before, or that is of another part than the last one.
-
-    Stores nothing during autograding.
-    """
-    share = round(score / max_score, 6) if max_score else 0.0
+    """Stores the result of a part if it is better than before, except during autograding."""
+    share = score / max_score if max_score else 0.0
     with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
-        if graded_student() is not None:
-            return
-        results = stored_results()
-        known = [earlier for other, earlier in results if other == name]
-        if known and share <= max(known) and results[-1][0] == name:
+        if graded_student() is not None or share <= best_shares().get(name, 0.0):
             return
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         # The newline comes first, so that a line cut off by a crash does not damage this one.
-        line = "\n" + json.dumps({"part": name, "share": share})
+        line = "\n" + json.dumps({"part": name, "share": round(share, 6)})
         handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(handle, line.encode())

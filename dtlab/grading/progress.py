@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import quote
@@ -48,7 +48,7 @@ class Row:
             return "by hand"
         if self.passed:
             return "passed"
-        if self.share is None:
+        if not self.share:
             return "open"
         return f"{_number(self.points)} of {_number(self.part.points)}"
 
@@ -61,30 +61,40 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Task:
+    """A practice task of a lesson, named after its function, and the cell that checks it."""
+
+    name: str
+    cell: str
+    passed: bool
+
+    @property
+    def state(self) -> str:
+        return "passed" if self.passed else "open"
+
+
+@dataclass(frozen=True)
 class Lesson:
-    """A unit's lesson: its title and its practice tasks, with the best share of each."""
+    """A unit's lesson, with its title as written and its practice tasks."""
 
     unit: str
     title: str
     minutes: str = ""
-    tasks: Mapping[str, float | None] = field(default_factory=dict)
+    tasks: Sequence[Task] = ()
 
     @property
-    def passed(self) -> list[str]:
-        """The practice tasks that are passed."""
-        return [task for task, share in self.tasks.items() if share is not None and share >= 1]
-
-    @property
-    def open(self) -> bool:
-        return len(self.passed) < len(self.tasks)
-
-    @property
-    def begun(self) -> bool:
-        return any(share is not None for share in self.tasks.values())
+    def passed(self) -> int:
+        """The number of tasks that are passed."""
+        return sum(task.passed for task in self.tasks)
 
     @property
     def count(self) -> str:
-        return f"{len(self.passed)} of {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}"
+        """How many tasks are passed, in words."""
+        return f"{self.passed} of {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}"
+
+    def has(self, result: str) -> bool:
+        """Whether a stored result is that of one of the tasks."""
+        return any(result == f"practice/{task.name}" for task in self.tasks)
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ class Unit:
 
     @property
     def begun(self) -> bool:
-        return self.lesson.begun or any(row.share is not None for row in self.rows)
+        return self.lesson.passed > 0 or any(row.share for row in self.rows)
 
     def levels(self) -> Iterator[tuple[str, list[Row]]]:
         """Yields the name and the parts of each level."""
@@ -113,8 +123,8 @@ class Unit:
 class Progress:
     """The progress on all units in course order, as text and as a table with links.
 
-    `latest` is the part, or the practice task, that was checked last. If `only` is the number of a
-    unit, only this unit is shown, with all its parts.
+    `latest` is the part, or the practice task, that was improved last. If `only` is the number of
+    a unit, only this unit is shown, with all its parts.
     """
 
     units: Sequence[Unit]
@@ -125,9 +135,10 @@ class Progress:
     def next(self) -> Part | Lesson | None:
         """The next open part or lesson; None if all parts are passed.
 
-        The search begins at the part that was checked last, and first covers the rest of its unit.
-        Required parts come before extra ones. It skips parts that are graded by hand, whose result
-        is not known on this machine, and a lesson if the learner has already begun its exercises.
+        The search begins at the part that was improved last, and first covers the rest of its
+        unit. Required parts come before extra ones that are not begun. It skips parts that are
+        graded by hand, whose result is not known on this machine, and a lesson if the learner has
+        already begun its exercises.
         """
         shown = self._shown()
         numbers = [unit.lesson.unit for unit in shown]
@@ -144,7 +155,7 @@ class Progress:
             for step in unit
             if isinstance(step, Lesson) or step.name not in done
         ]
-        return min(left, key=lambda step: isinstance(step, Part) and step.stretch, default=None)
+        return min(left, key=self._comes_late, default=None)
 
     def __repr__(self) -> str:
         shown = self._shown()
@@ -170,26 +181,29 @@ class Progress:
         text = html.escape(self._outlook()[0])
         if following:
             name = html.escape(_name(following))
-            text = text.replace(name, _link(following, name), 1)
+            cell = following.answer_id if isinstance(following, Part) else ""
+            text = text.replace(name, _link(following, name, cell), 1)
         return f'<div style="color:inherit">{units}<p>{text}</p></div>'
 
     @property
     def _here(self) -> str:
         """The number of the unit that the learner works on."""
         for unit in self.units:
-            if self.latest.removeprefix("practice/") in unit.lesson.tasks:
+            if unit.lesson.has(self.latest):
                 return unit.lesson.unit
         return self.latest.partition("/")[0]
 
     def _shown(self) -> list[Unit]:
         return [unit for unit in self.units if self.only in ("", unit.lesson.unit)]
 
+    def _comes_late(self, step: Part | Lesson) -> bool:
+        return isinstance(step, Part) and step.stretch and step.name != self.latest
+
     def _steps(self, unit: Unit) -> list[Part | Lesson]:
         """Returns the lesson of a unit, unless it is skipped, and its parts."""
-        in_lesson = self.latest.removeprefix("practice/") in unit.lesson.tasks
-        offered = unit.lesson.open and (in_lesson or not unit.begun)
-        parts = [row.part for row in unit.rows if not row.part.by_hand]
-        return [unit.lesson, *parts] if offered else [*parts]
+        lesson, parts = unit.lesson, [row.part for row in unit.rows if not row.part.by_hand]
+        offered = lesson.passed < len(lesson.tasks) and (lesson.has(self.latest) or not unit.begun)
+        return [lesson, *parts] if offered else [*parts]
 
     def _outlook(self) -> list[str]:
         following = self.next
@@ -217,8 +231,10 @@ def progress(unit: str | None = None) -> Progress:
         Unit(_lesson(number, best), [Row(part, best.get(part.name)) for part in parts])
         for number, parts in groupby(known_parts(), key=lambda part: part.unit)
     ]
-    shown = Progress(units, results[-1][0] if results else "")
-    return replace(shown, only=Course.find().unit(str(unit))[:2]) if unit else shown
+    only = str(unit).zfill(2) if unit else ""
+    if only and all(only != known.lesson.unit for known in units):
+        only = Course.find().unit(str(unit))[:2]
+    return Progress(units, results[-1][0] if results else "", only)
 
 
 def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
@@ -230,8 +246,12 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
         opening = "".join(first["source"])
         title = next(iter(re.findall(r"^# (.+)", opening, re.MULTILINE)), number)
         minutes = re.search(r"about (\d+) minutes", opening)
-        code = "\n".join("".join(cell["source"]) for cell in others if cell["cell_type"] == "code")
-        tasks = {task: best.get(f"practice/{task}") for task in _PRACTICE.findall(code)}
+        tasks = [
+            Task(name, cell["id"], best.get(f"practice/{name}") == 1)
+            for cell in others
+            if cell["cell_type"] == "code"
+            for name in _PRACTICE.findall("".join(cell["source"]))
+        ]
         return Lesson(number, title.strip(), minutes[1] if minutes else "", tasks)
     return Lesson(number, number)
 
@@ -290,9 +310,7 @@ def _details(unit: Unit) -> Iterator[str]:
     lesson = unit.lesson
     if lesson.tasks:
         yield from ("", f"Lesson: {lesson.count}", f"  {_shown_path(lesson)}")
-        for task, share in lesson.tasks.items():
-            state = "passed" if task in lesson.passed else "open" if share is None else "tried"
-            yield f"  {state:8}  {task}"
+        yield from (f"  {task.state:6}  {task.name}" for task in lesson.tasks)
     width = [max(map(len, column)) for column in zip(*(r.cells for r in unit.rows), strict=True)]
     for level, rows in unit.levels():
         yield from ("", f"{level}: {_points(rows)}")
@@ -314,10 +332,15 @@ def _unit_page(unit: Unit, unfolded: bool) -> str:
         f"</span>{_bar(unit.required)} {numbers}</summary>"
     )
     lines = [_heading(_link(lesson, "Lesson"), lesson.count)] if lesson.tasks else []
+    lines += [
+        _line(task.state, "practice", _link(lesson, task.name, task.cell), "", "")
+        for task in lesson.tasks
+    ]
     for level, rows in unit.levels():
-        link = _link(rows[0].part, level, cell=False)
-        lines.append(_heading(link, _points(rows)))
-        lines += [_line(row) for row in rows]
+        lines.append(_heading(_link(rows[0].part, level), _points(rows)))
+        for row in rows:
+            state, name, title, *rest = map(html.escape, row.cells)
+            lines.append(_line(state, name, _link(row.part, title, row.part.answer_id), *rest))
     table = (
         '<table style="color:inherit;border-collapse:collapse;margin:.3em 0 .8em 1.2em">'
         f"<tbody>{''.join(lines)}</tbody></table>"
@@ -346,19 +369,17 @@ def _heading(link: str, count: str) -> str:
     )
 
 
-def _line(row: Row) -> str:
-    state, name, title, *rest = row.cells
-    cells = [html.escape(state), html.escape(name), _link(row.part, html.escape(title)), *rest]
+def _line(*cells: str) -> str:
     shown = "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
     return f'<tr style="background:none">{shown}</tr>'
 
 
-def _link(step: Part | Lesson, text: str, cell: bool = True) -> str:
-    """Returns a link that JupyterLab opens: to the notebook, and in it to the cell of a part."""
+def _link(step: Part | Lesson, text: str, cell: str = "") -> str:
+    """Returns a link that JupyterLab opens: to the notebook of a part, and to a cell in it."""
     place = _notebook(step)
     if place is None:
         return text
     course, notebook = place
     path = quote(Path(os.path.relpath(course.root / notebook, notebook_folder())).as_posix())
-    anchor = f"#cell-id={quote(step.answer_id)}" if isinstance(step, Part) and cell else ""
+    anchor = f"#cell-id={quote(cell)}" if cell else ""
     return f'<a href="{path}{anchor}">{text}</a>'
