@@ -26,7 +26,7 @@ from dtlab.grading.course import REPOSITORY, Course
 from dtlab.grading.notebooks import normalise
 from dtlab.grading.parts import Part
 from dtlab.grading.plugins import released_source
-from dtlab.grading.progress import Progress, Row
+from dtlab.grading.progress import Lesson, Progress, Row, Unit
 from tests.a_class import NAME, Class, Kept, keep_path
 
 RUBRIC = ((2, "the number that decided"), (1.5, "what if"))
@@ -66,11 +66,13 @@ def test_a_check_of_it_says_who_grades_it() -> None:
 def test_progress_says_by_hand_and_goes_on() -> None:
     parts = [part for part in known_parts() if part.unit == "05"]
     rows = [Row(part, None if part.by_hand else 1.0) for part in parts]
-    shown = Progress(rows)
-    assert next(one.state for one in rows if one.part.name == REAL) == "by hand"
-    assert f"{len(parts) - 1} of {len(parts) - 1} parts passed" in str(shown)
+    shown = Progress([Unit(Lesson("05", "05 ZeRO and FSDP"), rows)], only="05")
+    assert f"  by hand  {REAL}  " in str(shown)
+    required = [part for part in parts if not part.by_hand and not part.stretch]
+    points = sum(part.points for part in required)
+    assert f"05 ZeRO and FSDP  ██████████ {points:g} of {points:g} points" in str(shown)
     assert shown.next is None
-    assert str(shown).endswith("Everything is passed.")
+    assert str(shown).endswith("Everything in unit 05 is passed.")
 
 
 # Notebooks --------------------------------------------------------------------------------------
