@@ -430,6 +430,17 @@ def test_a_notebook_that_is_a_link_is_not_followed(group: Class) -> None:
 
 
 @pytest.mark.proof
+def test_a_notebook_with_the_name_of_an_earlier_dtlab_is_graded(group: Class) -> None:
+    folder = group.hand_in("cyd")
+    (folder / "01_level_1.ipynb").rename(folder / "level-1.ipynb")
+    outcome = group.grade("cyd")["cyd"]
+    assert group.points("cyd") == group.points("ada")
+    assert outcome.record is not None
+    (note,) = outcome.record.notes["01_level_1"]
+    assert note == "level-1.ipynb was used as 01_level_1.ipynb, which is missing."
+    assert group.autograded("cyd").is_file()
+
+
 def test_names_of_all_kinds(group: Class) -> None:
     names = ["Grace Hopper", "Ångström 林", "a[b]c*", "n" * 250, "-x", "o'neil\""]
     for name in [*names, "line\nfeed"]:
