@@ -160,8 +160,7 @@ def test_progress_leads_to_the_part(lab: tuple[str, Path]) -> None:
         page.wait_for_timeout(1500)
         look_at(page, "progress_dark")
         opened.panel.get_by_role("link", name="The scaling report").click()
-        opened.panel.get_by_text("Level II: build").first.wait_for(timeout=60_000)
-        cell = opened.panel.locator(".jp-CodeCell", has_text="def scaling_report(")
+        cell = opened.panel.locator(".jp-CodeCell", has_text="def scaling_report(").first
         expect(cell).to_be_in_viewport(timeout=60_000)
         expect(page.locator(".lm-TabBar-tab.jp-mod-current")).to_contain_text("00_level_2.ipynb")
         look_at(page, "progress_part")
