@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtlab.errors import DtlabError as DtlabError
     from dtlab.errors import Failure as Failure
     from dtlab.errors import LaunchError as LaunchError
+    from dtlab.errors import MismatchError as MismatchError
     from dtlab.errors import RankError as RankError
     from dtlab.errors import RankTimeoutError as RankTimeoutError
     from dtlab.errors import Waiting as Waiting
@@ -52,6 +53,7 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "Failure": "errors",
     "LaunchError": "errors",
     "Link": "predict",
+    "MismatchError": "errors",
     "RankError": "errors",
     "RankTimeoutError": "errors",
     "Run": "ranks.launch.launcher",

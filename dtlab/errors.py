@@ -4,7 +4,8 @@
     ├── LaunchError          the ranks cannot be started with these arguments
     └── RanksError           something went wrong while ranks were running
         ├── RankError          a rank raised, exited, was killed, or ran out of memory
-        ├── DeadlockError      no rank can make progress, or operations do not match
+        ├── DeadlockError      no rank can make progress
+        │   └── MismatchError    operations of different ranks do not match
         └── RankTimeoutError   some rank was still running at the time limit
     KeyboardInterrupt
     └── Interrupted          Ctrl-C, or Interrupt Kernel, while ranks were running
@@ -27,6 +28,7 @@ __all__ = [
     "Failure",
     "Interrupted",
     "LaunchError",
+    "MismatchError",
     "RankError",
     "RankTimeoutError",
     "RanksError",
@@ -86,6 +88,7 @@ class Waiting:
     line: int | None = None
     code: str | None = None
     cell: int | None = None
+    waits_in: str = ""  # the line that waits, if another one posted the operation, as text
 
     @property
     def place(self) -> str:
@@ -167,7 +170,7 @@ class RankError(RanksError):
 
 
 class DeadlockError(RanksError):
-    """No rank can make progress, or operations of different ranks do not match.
+    """No rank can make progress, or (`MismatchError`) operations of ranks do not match.
 
     `waiting` says for each rank which operation blocks it. `mismatch` says what does not match;
     it is None if all operations match. `advice` is the end of the message, which says what to do.
@@ -189,19 +192,31 @@ class DeadlockError(RanksError):
         self.advice = advice
 
 
+class MismatchError(DeadlockError):
+    """Operations of different ranks do not match, for instance a send and its receive buffer.
+
+    The ranks would hang, crash or compute wrong numbers, so the launch ends before they do.
+    """
+
+
 class RankTimeoutError(RanksError):
-    """Some rank was still running at the time limit; `running` says where each rank was."""
+    """Some rank was still running at the time limit; `running` says where each rank was.
+
+    `advice` says what keeps the ranks running, if the operations that they called tell it.
+    """
 
     def __init__(
         self,
         message: str,
         *,
         running: Sequence[Waiting],
+        advice: str = "",
         values: Sequence[Any] = (),
         stdout: Sequence[str] = (),
     ) -> None:
         super().__init__(message, values=values, stdout=stdout)
         self.running = list(running)
+        self.advice = advice
 
 
 @contextlib.contextmanager

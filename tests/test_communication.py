@@ -115,6 +115,7 @@ def test_built_in_collectives_over_two_nodes() -> None:
 def test_bandwidths() -> None:
     assert predict.bus_factor("all_reduce", 4) == 1.5
     assert predict.bus_factor("all_gather", 4) == 0.75
+    assert predict.bus_factor("gather", 4) == predict.bus_factor("scatter", 4) == 0.75
     assert predict.bus_factor("broadcast", 4) == 1
     time = predict.ring_all_reduce_seconds(1e9, 8, Link(0, 25 * GB))
     assert predict.algorithm_bandwidth(1e9, time) == pytest.approx(25 * GB / 1.75)

@@ -210,7 +210,8 @@ def test_moments_come_with_the_first_step_and_stay() -> None:
 def test_where_it_dies_goes_by_the_batch(batch: int, line: str) -> None:
     sizes = (256, 512, 512, 10)
     room = sums(lesson().memory_of(sizes, 512))["1st step"]
-    assert lesson().dies_in(lesson().memory_of(sizes, batch), room) == line
+    totals = sums(lesson().memory_of(sizes, batch))
+    assert next((where for where, total in totals.items() if total > room), "no line") == line
 
 
 @pytest.mark.parametrize("seed", first(RUNS))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from matplotlib.colors import to_hex
 
 from dtlab.predict.hardware import LINKS, Cluster
 from dtlab.predict.plan import Plan, Search, Transformer, evaluate, search
-from dtlab.show import explore_mesh, mesh_figure, plan_chart, plan_table
-from dtlab.show.drawing.style import Figure
+from dtlab.show import explore_mesh, mesh_figure, plan_chart, plan_table, ways_to_split
+from dtlab.show.drawing.style import PALETTE, Figure
 from tests.drawn import check_layout
 
 MODEL = Transformer(8, 256, 8, 1000, 128)
@@ -77,3 +80,14 @@ def test_the_explorer_says_why_a_plan_cannot_run() -> None:
     assert "It cannot run: takes 4096 GPUs, and there are 1024" in explorer.figure.alt_text
     explorer.controls["tensor"].value, explorer.controls["pipeline"].value = 2, 1
     assert "This plan does not fit" in explorer.figure.texts[0].get_text()
+
+
+def test_three_ways_to_split_show_who_has_what() -> None:
+    figure = ways_to_split()
+    squares = figure.axes[0].patches
+    colours = Counter(to_hex(each.get_facecolor()) for each in squares)
+    # data: 16 cells and a piece of the batch; tensor, pipeline: 4 cells each, and a grey batch
+    assert [colours[to_hex(colour)] for colour in PALETTE[:4]] == [16 + 1 + 4 + 4] * 4
+    assert len(squares) == 4 * 25 + 8
+    for words in ("data parallelism: a rank has the whole model", "tensor", "pipeline"):
+        assert words in figure.alt_text

@@ -11,7 +11,12 @@ import torch
 
 from dtlab.predict.transformer import activation_pieces
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
+from dtlab.show.figures.formats import (
+    bit_layouts,
+    gradient_ranges,
+    loss_scale_chart,
+    number_line,
+)
 from dtlab.show.figures.layer import activation_bars
 from dtlab.show.widgets.formats import (
     explore_activations,
@@ -231,3 +236,11 @@ def test_explorers_draw_what_their_controls_say() -> None:
         layers.controls[name].value = value
     wanted = activation_bars(4096, 4, 2048, 32, dropout=False, recompute="selective")
     assert layers.figure.alt_text == wanted.alt_text
+
+
+def test_bits_add_up_and_the_reach_is_told() -> None:
+    figure = bit_layouts()
+    assert len(figure.axes[0].patches) == 32 + 19 + 16 + 16 + 8 + 8
+    assert "fp8 e4m3: exponent 4, mantissa 3 bits, from 2.0e-03 to 448" in figure.alt_text
+    with pytest.raises(KeyError):
+        bit_layouts(["fp12"])

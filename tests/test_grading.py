@@ -471,7 +471,8 @@ def test_a_broadcast_wants_the_sources_values() -> None:
     source, other = call.inputs(3)[2], call.inputs(3)[1]
     assert not call.mistake([Answer(source)] * 3)
     assert call.mistake([Answer(source), Answer(other), Answer(source)]) == (
-        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2."
+        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2. `tensor` is as "
+        "it was: receive into it, or copy what you receive into it."
     )
     assert [call.needs(rank, 3) for rank in range(3)] == [20, 20, 0]
     assert str(Broadcast(0, 5, ((1, 3, 4), (0, 2)), seat=-1)).endswith("src=4 and 2")
@@ -485,7 +486,7 @@ def test_a_reduce_scatter_wants_the_own_chunk() -> None:
     assert call.rank_of_changed_input(right) is None
     assert call.rank_of_changed_input([*right[:2], Answer(chunks[2], input=chunks[0])]) == 2
     for wrong, words in (
-        (chunks[1], "chunk 1 of the sum, and rank 0 must have chunk 0: start one chunk earlier"),
+        (chunks[1], "chunk 1 of the sum, and rank 0 must have chunk 0. A chunk makes N-1"),
         (torch.full((2,), call.before), "`output` is as it was"),
         (chunks[0] + call.before, "this is the sum plus the old content of `output`"),
         (chunks[0] / 3, "this is the average"),
@@ -516,7 +517,7 @@ def test_a_crash_names_size_message_and_line() -> None:
     )
     trial = Trial(3, [AllReduce(0, 6), AllReduce(0, 7)])
     seen = Observation(trial, error=RankError("...", failures={1: failure}))
-    assert seen.trouble == "3 ranks, 7 elements: ValueError: no\ncell 2, line 4:   f()"
+    assert seen.trouble == "3 ranks, 7 elements: rank 1: ValueError: no\ncell 2, line 4:   f()"
     assert seen.mistakes == [seen.trouble]
 
 
@@ -525,6 +526,6 @@ def test_a_hang_names_who_waits_in_what_and_the_usual_cause() -> None:
     stuck = DeadlockError("", waiting=waiting), RankTimeoutError("", running=waiting)
     for error, within in zip(stuck, ("", " within 4 s"), strict=True):
         words = Observation(Trial(2, [AllReduce(0, 4)]), error=error).trouble
-        assert f"2 ranks, 4 elements: the ranks do not come back{within}." in words
+        assert f"2 ranks, 4 elements: the ranks did not finish{within}." in words
         assert "ranks 0 and 1 are in recv   cell 2, line 4:   dist.recv(b)" in words
         assert "post isend, then receive" in words

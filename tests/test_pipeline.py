@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
-from dtlab.parallel.pipeline import PipelineStage, measure_costs, run_schedule
+from dtlab.parallel.pipeline import (
+    PipelineStage,
+    measure_costs,
+    run_schedule,
+    run_stand_ins,
+)
 from dtlab.parallel.pipeline.split_backward import Halves, NaiveHalves
-from dtlab.predict import balance_stages, peak_in_flight
+from dtlab.predict import Costs, balance_stages, peak_in_flight
 from dtlab.schedules import (
     Action,
     Schedule,
@@ -638,3 +643,17 @@ def test_costs_of_layers_are_measured() -> None:
     assert costs[0].saved == 4 * 256 * 64
     assert all(one.grad is None for layer in layers for one in layer.parameters())
     assert balance_stages(costs, 2) == [range(2), range(2, 3)]
+
+
+@pytest.mark.slow
+def test_stand_ins_take_the_time_that_the_simulator_says() -> None:
+    schedule, unit = one_f_one_b(3, 4), 0.02
+    traces, held = run_stand_ins(schedule, Costs(unit, unit, unit), backend="gloo", threads=1)
+    assert held == [3, 2, 1]
+    for rank, row in enumerate(schedule):
+        names = [[e.name for e in t.events if e.rank == rank] for t in traces.values()]
+        assert names[0] == names[1]
+        assert len(names[1]) == len(row)
+    expected, took = (trace.duration for trace in traces.values())
+    assert expected == pytest.approx(3 * unit * 6)  # (m + p - 1) t
+    assert took >= 0.98 * expected

@@ -108,7 +108,7 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("01/bytes_sent", 4, 8)
     shown = repr(progress()).splitlines()
     assert shown[0].split("  ")[0] == "00 One GPU is not enough"  # as the lesson writes it
-    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 5 tasks")
+    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 4 tasks")
     next_part = find_part("01/bytes_sent")
     told = f"{next_part.title}, {next_part.minutes} minutes   {LEVEL_1}"
     assert shown[-2] == f"Next: 01/bytes_sent, {told}"
@@ -124,8 +124,8 @@ def test_progress_of_a_unit_lists_its_lesson_and_its_parts() -> None:
         listed = any(f" {part.name} " in line and part.title in line for line in lines)
         assert listed is (part.unit == "01"), part.name
     for begin in ("3 of 8  01/bytes_sent", "open    01/averages",
-                  "passed  swap_numbers", "open    labelled_sum",
-                  "Lesson: 1 of 5 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
+                  "passed  swap_numbers", "open    train_step",
+                  "Lesson: 1 of 4 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
                   "Level I, reason: 3 of 26 points",
                   "Level II, build: 0 of 18 points, 0 of 14 extra"):  # fmt: skip
         assert any(line.startswith(begin) for line in lines), begin
@@ -202,14 +202,14 @@ def test_the_lesson_comes_before_the_exercises() -> None:
         return repr(progress()).splitlines()[-2]
 
     assert following() == (
-        "Next: lesson 00 One GPU is not enough, 90 minutes   "
+        "Next: lesson 00 One GPU is not enough, 55 minutes   "
         "notebooks/00_one_gpu_is_not_enough.ipynb"
     )
     record("practice/swap_numbers", 1, 1)
-    assert following().startswith("Next: lesson 01 Ranks and collectives, 90 minutes")
+    assert following().startswith("Next: lesson 01 Ranks and collectives, 45 minutes")
     record("01/results", 1, 8)  # the exercises are begun
     assert following().startswith("Next: 01/results, ")
-    record("practice/my_partners", 1, 1)  # the learner has returned to the lesson
+    record("practice/train_step", 1, 1)  # the learner has returned to the lesson
     assert following().startswith("Next: lesson 01 Ranks and collectives")
 
 
@@ -255,7 +255,7 @@ def test_copies_of_different_units_have_different_names(course: Course) -> None:
     for unit in course.units():
         list(start(course, unit))
     names = [path.name for path in Path("my").rglob("*.ipynb")]
-    assert len(names) == len(set(names)) == 4 * len(course.units())
+    assert len(names) == len(set(names)) >= 4 * len(course.units())
 
 
 @pytest.fixture

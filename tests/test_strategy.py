@@ -210,7 +210,7 @@ def test_it_says_what_and_why() -> None:
     assert lines[0] == "ZeRO stage 3 (FSDP) (42 GB on each GPU)"
     assert lines[1].startswith("Because a whole replica with its activations, 642 GB, is more")
     assert lines[3] == "Cheaper, so try these first:"
-    assert lines[4].startswith("  activation checkpointing: Of 16 blocks one in 4 is saved")
+    assert lines[4].startswith("  activation checkpointing: With 16 blocks, save one in 4")
     known = choose(200e6, 80e9)  # nobody knows how long it takes
     assert known.because.question.id == "replica"
     assert str(choose(5e9, 80e9 - 1).because).endswith(

@@ -279,7 +279,7 @@ def nobody_sends_to_who_receives_from_anybody() -> None:
     3,
     {0: ("recv", (2,), "dist.recv"), 1: ("send", (0,), "dist.send"),
      2: ("recv", (0,), "dist.recv")},
-    "waits for a rank that waits",
+    "in a circle: rank 0 → rank 2 → rank 0",
 )  # fmt: skip
 def a_receive_from_anybody_that_has_its_message() -> None:
     """Rank 1 comes second, and nothing but the stillness of all ranks tells that."""

@@ -189,6 +189,8 @@ _FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.m
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,  # through the root's link
+    "scatter": lambda n: (n - 1) / n,  # through the root's link
     "broadcast": lambda n: 1.0,
     "reduce": lambda n: 1.0,
     "send": lambda n: 1.0,
@@ -325,7 +327,7 @@ def zero_traffic(
     get all averaged gradients, and each broadcasts the parameters that it has stepped.
     `reshard_after_forward` is that of `fully_shard`: if it is False, stage 3 keeps gathered
     parameters until the end of backward, so all ranks hold whole parameters during that time.
-    Raises: ValueError for an invalid stage or count, or an option of another stage.
+    Raises: ValueError for an invalid stage or count, or an option that the stage does not have.
     """
     params, ranks = check_whole("num_params", num_params), check_count("world_size", world_size)
     k = check_count("num_microbatches", num_microbatches)

@@ -238,8 +238,8 @@ def _smaller_activations(
     remaining = min(1, 2 / math.sqrt(num_blocks))
     yield (
         "activation checkpointing",
-        f"Of {num_blocks} blocks one in {round(math.sqrt(num_blocks))} is saved, for one more "
-        "forward pass.",
+        f"With {num_blocks} blocks, save one in {round(math.sqrt(num_blocks))}, their square "
+        "root. It costs one more forward pass.",
         activation_bytes * (1 - remaining),
     )
 

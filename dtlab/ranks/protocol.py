@@ -137,7 +137,10 @@ class RemoteFailure:
 
 
 class OpInfo(NamedTuple):
-    """One operation of one rank, as plain data. `partners` are the ranks that it waits for."""
+    """One operation of one rank, as plain data. `partners` are the ranks that it waits for.
+
+    `file` and `line` posted it; `wait_file` and `wait_line` wait for it, if that is known.
+    """
 
     rank: int
     name: str
@@ -148,6 +151,8 @@ class OpInfo(NamedTuple):
     members: tuple[int, ...]  # ranks of the group
     file: str
     line: int
+    wait_file: str = ""
+    wait_line: int = 0
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,8 @@ class Finding:
     seconds: float = 0.0  # since the ranks started
     idle: list[int] = field(default_factory=list)  # ranks that do not run this turn
     threads: bool = False  # several threads of a rank called collectives on the group
+    apart: list[OpInfo] = field(default_factory=list)  # see `Machine.apart`
+    groups: list[tuple[int, ...]] = field(default_factory=list)  # that new_group has created
 
 
 Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]
@@ -192,3 +199,6 @@ class Outcome:
     resident: list[list[int | None]] = field(default_factory=list)  # bytes of memory, by rank
     rejoined: bool = False  # the ranks of a session have created a new process group
     over: str = ""  # why a session cannot continue
+    calls: list[int] = field(default_factory=list)  # operations that each rank has called
+    active: bool = False  # whether ranks still called operations in the last half second
+    posted: list[OpInfo] = field(default_factory=list)  # messages without a partner

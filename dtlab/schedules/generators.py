@@ -79,6 +79,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     )
 
 
+@_without_gc
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     """Return 1F1B: forwards until the first gradient arrives, then F and B alternately.
 
@@ -86,7 +87,14 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     rank 0 0F0 0F1     0B0 0F2 0B1     0B2
     rank 1     1F0 1B0 1F1 1B1 1F2 1B2
     """
-    return interleaved(num_stages, num_microbatches, 1)
+    _check(num_stages, num_microbatches)
+    schedule = Schedule()
+    for rank in range(num_stages):
+        forward, backward = (_actions(rank, kind, range(num_microbatches)) for kind in "FB")
+        # Until the first gradient arrives, this rank runs a forward for each later rank. Then it
+        # runs a forward and a backward in turns, and at last the remaining backwards.
+        schedule.append(_in_turns(forward, backward, warm_up=num_stages - 1 - rank))
+    return schedule
 
 
 @_without_gc

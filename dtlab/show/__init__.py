@@ -9,6 +9,7 @@ from __future__ import annotations
 from dtlab.show.drawing.style import COLOURS, Figure
 from dtlab.show.figures import (
     activation_bars,
+    bit_layouts,
     bus_bandwidths,
     collective_table,
     cost_curves,
@@ -37,6 +38,7 @@ from dtlab.show.figures import (
     sweep_chart,
     timeline,
     tree,
+    ways_to_split,
 )
 from dtlab.show.guess import Guess, guess
 from dtlab.show.preflight import preflight
@@ -66,6 +68,7 @@ __all__ = [
     "Figure",
     "Guess",
     "activation_bars",
+    "bit_layouts",
     "bus_bandwidths",
     "collective_table",
     "cost_curves",
@@ -112,4 +115,5 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "ways_to_split",
 ]

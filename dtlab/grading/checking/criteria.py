@@ -118,8 +118,8 @@ class Faulty(Case):
     def by_trace(self, one: Observation) -> Iterator[Fault]:
         """Yields everything that the trace shows to be wrong; each message says where.
 
-        Only the first case of a trial is asked, and it reports for all cases of the trial.
-        `fault` already returns the faults in the results by then.
+        Called only on the first case of a trial, which reports for all cases of the trial. At that
+        time, `fault` already returns the faults in the results.
         """
         yield from ()
 
@@ -155,7 +155,7 @@ def rule(
 
     def judged(seen: Seen) -> Verdict:
         if any(fault(seen, other) for other in before):
-            return blocked("judged once the criterion that is lost here is met")
+            return blocked("judged once the lost criterion that it depends on is met")
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
         unfinished = _unfinished(off_topic)
@@ -167,7 +167,7 @@ def rule(
             return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
-            return blocked("judged once the ranks finish what is tried before it")
+            return blocked("judged once the ranks finish the trials before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 
@@ -190,7 +190,7 @@ def fault(seen: Seen, name: str) -> str:
 
 
 def finished_code(one: Observation) -> str:
-    """Says that a finished implementation did the work in a trial; empty if none did."""
+    """A message if a finished implementation did the work in a trial; empty otherwise."""
     code = called_by(result for results in one.results for result in results)
     return f"{code} does the work for you, and finished code does not count." if code else ""
 
@@ -213,10 +213,24 @@ def _found(one: Observation) -> list[Fault]:
         for number, (case, results) in enumerate(zip(cases, one.results, strict=True)):
             where = one.trial.words(number)
             reported = _readable(case, case.faults, results)
-            found += ((name, f"{where}: {message}") for name, message in reported)
+            hint = _after_reduce(one)
+            found += ((name, f"{where}: {message}{hint}") for name, message in reported)
         found += _readable(cases[0], cases[0].by_trace, one)
     faults: list[Fault] = vars(one)["faults"]
     return faults
+
+
+def _after_reduce(one: Observation) -> str:
+    """A hint if ranks called `dist.reduce`, whose result other ranks than its root must not read.
+
+    With gloo they hold partial sums, and by chance even right ones.
+    """
+    if one.trace is None or "reduce" not in one.trace.ops():
+        return ""
+    return (
+        " You call dist.reduce: only rank dst gets the sum, and what the tensor of any other rank "
+        "holds then is undefined."
+    )
 
 
 def _cases(one: Observation) -> list[Faulty]:
@@ -250,7 +264,7 @@ def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
                 if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
                     return (
                         f"{one.trial.words()}: {amount(sent)} left rank {rank}, and it takes "
-                        f"{amount(goal)}. {advice}"
+                        f"{amount(goal)}. {advice}{_after_reduce(one)}"
                     )
         return ""
 
@@ -271,7 +285,7 @@ def criterion(
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:
-    """Makes a criterion that is lost if the ranks do not finish or if an objection is raised.
+    """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
 
     Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
     With `waits`, the criterion is blocked in that case, because another one is lost already.
@@ -281,17 +295,18 @@ def criterion(
         failure = next(filter(None, map(trouble, seen)), "")
         if failure and waits:
             return blocked("judged once the ranks finish")
-        message = failure or next(_said(seen, objections), "")
+        message = failure or next(_messages(seen, objections), "")
         return lost(message) if message else ok(right)
 
     return Rule(name, points, judge, after=after)
 
 
-def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
+def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
     for one in seen:
         for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
             messages = (_objection(objection, case, results, one) for objection in objections)
-            yield from (f"{one.trial.words(number)}: {text}" for text in messages if text)
+            hint = _after_reduce(one)
+            yield from (f"{one.trial.words(number)}: {text}{hint}" for text in messages if text)
 
 
 def _objection(objection: Objection, case: Any, results: Any, one: Observation) -> str:

@@ -182,11 +182,14 @@ class Observation:
         return _hang(self.error, self.trial) if self.hung else self._crash()
 
     def _crash(self) -> str:
-        where = self.trial.words(self.failed_case)
-        if self.failure is None:
+        where, failure = self.trial.words(self.failed_case), self.failure
+        if failure is None or not isinstance(self.error, RankError):
             return f"{where}: {self.error}"
-        message = next(iter(self.failure.message.splitlines()), self.failure.kind)
-        return f"{where}: {message}\n{self.failure.place}".rstrip()
+        message = next(iter(failure.message.splitlines()), failure.kind)
+        ranks = [rank for rank, each in self.error.failures.items() if each == failure]
+        if len(ranks) < self.trial.world_size and not re.match(r"\w+: rank \d", message):
+            message = f"{ranks_in_words(ranks)}: {message}"
+        return "\n".join(filter(None, [f"{where}: {message}", failure.place, failure.advice]))
 
 
 def drawn_seed(seed: int, purpose: str = "") -> int:
@@ -274,20 +277,21 @@ def _hang(error: RanksError, trial: Trial) -> str:
     """Says how the ranks hung, in which line each rank is, and what to do."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
-    advice = error.advice if isinstance(error, DeadlockError) else ""
+    advice = error.advice if isinstance(error, (DeadlockError, RankTimeoutError)) else ""
     mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
     if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
-        lines = [f"{trial.words()}: what the ranks call does not fit together.", mismatch]
+        lines = [f"{trial.words()}: the calls of the ranks do not match.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
-        lines = [f"{trial.words()}: the ranks do not come back{within}."]
-    alike: dict[tuple[str, str], list[int]] = {}
+        lines = [f"{trial.words()}: the ranks did not finish{within}."]
+    alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
-        alike.setdefault((entry.op, entry.place), []).append(entry.rank)
-    for (operation, place), ranks in alike.items():
+        alike.setdefault((entry.op, entry.place, entry.waits_in), []).append(entry.rank)
+    for (operation, place, waits_in), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"
         lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
+        lines += [f"  in wait()   {waits_in}"] if waits_in else []
     lines.append(advice or _usual_cause({entry.op for entry in stuck}))
     return "\n".join(lines)
 

@@ -110,7 +110,7 @@ def left_out(scene: Scene) -> Finding:
     return Finding(taken < case.epochs * case.samples, description)
 
 
-# Ranks that do not finish -----------------------------------------------------------------------
+# Ranks that did not finish -----------------------------------------------------------------------
 
 
 @SYMPTOMS.add("hang", "some ranks wait for others that never come", comes_back=False)

@@ -1,11 +1,10 @@
-"""Measured costs of layers, and stand-ins for stages that only take time."""
+"""Measured costs of layers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from dtlab.parallel.pipeline.split_backward import Halves
 from dtlab.predict.balance import LayerCost
 from dtlab.training.saved import saved_bytes
 
-__all__ = ["StandIn", "measure_costs"]
+__all__ = ["measure_costs"]
 
 
 def measure_costs(
@@ -57,49 +56,3 @@ def _times(layer: nn.Module, inputs: Tensor) -> tuple[float, float, float]:
     after_input = time.perf_counter()
     halves.weights()
     return after_forward - start, after_input - before_input, time.perf_counter() - after_input
-
-
-class StandIn(nn.Module):
-    """A stage that returns its input, and takes the given seconds for F, I and W.
-
-    `take(seconds)` spends the time: in a launch use `dtlab.compute`, which does not occupy a core.
-    """
-
-    def __init__(
-        self,
-        forward: float,
-        backward_input: float,
-        backward_weight: float,
-        take: Callable[[float], Any] = time.sleep,
-    ) -> None:
-        super().__init__()
-        self.seconds = forward, backward_input, backward_weight
-        self.take = take
-        self.weight = nn.Parameter(torch.zeros(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the inputs plus a weight of 0."""
-        forward, first, second = self.seconds
-        self.take(forward)
-        if not inputs.requires_grad:
-            inputs = inputs.detach().requires_grad_()  # so that I takes time on the first stage
-        return _takes(inputs, first, self.take) + _takes(self.weight, second, self.take)
-
-
-def _takes(tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tensor:
-    same: Tensor = _Takes.apply(tensor, seconds, take)  # type: ignore[no-untyped-call]
-    return same
-
-
-class _Takes(torch.autograd.Function):
-    """Returns the same tensor; its backward takes the given seconds."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, seconds: float, take: Callable[[float], Any]) -> Tensor:
-        ctx.seconds, ctx.take = seconds, take
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.take(ctx.seconds)
-        return gradients[0], None, None

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from dtlab.parallel.data.data_parallel import DataParallel, NaiveDataParallel
-from dtlab.parallel.pipeline.costs import StandIn, measure_costs
 from dtlab.parallel.pipeline.messages import Layout, Plan, Post, agree_on_shapes, plan_of
 from dtlab.parallel.pipeline.microbatches import Batch, Data, Loss, StepResult, Tensors, tensors_of
 from dtlab.parallel.pipeline.split_backward import Halves, NaiveHalves
@@ -40,7 +39,7 @@ from dtlab.schedules.actions import Row
 from dtlab.trace import span
 
 __all__ = [
-    "PipelineStage", "StandIn", "StepResult", "measure_costs", "run_schedule",
+    "PipelineStage", "StepResult", "run_schedule",
     "simple_run_schedule",
 ]  # fmt: skip
 

@@ -116,7 +116,7 @@ def launch(
         LaunchError: the ranks cannot be started with these arguments.
         RankError: a rank raised, exited, was killed, ran out of memory, or returned something
             that cannot be sent.
-        DeadlockError: no rank can make progress, or operations do not match.
+        DeadlockError: no rank can make progress, or (`MismatchError`) operations do not match.
         RankTimeoutError: some rank was still running after `timeout` seconds.
         Interrupted: Ctrl-C, or Interrupt Kernel.
     """

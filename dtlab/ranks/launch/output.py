@@ -7,6 +7,7 @@ correct answer for a failed one if there is text on stderr.
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 import time
 from typing import Literal, TextIO
@@ -16,6 +17,11 @@ Stream = Literal["out", "err"]
 STREAMS: tuple[Stream, ...] = ("err", "out")
 KEEP = 1_000_000  # characters kept of each stream of each rank
 SHOW = 200_000  # characters shown of one launch
+# What C++ prints before an exception that the error of the launch reports in words.
+REPORTED_LATER = re.compile(
+    r"terminate called after throwing an instance of|  what\(\):  |"
+    r"\[rank\d+\]:\[F.* ProcessGroupGloo\.cpp:\d+\] Check failed"
+)
 GATHER = 0.15  # seconds for which lines are collected and then shown rank by rank
 
 
@@ -121,7 +127,7 @@ class _Source:
         text = self._decoder.decode(data)
         self._keep(text)
         *lines, self.rest = (self.rest + text).split("\n")
-        self.lines += lines
+        self.lines += [line for line in lines if not REPORTED_LATER.match(line)]
         self.rest = self.rest[-10_000:]
 
     def end(self) -> None:

@@ -28,6 +28,7 @@ from dtlab.ranks import protocol, system
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.emulate.ports import Ports
 from dtlab.ranks.launch.init_calls import InitCalls
+from dtlab.ranks.launch.known_errors import in_words
 from dtlab.ranks.plain import encode
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
@@ -88,6 +89,7 @@ def run_rank(
             _take_part(rank, spec, call, ends, outcome)
         except BaseException as error:  # noqa: BLE001  an error of dtlab, for instance while joining the group
             outcome.failure = describe(error)
+            outcome.recorder = None  # it may be what failed
             outcome.deliver()
         ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
         code = 0
@@ -330,7 +332,7 @@ def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteF
         frames = [f for f in frames if f.file != __file__]
         chain.append((frames, "".join(traceback.format_exception_only(cause)).strip()))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    message = chain[0][1]
+    message = in_words(error, chain[0][1])
     if kind == "result":
         message = f"returned a {type(value).__name__}, which cannot be sent back: {message}"
     return RemoteFailure(kind or _kind(error), message, chain)  # type: ignore[arg-type]

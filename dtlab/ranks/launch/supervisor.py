@@ -109,10 +109,12 @@ class Supervisor:
         wire = self.traffic.total(self.pids)
         ends = [replace(rank.end) for rank in self.ranks]
         lost = self.watcher.unreceived() if reason == "returned" else []
+        posted = self.watcher.posted() if reason == "timeout" else []
         return Outcome(
             reason, ends, self.failed, wire, self.finding, waiting, lost,
             self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
             resident=[rank.resident for rank in self.ranks],
+            calls=self.watcher.calls, active=self.watcher.active, posted=posted,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ begin

@@ -148,7 +148,7 @@ class _Hooks:
     def _waiting(self) -> Callable[..., Any]:
         """A replacement of `Work.wait` that announces the wait and records its duration."""
         pending, plain, waited = self._pending, self._plain_wait, self._waited
-        announcer = self._announcer
+        announcer, line_of = self._announcer, self._journal.line_of
         if self._wire is not None:
             plain = self._wire.waiter(plain)
 
@@ -157,7 +157,7 @@ class _Hooks:
             if known is None:
                 return plain(work, *args, **kwargs)
             if announcer is not None and known[4]:
-                announcer.wait(known[0])
+                announcer.wait(known[0], *line_of(sys._getframe(1)))
             start = _now()
             try:
                 return plain(work, *args, **kwargs)
@@ -169,12 +169,12 @@ class _Hooks:
     def _wait_tensor_kernel(self) -> Callable[..., Any]:
         """The hook on `wait_tensor`, with which DTensor and functional collectives wait."""
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
-        below, waited = BELOW, self._waited
+        below, waited, line_of = BELOW, self._waited, self._journal.line_of
 
         def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
             known = self._operation_behind(tensor)
             if known is not None and self._announcer is not None and known[4]:
-                self._announcer.wait(known[0])
+                self._announcer.wait(known[0], *line_of(sys._getframe(1)))
             start = _now()
             try:
                 return redispatch(keyset & below, tensor)
@@ -218,9 +218,10 @@ class _Hooks:
     def _warning(self, announcer: Announcer) -> Callable[[Any], Any]:
         def make(plain: Any) -> Any:
             def warn(name: str) -> None:
-                if asked_by_learner(sys._getframe(1)):
+                if asked_by_learner(sys._getframe(1)):  # the error says more than a warning
                     announcer.stranger(name, *self._journal.line_of(sys._getframe(1)))
-                plain(name)
+                else:
+                    plain(name)
 
             return warn
 

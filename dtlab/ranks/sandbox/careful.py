@@ -46,6 +46,9 @@ class CarefulWatcher(Watcher):
     def unreceived(self) -> list[OpInfo]:
         return self._try(lambda: Watcher.unreceived(self), [])
 
+    def posted(self) -> list[OpInfo]:
+        return self._try(lambda: Watcher.posted(self), [])
+
     def _try(self, look: Callable[[], Result], nothing: Result) -> Result:
         if not self._gave_up:
             try:

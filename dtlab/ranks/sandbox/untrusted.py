@@ -115,12 +115,14 @@ def failure(fields: Any) -> RemoteFailure:
 
 def op(fields: Sequence[Any], world_size: int) -> OpInfo:
     """A checked operation. Raises ValueError or TypeError for invalid fields."""
-    rank, name, description, partners, tag, group, members, file, line = fields
+    rank, name, description, partners, tag, group, members, file, line, *wait = fields
+    wait_file, wait_line = wait or ("", 0)
     if not 0 <= int(rank) < world_size:
         raise ValueError("an operation of a rank that does not exist")
     return OpInfo(
         int(rank), _text(name, 100), _text(description, 500), _ranks(partners, world_size),
         int(tag), int(group), _ranks(members, world_size), _file(file), _line(line),
+        _file(wait_file) if wait_file else "", _line(wait_line),
     )  # fmt: skip
 
 
@@ -152,12 +154,14 @@ def cleaned(outcome: Outcome, world_size: int) -> Outcome:
     finding = outcome.finding
     if finding is not None:
         finding = Finding(
-            finding.reason, own(finding.ops), finding.left, own(finding.unmatched), finding.seconds
-        )
+            finding.reason, own(finding.ops), finding.left, own(finding.unmatched),
+            finding.seconds, apart=own(finding.apart),
+            groups=[_ranks(group, world_size) for group in finding.groups[:100]],
+        )  # fmt: skip
     ends = [replace(end, stack=[_frame(frame) for frame in end.stack]) for end in outcome.ranks]
     return replace(
         outcome, ranks=ends, finding=finding, waiting=own(outcome.waiting),
-        unreceived=own(outcome.unreceived),
+        unreceived=own(outcome.unreceived), posted=own(outcome.posted),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from dtlab.ranks.protocol import OpInfo
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
+from dtlab.ranks.words import ranks_in_words
 
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
 # Whether NCCL runs a group's operations on GPU tensors, and its operations without tensors.
@@ -50,7 +51,10 @@ class Announcer:
         number, group_text, members, nccl = self._groups.get(group) or self._add_group(group)
         parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
         parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
-        parts += [f"root {members[root]}"] if root is not None else []
+        if root is not None:
+            if not 0 <= root < len(members):
+                raise ValueError(_no_such_rank(f"{operator.name} has root", root, members))
+            parts.append(f"root {members[root]}")
         text = f"{operator.name}({', '.join(parts)})"
         must_fit = text
         if operator.is_message:  # the receiver may use another shape
@@ -63,7 +67,8 @@ class Announcer:
         write, place_of = self._writer.write, self._writer.text
         ident, main = threading.get_ident, self._main
         role = {"send": board.SEND, "recv": board.RECV}.get(operator.name, board.COLLECTIVE)
-        sends = operator.c10d == "send"
+        sends, has_peer = operator.c10d == "send", operator.peer is not None
+        own = dist.get_rank() if has_peer else -1
 
         def announce(
             index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
@@ -71,7 +76,10 @@ class Announcer:
         ) -> bool:  # fmt: skip
             """Announce one operation; returns whether a wait for it must be announced."""
             number, group_text, signature, text, members, nccl = shared
-            if peer >= 0:
+            if has_peer:
+                if not 0 <= peer < len(members) or members[peer] == own:
+                    raise ValueError(_wrong_peer(own, "sends to" if sends else "receives from",
+                                                 peer, members))  # fmt: skip
                 peer = members[peer]
             kind = board.ISSUE if goes_on else board.CALL
             on_gpus, without_tensor = nccl
@@ -89,9 +97,9 @@ class Announcer:
 
         return announce
 
-    def wait(self, index: int) -> None:
-        """Announce that this thread waits for an operation."""
-        self._write(board.WAIT, index)
+    def wait(self, index: int, file: str, line: int) -> None:
+        """Announce that this thread waits for an operation, in this line of the learner's."""
+        self._write(board.WAIT, index, place=(self._writer.text(file) << 24) + line)
         self._sent.pop(index, None)
 
     def source(self, index: int, group: Any, source: int, tag: int) -> None:
@@ -154,6 +162,48 @@ class Announcer:
             self._sent[index] = (tensor, _peek(tensor), text, peer, file, line)
             if len(self._sent) > 1000:  # a program that never waits
                 self._sent.pop(next(iter(self._sent)))
+
+
+def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str:
+    """What is wrong with a message to or from `peer`, a number in the group; and what to write."""
+    size = len(members)
+    if 0 <= peer < size:
+        there = ""
+        if members != tuple(range(dist.get_world_size())):
+            there = f": it is number {peer} of the group of {ranks_in_words(members)}"
+        return f"a rank {verb} itself{there}. A message needs two ranks; with one, send nothing."
+    text = _no_such_rank(f"rank {own} {verb}", peer, members)
+    number = members.index(own) if own in members else own
+    if peer in members:  # a global rank, where a number in the group is expected
+        return text
+    if size == 1:
+        return f"{text} On one rank there is no neighbour: send and receive nothing."
+    if peer == 1 - number and size > 2:
+        return f"{text} 1 - rank is the other rank only if there are two ranks."
+    if peer == number + 1:
+        return (
+            f"{text} The last rank has no right neighbour: in a ring it is (rank + 1) % {size}; "
+            "in a line or a tree, skip a rank that does not exist."
+        )
+    if peer == number - 1:
+        return (
+            f"{text} Rank 0 has no left neighbour: in a ring it is (rank - 1) % {size}; in a line "
+            "or a tree, skip a rank that does not exist."
+        )
+    return text
+
+
+def _no_such_rank(start: str, number: int, members: tuple[int, ...]) -> str:
+    """A sentence for a number that no rank of the group has; `start` is its beginning."""
+    last = len(members) - 1
+    if members == tuple(range(dist.get_world_size())):
+        ranks = f"the ranks are 0 to {last}" if last else "there is only rank 0"
+        return f"{start} rank {number}, but {ranks}."
+    return (
+        f"{start} number {number} of a group, but the group of {ranks_in_words(members)} has the "
+        f"numbers 0 to {last}. group_dst= and group_src= take such numbers; for a global rank, "
+        "write dst= or src=."
+    )
 
 
 def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, uneven: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtlab.errors import DeadlockError, Waiting
+from dtlab.errors import DeadlockError, MismatchError, Waiting, place_in_words
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
 from dtlab.ranks.watch import locate
 from dtlab.ranks.words import ranks_in_words, wrapped
@@ -14,6 +14,11 @@ POINT_TO_POINT = ("send", "recv")
 NEIGHBOURS = (
     "Check the neighbours: if rank a sends to rank b (dst=b), rank b must receive from rank a "
     "(src=a)."
+)
+
+DDP_BUFFERS = (
+    "DDP broadcasts the module's buffers, such as BatchNorm's statistics, in each forward. To "
+    "validate on one rank, call the module that DDP wraps: model.module(...)."
 )
 
 
@@ -27,6 +32,7 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         "new_group": _different_groups,
     }[finding.reason]
     headline, advice = explain(finding)
+    advice += _different_lines(finding)
     lines = [wrapped(headline, indent=""), *_lines(finding, len(values))]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
@@ -35,7 +41,8 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         lines.append(f"  {ranks_in_words(finding.idle)} {verb} not run this cell")
     lines.append(wrapped(advice, indent="  "))
     mismatch = None if finding.reason == "standstill" else headline
-    return DeadlockError(
+    kind = DeadlockError if finding.reason == "standstill" else MismatchError
+    return kind(
         "\n".join(lines),
         waiting=[waiting_of(op) for op in finding.ops],
         mismatch=mismatch if mismatch is not None else _tags(finding),
@@ -48,7 +55,10 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
 def waiting_of(op: OpInfo) -> Waiting:
     """The public record `Waiting` for an operation."""
     where = locate.place(Frame(op.file, op.line, "")) if op.line else {}
-    return Waiting(op.rank, op.name, op.partners, **where)
+    waits_in = ""
+    if op.wait_line and (op.wait_file, op.wait_line) != (op.file, op.line):
+        waits_in = place_in_words(**locate.place(Frame(op.wait_file, op.wait_line, "")))
+    return Waiting(op.rank, op.name, op.partners, **where, waits_in=waits_in)
 
 
 def call_of(op: OpInfo, world_size: int = 0) -> str:
@@ -73,7 +83,11 @@ def _lines(finding: Finding, world_size: int) -> list[str]:
     calls = [f"  rank {op.rank}" for op in ops]  # the headline names the operations
     if finding.reason == "standstill":
         calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
-    rows = list(zip(calls, (waiting_of(op).place for op in ops), strict=True))
+    rows = []
+    for call, waiting in zip(calls, map(waiting_of, ops), strict=True):
+        rows.append((call, waiting.place))
+        if waiting.waits_in and finding.reason == "standstill":
+            rows.append(("    in wait()", waiting.waits_in))
     width = max((len(left) for left, _ in rows), default=0)
     return [f"{left:<{width}}   {place}".rstrip() for left, place in rows]
 
@@ -83,10 +97,10 @@ def _lines(finding: Finding, world_size: int) -> list[str]:
 
 def _standstill(finding: Finding) -> tuple[str, str]:
     detected = f"detected after {finding.seconds:.1f} s"
-    return f"no rank can make progress ({detected}).", _pattern(finding)
+    return f"no rank can make progress ({detected}).", pattern(finding)
 
 
-def _pattern(finding: Finding) -> str:
+def pattern(finding: Finding) -> str:
     """The advice for a deadlock: recognises typical mistakes, and says how to correct each."""
     ops = finding.ops
     names = {op.name for op in ops}
@@ -117,6 +131,12 @@ def _pattern(finding: Finding) -> str:
         )
     if names <= {"send", "recv"}:
         return _missing_partner(finding)
+    circle = _circle(ops)
+    if circle and not names & {"send", "recv"}:
+        return (
+            f"The ranks wait for each other on different groups, in a circle: {circle}. Let every "
+            "rank call the collectives of its groups in the same order."
+        )
     if finding.left:
         return _missing_call(finding)
     groups = {op.group for op in ops}
@@ -154,7 +174,35 @@ def _missing_partner(finding: Finding) -> str:
             return f"Rank {partner} is done and never receives what rank {op.rank} sends."
         if op.name == "recv" and partner is None and set(op.partners) <= set(finding.left):
             return f"Rank {op.rank} waits for one more message, but all other ranks are done."
+    circle = _circle(finding.ops)
+    if circle:
+        return f"The ranks wait in a circle: {circle}. {NEIGHBOURS}"
     return f"Each rank waits for a rank that waits for another one. {NEIGHBOURS}"
+
+
+def _circle(ops: Sequence[OpInfo]) -> str:
+    """A circle of ranks of which each waits for the next, as `0 → 1 → 0`; empty if none."""
+    by_rank = {op.rank: op for op in ops}
+
+    def waits_for(rank: int) -> int | None:
+        """The lowest rank that this one waits for, and that waits in another operation."""
+        op = by_rank[rank]
+        busy = [each for each in op.partners if each in by_rank and each != rank]
+        elsewhere = [
+            each
+            for each in busy
+            if op.name in POINT_TO_POINT or by_rank[each].group != op.group
+        ]
+        return min(elsewhere, default=None)
+
+    path: list[int] = []
+    rank: int | None = min(by_rank, default=None)
+    while rank is not None and rank not in path:
+        path.append(rank)
+        rank = waits_for(rank)
+    if rank is None:
+        return ""
+    return " → ".join(f"rank {each}" for each in [*path[path.index(rank) :], rank])
 
 
 def _missing_call(finding: Finding) -> str:
@@ -162,6 +210,14 @@ def _missing_call(finding: Finding) -> str:
     missing = [rank for rank in finding.left if rank in op.members]
     if not missing:
         return "All members of a group must call its collectives, equally often."
+    waiting = tuple(each.rank for each in finding.ops if each.group == op.group)
+    if waiting in finding.groups and waiting != op.members:
+        return (
+            f"This {op.name} needs {ranks_in_words(op.members)}, because it has no group=. If it "
+            f"is meant for the group of {ranks_in_words(waiting)}, pass that group."
+        )
+    if _called_by_ddp(op):
+        return f"{ranks_in_words(missing).capitalize()} did not call this {op.name}. {DDP_BUFFERS}"
     advice = (
         f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
         "once too often: all members of the group must call it, equally often. Look for an if, "
@@ -192,6 +248,28 @@ def _tags(finding: Finding) -> str | None:
                     f"{other.name} has tag {other.tag}"
                 )
     return None
+
+
+def _called_by_ddp(op: OpInfo) -> bool:
+    """Whether the learner's line runs a module that broadcasts its buffers."""
+    code = waiting_of(op).code
+    return op.name == "broadcast" and code is not None and "broadcast" not in code
+
+
+def _different_lines(finding: Finding) -> str:
+    """A sentence if ranks called the collective before this in different lines, else empty."""
+    if not finding.apart:
+        return ""
+    lines: dict[str, list[int]] = {}
+    for op in sorted(finding.apart):
+        lines.setdefault(f"line {op.line}", []).append(op.rank)
+    calls = ", ".join(f"{ranks_in_words(ranks)} in {line}" for line, ranks in lines.items())
+    op = finding.apart[0]
+    text = (
+        f" The ranks are in different lines of the program: the {op.name} before this was called "
+        f"by {calls}."
+    )
+    return f"{text} {DDP_BUFFERS}" if any(map(_called_by_ddp, finding.apart)) else text
 
 
 # ---------------------------------------------------------------------------- mismatches
@@ -228,7 +306,11 @@ def _different_message(finding: Finding) -> tuple[str, str]:
 def _stranger(finding: Finding) -> tuple[str, str]:
     op = finding.ops[0]
     headline = f"rank {op.rank} called {op.name} on a group that it is not in."
-    return headline, "torch only warns and does nothing. Only members of the group may call it."
+    return headline, (
+        "Only members of a group may call its collectives; dist.get_rank(group) is -1 on all "
+        "other ranks. PyTorch prints a warning and leaves the tensor as it is. The rank would go "
+        "on with wrong numbers, so dtlab ends the launch."
+    )
 
 
 def _different_groups(finding: Finding) -> tuple[str, str]:

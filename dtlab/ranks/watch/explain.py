@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from traceback import FrameSummary, StackSummary
 from typing import Any
@@ -17,12 +18,13 @@ from dtlab.errors import (
     place_in_words,
 )
 from dtlab.ranks.launch.client import Collected
-from dtlab.ranks.protocol import Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.protocol import Finding, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import locate
-from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, waiting_of
+from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
+LOOPING = 50  # operations of each rank, from which on a loop without an end is likely
 # Parts of gloo's messages when a peer has exited: such an error is a consequence, not a cause.
 PEER_GONE = ("third_party/gloo", "onnection closed by peer", "onnection reset by peer")
 ADVICE = {
@@ -35,6 +37,11 @@ ADVICE = {
 NO_KEYBOARD = "EOFError: EOF when reading a line"
 ASK_IN_NOTEBOOK = (
     "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
+)
+NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
+WRAP_AROUND = (
+    "On the last rank there is no index rank + 1. If the first element follows the last one, as "
+    "in a ring, write (rank + 1) % size."
 )
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
@@ -82,11 +89,12 @@ def _error_of(
 ) -> RanksError | None:
     running = _waiting(outcome)
     failures = _failures(collected, outcome, spec, stderr)
+    # An error of gloo about a mismatch, or about ranks that were ended, is a consequence.
+    stuck = outcome.finding is not None or outcome.reason == "timeout"
+    if stuck and all(map(_is_consequence, failures.values())):
+        failures = {}
     if outcome.finding is not None:
-        # A thread that failed is the likely reason why ranks wait. An error of gloo about a
-        # mismatch, or about ranks that were ended, is a consequence, also if a thread raised it.
-        if all(map(_is_consequence, failures.values())):
-            failures = {}
+        # A thread that failed is the likely reason why ranks wait.
         for rank, remote in collected.thread_failures.items():
             if not _is_consequence(cause := of_exception(remote)):
                 failures.setdefault(rank, cause)
@@ -95,8 +103,10 @@ def _error_of(
     if outcome.finding is not None:
         return deadlock_error(outcome.finding, collected.values, stdout)
     if outcome.reason == "timeout":
-        text = _timeout_text(running, outcome, spec)
-        return RankTimeoutError(text, running=running, values=collected.values, stdout=stdout)
+        text, advice = _timeout_text(running, outcome, spec)
+        return RankTimeoutError(
+            text, running=running, advice=advice, values=collected.values, stdout=stdout
+        )
     if outcome.reason == "failed":
         unknown = Failure("exception", "failed, and could not report its error")
         failed = dict.fromkeys(outcome.failed_first, unknown)
@@ -120,12 +130,11 @@ def rank_error(
     happened = _what_happened(first)
     if len(same) > 1:
         happened = happened.replace("was ended by", "were ended by", 1)
-    lines = [f"{ranks_in_words(same)} {happened}"]
-    lines += _places(first)
+    lines = [_wrapped_once(f"{ranks_in_words(same)} {happened}"), *_places(first)]
     for rank, failure in failures.items():
         if rank not in same:
             text = "then lost its peer" if _is_consequence(failure) else _what_happened(failure)
-            lines += [f"rank {rank} {text}", *_places(failure)]
+            lines += [_wrapped_once(f"rank {rank} {text}"), *_places(failure)]
     for waiting in running:
         if waiting.rank not in failures:
             fate = "interrupted" if spec is not None and spec.stays else "ended"
@@ -138,6 +147,11 @@ def rank_error(
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
     error.__cause__ = RemoteTraceback(first.traceback) if first.traceback else None
     return error
+
+
+def _wrapped_once(text: str) -> str:
+    """Wraps a text, unless it has lines of its own."""
+    return text if "\n" in text else wrapped(text, indent="")
 
 
 def _places(failure: Failure) -> list[str]:
@@ -184,14 +198,23 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
+    place = locate.place(locate.learner_frame(frames))
     return Failure(
         remote.kind,
         message[:MESSAGE_LIMIT],
         traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
-        advice=ASK_IN_NOTEBOOK if message == NO_KEYBOARD else "",
-        **locate.place(locate.learner_frame(frames)),
+        advice=_advice_on(message, place.get("code") or ""),
+        **place,
     )
+
+
+def _advice_on(message: str, code: str) -> str:
+    """Advice for an exception that was raised in the line `code`; may be empty."""
+    if message == NO_KEYBOARD:
+        return ASK_IN_NOTEBOOK
+    # An index without %, as in chunks[rank + 1].
+    return WRAP_AROUND if message.startswith("IndexError") and NEXT_INDEX.search(code) else ""
 
 
 def _of_death(end: RankEnd, stderr: str) -> Failure:
@@ -270,18 +293,25 @@ def _doing(waiting: Waiting) -> str:
     return "still computing" if waiting.op == "compute" else f"waiting in {waiting.op}"
 
 
-def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
+def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple[str, str]:
+    """The message, and what keeps the ranks running if their operations tell it."""
     if not running:
-        return (
+        text = (
             f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
             "Return less, or tensors and plain data instead of objects."
         )
+        return text, ""
     busy = [waiting.rank for waiting in running if waiting.op == "compute"]
     lines = [f"the time limit of {spec.timeout:g} s has passed."]
     calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
+    posted = {op.rank: op for op in outcome.posted if op.rank in busy}
     for waiting in running:
         doing = f"waiting in {calls[waiting.rank]}" if waiting.rank in calls else _doing(waiting)
         lines.append(f"  rank {waiting.rank} was {doing}   {waiting.place}".rstrip())
+        lines += [f"    in wait()   {waiting.waits_in}"] if waiting.waits_in else []
+        if waiting.rank in posted:
+            op = posted[waiting.rank]
+            lines.append(f"    has posted {call_of(op)}   {waiting_of(op).place}")
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
     idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
     if done:
@@ -289,13 +319,45 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> str:
     if idle:
         lines.append(f"  {ranks_in_words(idle)} took no part")
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
+    longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
+    advice = _never_sent(busy, outcome) or _still_communicating(running, outcome)
+    if not (advice or busy or outcome.active) and len(calls) == len(running):
+        left = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
+        advice = pattern(Finding("standstill", outcome.waiting, left, outcome.posted))
+    if advice:
+        lines.append(wrapped(advice, indent=""))
+        if outcome.active:
+            lines.append(f"If they only need more time, {longer}.")
+        return "\n".join(lines), advice
     if busy and others:
         verb = "waits" if len(others) == 1 else "wait"
         lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
     if busy:
-        where = "%%ranks --timeout" if spec.stays else "timeout= to launch"
         lines.append(
-            f"If the function only needs more time, pass a larger {where}. Otherwise look for a "
-            "lock, a join or a loop that never ends."
+            f"If the function only needs more time, {longer}. Otherwise look for a lock, a join "
+            "or a loop that never ends."
         )
-    return "\n".join(lines)
+    return "\n".join(lines), ""
+
+
+def _still_communicating(running: list[Waiting], outcome: Outcome) -> str:
+    """A text if ranks called operations until the time limit, as in a loop without an end."""
+    calls = [outcome.calls[waiting.rank] for waiting in running] if outcome.active else []
+    if not calls or min(calls) < LOOPING:
+        return ""
+    return (
+        f"The ranks still communicate: each has called at least {min(calls):,} operations. Look "
+        "for a loop that does not end: is its condition ever false, on every rank?"
+    )
+
+
+def _never_sent(busy: list[int], outcome: Outcome) -> str:
+    """A text if a rank computes, as in a loop on is_completed(), but its message cannot come."""
+    over = [rank for rank, end in enumerate(outcome.ranks) if end.state in ("returned", "idle")]
+    for op in outcome.posted:
+        if op.rank in busy and op.name == "recv" and set(op.partners) <= {*over}:
+            return (
+                f"Rank {op.rank} has posted {call_of(op)}, but no rank sends this message: "
+                f"{ranks_in_words(op.partners)} returned without it. is_completed() stays False."
+            )
+    return ""

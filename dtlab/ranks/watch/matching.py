@@ -52,6 +52,7 @@ class Op:
     file: str
     complete: bool = False
     waiter: Actor | None = None
+    wait_place: int = 0  # as `Record.place`, of the wait for it; 0 if none is known
 
     @property
     def kind(self) -> Kind:
@@ -104,6 +105,7 @@ class Machine:
         self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): number of collectives
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): op by rank
+        self._last_meeting: dict[int, dict[int, Op]] = {}  # by group: the latest complete one
         self._latest: dict[tuple[int, int], dict[int, Op]] = {}  # (group, rank): op by thread
         self._sends: dict[Channel, deque[Op]] = {}
         self._receives: dict[Channel, deque[Op]] = {}
@@ -152,6 +154,7 @@ class Machine:
         if kind == WAIT:
             waited = self._ops.pop((rank, record.number), None)
             if waited is not None and not waited.complete:
+                waited.wait_place = record.place
                 self._block(actor, waited)
         elif kind == SOURCE:
             return self._settle_source(actor, record)
@@ -205,6 +208,7 @@ class Machine:
         if len(meeting) < len(op.members):
             return ()
         del self._meetings[record.group, number]
+        self._last_meeting[record.group] = meeting
         return [actor for member in meeting.values() for actor in self._complete(member)]
 
     def _complete(self, op: Op) -> Sequence[Actor]:
@@ -292,6 +296,14 @@ class Machine:
                 if send.record.signature != receive.record.signature:
                     return Misfit("message", (send, receive))
         return None
+
+    def apart(self, op: Op) -> list[Op]:
+        """The collective before `op`, its rank's latest, if ranks called it in different lines."""
+        group = op.record.group
+        number = self._rounds.get((group, op.rank), 0) - 1
+        before = self._meetings.get((group, number - 1)) or self._last_meeting.get(group, {})
+        lines = {(each.file, each.line) for each in before.values()}
+        return list(before.values()) if len(lines) > 1 else []
 
     def several_threads(self, group: int) -> bool:
         """Whether collectives on a group were called in different threads, of one rank or of two.

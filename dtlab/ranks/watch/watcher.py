@@ -9,16 +9,19 @@ operation, and its stack ends in torch. The watcher requests the stack only if t
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
-from dtlab.ranks.watch.board import QUEUE, Board, Record
+from dtlab.ranks.watch.board import CALL, ISSUE, NEW_GROUP, QUEUE, Board, Record
 from dtlab.ranks.watch.matching import KINDS, Machine, Misfit, Op
 
 ASLEEP_BEFORE_ASKING = 0.25  # seconds without new records or CPU time before stacks are requested
 ASK_AGAIN_AFTER = 0.5  # seconds
+ACTIVE_FOR = 0.5  # seconds since the last record, for which ranks count as communicating
+MOST_GROUPS = 100  # that are stored for explanations
 Ask = Callable[[int], list[list[Frame]]]
 # Where torch waits in C++ for communication that it issued itself.
 WAITS_IN_CPP = (
@@ -45,12 +48,15 @@ class Watcher:
         self._asked_at = 0.0
         self._begun = time.monotonic()
         self._idle: list[int] = []
+        self.calls = [0] * len(pids)  # operations that each rank has called
+        self._created: list[tuple[int, ...]] = []  # groups that new_group has created
 
     def resume(self, ranks: Sequence[int]) -> None:
         """Start a turn in which only these ranks take part."""
         self._follow()
         self._machine.take_part(ranks)
         self._idle = [rank for rank in range(len(self._pids)) if rank not in ranks]
+        self.calls = [0] * len(self._pids)
         self._begun = self._quiet_since = time.monotonic()
 
     def look(self, ask: Ask | None = None) -> Finding | None:
@@ -102,7 +108,7 @@ class Watcher:
         waiting = machine.blocked()
         for rank in machine.free():
             waiting += [op for op in machine.unmatched(rank) if op.record.kind == QUEUE][:1]
-        return [_info(op) for op in sorted(waiting, key=lambda op: op.rank)]
+        return [self._info(op) for op in sorted(waiting, key=lambda op: op.rank)]
 
     def anything_open(self) -> bool:
         """Whether some operation has been posted but is not complete."""
@@ -111,8 +117,17 @@ class Watcher:
 
     def unreceived(self) -> list[OpInfo]:
         """Sends that no rank has received."""
+        return [op for op in self.posted() if op.name == "send"]
+
+    def posted(self) -> list[OpInfo]:
+        """Sends and receives that have not met their partner."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
-        return [_info(op) for op in ops if op.kind == "send"]
+        return [self._info(op) for op in ops if op.kind in ("send", "recv")]
+
+    @property
+    def active(self) -> bool:
+        """Whether a rank called or awaited an operation in the last half second."""
+        return time.monotonic() - self._quiet_since < ACTIVE_FOR
 
     # ------------------------------------------------------------------ following
 
@@ -123,6 +138,7 @@ class Watcher:
             records = reader.read()
             if records:
                 moved = True
+                self.calls[rank] += sum(record.kind in (ISSUE, CALL, QUEUE) for record in records)
                 self._machine.feed(rank, records)
         return moved
 
@@ -134,6 +150,10 @@ class Watcher:
         description = reader.text(record.text) or f"{KINDS[record.role]}()"  # table was full
         name = description.partition("(")[0]
         file = reader.text(record.place >> 24)
+        if record.role == NEW_GROUP:
+            members = tuple(map(int, re.findall(r"\d+", description)))
+            if len(self._created) < MOST_GROUPS and members not in self._created:
+                self._created.append(members)
         return Op(rank, record, name, self._groups[record.group], description, file)
 
     # ------------------------------------------------------------------ threads
@@ -192,38 +212,47 @@ class Watcher:
     # ------------------------------------------------------------------ findings
 
     def _mismatch(self, misfit: Misfit) -> Finding:
-        ops = [_info(op) for op in misfit.ops]
-        threads = self._machine.several_threads(misfit.ops[0].record.group)
-        return Finding(misfit.reason, ops, self._left(), idle=self._idle, threads=threads)
+        ops = [self._info(op) for op in misfit.ops]
+        group = misfit.ops[0].record.group
+        return Finding(
+            misfit.reason, ops, self._left(), idle=self._idle,
+            threads=self._machine.several_threads(group), apart=self._apart(misfit.ops[-1]),
+        )  # fmt: skip
 
     def _standstill(self, blocked: list[Op]) -> Finding:
         unmatched = [
-            _info(op)
+            self._info(op)
             for rank in range(len(self._pids))
             for op in self._machine.unmatched(rank)
             if op not in blocked and not self._machine.could_come(op)
         ]
-        infos = [_info(op) for op in sorted(blocked, key=lambda op: op.rank)]
+        infos = [self._info(op) for op in sorted(blocked, key=lambda op: op.rank)]
         seconds = time.monotonic() - self._begun
-        return Finding("standstill", infos, self._left(), unmatched, seconds, self._idle)
+        return Finding(
+            "standstill", infos, self._left(), unmatched, seconds, self._idle,
+            apart=self._apart(blocked[0]), groups=self._created,
+        )  # fmt: skip
+
+    def _apart(self, op: Op) -> list[OpInfo]:
+        return [self._info(each) for each in self._machine.apart(op)]
 
     def _uneven_groups(self) -> Finding | None:
         """At the end: a finding if some ranks called `new_group` and others did not."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]
-        calls = [_info(op) for op in ops if op.kind == "new_group"]
+        calls = [self._info(op) for op in ops if op.kind == "new_group"]
         first = [op for op in calls if op.description == calls[0].description]
         return Finding("new_group", first, self._left(), idle=self._idle) if first else None
+
+    def _info(self, op: Op) -> OpInfo:
+        wait_file = self._board.readers[op.rank].text(op.wait_place >> 24)
+        return OpInfo(
+            op.rank, op.name, op.description, op.partners, op.record.tag, op.record.group,
+            op.members, op.file, op.line, wait_file, op.wait_place & 0xFFFFFF,
+        )  # fmt: skip
 
     def _left(self) -> list[int]:
         return [rank for (rank, thread), actor in self._machine.actors.items()
                 if thread == 0 and actor.left and rank not in self._idle]  # fmt: skip
-
-
-def _info(op: Op) -> OpInfo:
-    return OpInfo(
-        op.rank, op.name, op.description, op.partners, op.record.tag, op.record.group,
-        op.members, op.file, op.line,
-    )  # fmt: skip
 
 
 def _cpu_ticks(pid: int) -> int:

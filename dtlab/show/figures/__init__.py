@@ -8,20 +8,27 @@ from __future__ import annotations
 
 from dtlab.show.figures.batch import effective_batch, published_sweep, schedule, sweep_chart
 from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
-from dtlab.show.figures.formats import gradient_ranges, loss_scale_chart, number_line
+from dtlab.show.figures.formats import bit_layouts, gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars, parallel_block
 from dtlab.show.figures.lines import line_chart, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
 from dtlab.show.figures.overlap import overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring
-from dtlab.show.figures.strategy import decision_tree, mesh_figure, plan_chart, plan_table
+from dtlab.show.figures.strategy import (
+    decision_tree,
+    mesh_figure,
+    plan_chart,
+    plan_table,
+    ways_to_split,
+)
 from dtlab.show.figures.table import collective_table
 from dtlab.show.figures.timeline import timeline
 from dtlab.show.figures.tree import tree
 
 __all__ = [
     "activation_bars",
+    "bit_layouts",
     "bus_bandwidths",
     "collective_table",
     "cost_curves",
@@ -50,4 +57,5 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "ways_to_split",
 ]

@@ -21,7 +21,7 @@ from dtlab.predict.formats import BINARY_FORMATS, BinaryFormat
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, Figure, edge
 
-__all__ = ["gradient_ranges", "loss_scale_chart", "number_line"]
+__all__ = ["bit_layouts", "gradient_ranges", "loss_scale_chart", "number_line"]
 
 _WIDTH, _ROW = 9.4, 0.62  # inches
 _LEFT, _RIGHT, _TOP, _BOTTOM = 1.5, 2.7, 1.0, 0.5
@@ -29,6 +29,53 @@ _STEPS: Final = 5  # shown on either side of the value, in units of the widest s
 _MOST: Final = 130  # numbers in a row that a reader can tell apart
 _VALUE: Final = PALETTE[1]
 _ROUNDED: Final = PALETTE[0]
+
+
+def bit_layouts(
+    formats: Sequence[str] = ("fp32", "tf32", "fp16", "bf16", "fp8 e4m3", "fp8 e5m2"),
+    *,
+    title: str | None = None,
+) -> Figure:
+    """Draw the bits of each format: sign, exponent and mantissa. tf32 is stored in 32 bits.
+
+    Beside them stand the smallest and the largest number. fp8 e4m3 is the variant of GPUs, with
+    448 as its largest number (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
+    Raises: KeyError for an unknown format.
+    """
+    figure = Figure(9.4, 0.75 + 0.36 * len(formats))
+    figure.heading(title or "What 32, 16 and 8 bits are used for",
+                   "sign, exponent (how far), mantissa (how finely)")  # fmt: skip
+    axes = figure.sheet(0, 0, *figure.get_size_inches())
+    axes.set(xlim=(0, 9.4), ylim=(0, figure.get_size_inches()[1]))
+    colours = (INK, PALETTE[0], PALETTE[1])
+    told = []
+    for row, name in enumerate(formats):
+        bits = (1, *_layout(name))
+        y = 0.12 + 0.36 * (len(formats) - 1 - row)
+        axes.text(0.15, y + 0.11, name, fontsize=9, color=INK, va="center")
+        spread = [part for part, count in enumerate(bits) for _ in range(count)]
+        for place, part in enumerate(spread):
+            bit = Rectangle((1.05 + 0.18 * place, y), 0.15, 0.22, facecolor=colours[part])
+            axes.add_patch(bit)
+        reach = "{:.1e} to {:.3g}".format(*_reach(name))
+        axes.text(7.0, y + 0.11, reach, fontsize=8, color=MUTED, va="center")
+        told.append(f"{name}: exponent {bits[1]}, mantissa {bits[2]} bits, from {reach}")
+    figure.alt_text = f"Bits of number formats. {'; '.join(told)}."
+    return figure
+
+
+def _layout(name: str) -> tuple[int, int]:
+    """The bits of the exponent and of the mantissa."""
+    if name == "fp8 e4m3":  # has no infinity, so it is no BinaryFormat
+        return 4, 3
+    each = BINARY_FORMATS[name]
+    return each.exponent_bits, each.mantissa_bits
+
+
+def _reach(name: str) -> tuple[float, float]:
+    """The smallest number above 0, and the largest."""
+    each = BINARY_FORMATS.get(name)
+    return (2.0**-9, 448.0) if each is None else (each.smallest, each.largest)
 
 
 def number_line(

@@ -28,7 +28,55 @@ from dtlab.show.drawing.charts import Axis, Chart
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
 from dtlab.show.words import time_words
 
-__all__ = ["AXIS_COLOURS", "decision_tree", "mesh_figure", "plan_chart", "plan_table"]
+__all__ = [
+    "AXIS_COLOURS", "decision_tree", "mesh_figure", "plan_chart", "plan_table", "ways_to_split",
+]  # fmt: skip
+
+# Three ways to split -----------------------------------------------------------------------------
+
+_WAYS: Final = (  # the way, what a rank has, what is sent; which rank has a part (slice, layer)
+    ("data", "the whole model, a quarter of the batch", "gradients, once a step", None),
+    ("tensor", "a quarter of every layer, the whole batch", "activations, in every layer", 0),
+    ("pipeline", "one layer of four, the whole batch", "activations, between layers", 1),
+)
+
+
+def ways_to_split(*, title: str | None = None) -> Figure:
+    """Draw a model of four layers and its batch under data, tensor and pipeline parallelism.
+
+    Each of four ranks has a colour. A layer is a column, and its parts are cells of the column.
+    """
+    figure = Figure(9.2, 3.3)
+    figure.heading(
+        title or "Three ways to split the work of four ranks",
+        "left the batch, right the model with a column per layer; a colour per rank, grey for all",
+    )
+    axes = figure.sheet(0, 0, 9.2, 3.3)
+    axes.set(xlim=(0, 9.2), ylim=(0, 3.3))
+
+    def cell(x: float, y: float, size: float, colour: str) -> None:
+        axes.add_patch(Rectangle((x, y), size, size, facecolor=colour, edgecolor=SHEET, lw=1.2))
+
+    for panel, (name, holds, sent, cut) in enumerate(_WAYS):
+        left = 0.3 + 3.0 * panel
+        axes.text(left, 2.55, f"{name} parallelism", fontsize=10, color=INK, weight="bold")
+        axes.text(left, 0.52, f"a rank has {holds}", fontsize=7.6, color=INK)
+        axes.text(left, 0.28, f"sent: {sent}", fontsize=7.6, color=MUTED)
+        for piece in range(4):  # of the batch
+            cell(left, 0.9 + 0.38 * (3 - piece), 0.34, PALETTE[piece] if cut is None else _PALE)
+        axes.text(left + 0.46, 1.64, "→", **centred(11, MUTED))
+        for part, layer in itertools.product(range(4), repeat=2):
+            if cut is not None:
+                x, y = left + 0.66 + 0.38 * layer, 0.9 + 0.38 * (3 - part)
+                cell(x, y, 0.34, PALETTE[(part, layer)[cut]])
+                continue
+            for rank in range(4):  # a small copy of the model for each
+                x = left + 0.66 + 1.0 * (rank % 2) + 0.2 * layer
+                cell(x, 0.9 + 0.8 * (rank < 2) + 0.17 * (3 - part), 0.15, PALETTE[rank])
+    words = (f"{way[0]} parallelism: a rank has {way[1]}; sent are {way[2]}." for way in _WAYS)
+    figure.alt_text = f"A model of four layers on four ranks. {' '.join(words)}"
+    return figure
+
 
 # The decision tree -------------------------------------------------------------------------------
 #

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.finished import finished_calls
@@ -57,6 +58,10 @@ class Call(Case):
     place = "tensor"
     noun = "sum"
     note = ""
+    unchanged = (
+        "`tensor` is as it was: write the sums into it, with += or copy_(). chunks[i] = ... "
+        "changes only your list of chunks."
+    )
 
     def __str__(self) -> str:
         groups = " and ".join(f"({', '.join(map(str, group))})" for group in self.groups)
@@ -130,6 +135,8 @@ class Call(Case):
         members = self.members(rank, len(inputs))
         parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
+        if sentence and answer.returned is None and answer.result.equal(inputs[rank]):
+            return f"{sentence} {self.unchanged}"
         is_right = answer.returned is not None and answer.returned.equal(
             total(parts, self.wanted(members))
         )
@@ -165,6 +172,7 @@ class Broadcast(Call):
     seat: int = 0
 
     noun = "values"
+    unchanged = "`tensor` is as it was: receive into it, or copy what you receive into it."
     note = "`src` is a global rank; dist.get_group_rank(group, src) is its number in the group."
 
     def __str__(self) -> str:
@@ -209,12 +217,23 @@ class ReduceScatter(Call):
             return "this is the sum plus the old content of `output`: overwrite `output`."
         for number, chunk in enumerate(chunks):
             if result.equal(chunk):
-                start = "earlier" if number == (own + 1) % len(members) else "elsewhere"
                 return (
-                    f"this is chunk {number} of the sum, and rank {own} must have chunk {own}: "
-                    f"start one chunk {start}."
+                    f"this is chunk {number} of the sum, and rank {own} must have chunk {own}. "
+                    "A chunk makes N-1 hops and must end on the rank with its number: chunk c "
+                    "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
+                    "rank - 1."
                 )
-        return sentence
+        found = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
+        if not found or set(found.values()) == {own}:
+            return sentence
+        values = " and ".join(f"chunk {chunk} of rank {each}" for each, chunk in found.items())
+        advice = "Add to each arriving chunk your own chunk with the same number."
+        if len(found) < len(members):
+            advice = "A chunk passes every rank in N-1 rounds, and each rank adds its own to it."
+        return (
+            f"this is {values}; rank {own} must have the sum of chunk {own} of all {len(members)} "
+            f"ranks. {advice}"
+        )
 
     def rank_of_changed_input(self, results: Sequence[Answer]) -> int | None:
         """The first rank on which the call has changed `input`, which it must only read."""
@@ -223,3 +242,23 @@ class ReduceScatter(Call):
             if after is not None and not after.equal(before):
                 return rank
         return None
+
+
+def _summands(
+    result: torch.Tensor, chunks: Mapping[int, Sequence[torch.Tensor]]
+) -> dict[int, int]:
+    """The chunk of each rank that `result` sums, by rank; empty if none or several ways fit."""
+    import torch
+
+    if len(result) < 2:  # one element fits by chance
+        return {}
+    choices = list(product(range(-1, len(chunks)), repeat=len(chunks)))  # -1: no chunk of the rank
+    nothing = torch.zeros_like(result[:8])
+    terms = [torch.stack([*(each[:8] for each in own), nothing]) for own in chunks.values()]
+    picked = torch.tensor(choices)
+    sums = torch.stack([own[picked[:, at]] for at, own in enumerate(terms)]).sum(dim=0)
+    fits = (sums == result[:8]).all(dim=1).nonzero().flatten().tolist()
+    if len(fits) != 1:
+        return {}
+    pairs = zip(chunks, choices[fits[0]], strict=True)
+    return {rank: chunk for rank, chunk in pairs if chunk >= 0}

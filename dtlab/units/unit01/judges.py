@@ -110,7 +110,7 @@ def by_luck(seen: Seen) -> str:
 
 
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
-    """A judge of the result over all ranks, with the message `right` if it is right.
+    """Makes a judge of the result over all ranks; `right` is its message for a right result.
 
     `pattern` returns advice if right and wrong calls follow a known pattern.
     """
@@ -126,7 +126,11 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
 
 
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
-    """A judge that calls `wrong` once the learner's own messages give the right result."""
+    """Makes a judge that is blocked until the learner's own messages give the right result.
+
+    Then `wrong` returns what is wrong; if that is empty, the criterion is ok, with `right` as its
+    message.
+    """
 
     def judge(seen: Seen) -> Verdict:
         if _not_your_own(seen):
@@ -158,7 +162,7 @@ def _group_advice(run: Observation) -> str:
     )
     if "not those of" in message:
         return give
-    return count if "not part of group" in message else f"{give} {count}"
+    return count if "not part of the group" in message else f"{give} {count}"
 
 
 judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)
@@ -207,7 +211,8 @@ def chunks_pattern(seen: Seen, count: str = "N") -> str:
 
     `count` is the number of chunks of the tensor, as the advice writes it.
     """
-    if world_sizes_right(seen) == {1, 2}:
+    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
+    if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
         return "Right on 1 and 2 ranks only: a chunk takes N-1 rounds to reach every rank."
     if all(map(_only_uneven_is_wrong, seen)):
         split = f"tensor.tensor_split({count})"

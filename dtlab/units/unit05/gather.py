@@ -16,6 +16,7 @@ from dtlab.units.unit05.blocks import (
     OnBlock,
     alike,
     draw_blocks,
+    flat_of,
     gradients_of,
     loss_of,
     off_from,
@@ -23,7 +24,7 @@ from dtlab.units.unit05.blocks import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class Gathering(OnBlock):
@@ -65,11 +66,43 @@ class Gathering(OnBlock):
                 if not alike(got, wanted):
                     stale = alike(got, old[place])
                     how = "still has its old values" if stale else off_from(got, wanted)
-                    yield "values", f"rank {rank}, {name} {how}. {_ORDER}"
+                    flat = flat_of(result["after"], 1)
+                    whose = _whose(flat, flat_of(module.parameters(), 1), len(results))
+                    yield "values", f"rank {rank}, {name} {how}. {whose}{_ORDER}"
                 elif not result["views"][place]:
                     yield "views", f"rank {rank}, {name} is not a view of flat. {_VIEW}"
             if self.topic == "backward" and not all(map(alike, result["gradients"], gradients)):
                 yield "backward", f"rank {rank}: gradients are not those of the gathered block."
+
+
+def _whose(got: Tensor, wanted: Tensor, ranks: int) -> str:
+    """Says what is in the place of the first wrong piece of flat; empty if it is unknown."""
+    import torch
+
+    size = -(-len(wanted) // ranks)
+    if got.shape != wanted.shape:
+        return ""
+    pieces = torch.split(wanted, size)
+    for rank, found in enumerate(torch.split(got, size)):
+        count = len(found)
+        shown = f"In flat, at the place of rank {rank}'s piece,"
+        if alike(found, pieces[rank]):
+            continue
+        if not found.any():
+            return f"{shown} are zeros: it did not arrive. "
+        if count == size and alike(found[: len(pieces[-1])], _sum(pieces)):
+            return f"{shown} is the sum of all pieces: gather them, do not add them. "
+        for other, piece in enumerate(pieces):
+            least = min(count, len(piece))
+            if other != rank and alike(found[:least], piece[:least]):
+                return f"{shown} is that of rank {other}. "
+    return ""
+
+
+def _sum(pieces: Sequence[Tensor]) -> Tensor:
+    """The sum of all pieces, of the length of the last one."""
+    size = len(pieces[-1])
+    return sum((piece[:size] for piece in pieces[1:]), pieces[0][:size])
 
 
 _ORDER = "flat is the pieces of all ranks in order, and contains the parameters one after another."
@@ -84,7 +117,7 @@ _SENT = traffic(
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; two gathers for backward; and a block large enough to measure bytes."""
+    """Trials on 1 to 4 ranks, with two gathers, and with a block large enough to measure bytes."""
     draw = random.Random(seed)
 
     def cases(topic: str, *nets: Net) -> list[Gathering]:

@@ -13,6 +13,7 @@ from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
+from dtlab.grading.words import ranks_in_words
 from dtlab.units.unit05.blocks import (
     LARGE,
     OnBlock,
@@ -33,6 +34,14 @@ _SMALL = 512  # bytes, for counters of the optimizer and padding
 _PATIENCE = 0.3  # seconds until gloo has released its buffers
 _GRADIENTS = (
     "A rank must keep only its share of them. Set every .grad to None, and keep no view of all."
+)
+_OWN_GRADIENTS = (
+    "each rank steps with its own gradients of its share, not with the mean over the ranks: "
+    "reduce-scatter the gradients."
+)
+_OTHER_GRADIENTS = (
+    "each rank steps its share with the gradients of the next rank's share: which chunk of the "
+    "mean belongs to rank r?"
 )
 _STATE = "In addition to the parameters, keep only a rank's share of them and its Adam state."
 _SENT = traffic(
@@ -166,17 +175,61 @@ class Owned(OnBlock):
             return "the parameters have not changed. Do you gather them and write them back?"
         if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:
             return "you step with the sum of the gradients, not with their mean."
+        for shift, words in enumerate((_OWN_GRADIENTS, _OTHER_GRADIENTS)):
+            if ranks > 1 and off(got, self._with_other_gradients(ranks, shift), start) < NEAR:
+                return words
         shares = zip(*(flat.chunk(ranks) for flat in (got, wanted, start)), strict=True)
         right = [rank for rank, share in enumerate(shares) if off(*share) < NEAR]
-        which = f" The shares of ranks {right} are right." if right else ""
+        which = f" The share of {ranks_in_words(right)} is right." if right else ""
         return (
             f"after {_STEPS} steps the parameters are off by {off(got, wanted, start):.0%} of the "
-            f"distance that Adam in one process moves them.{which}"
+            f"distance that Adam in one process moves them.{which}{_origin(got, start, ranks)}"
         )
+
+    def _with_other_gradients(self, ranks: int, shift: int) -> Tensor:
+        """All parameters after Adam's steps in which shares get other gradients than their mean.
+
+        With `shift` 0 a share gets its owner's gradient, with 1 the mean of the next share.
+        """
+        import torch
+
+        block = self.module()
+
+        def gradients(now: Tensor, step: int) -> Tensor:
+            lay(block, now.float())
+            flats = []
+            for rank in range(ranks):
+                block.zero_grad()
+                _loss(block, self.batch(rank, step)).backward()
+                flats.append(flat_gradients(block, ranks).double())
+            mean = torch.stack(flats).mean(0)
+            sources = [mean] * ranks if shift else flats
+            pieces = [
+                source.chunk(ranks)[(rank + shift) % ranks] for rank, source in enumerate(sources)
+            ]
+            return torch.cat(pieces)[: len(now)]
+
+        return Optimizer(_RATE, adam=True, eps=_EPS).run(self.flat(1), gradients, _STEPS)
+
+
+def _origin(got: Tensor, start: Tensor, ranks: int) -> str:
+    """Says from which values the first wrong share began; empty if it began from its own."""
+    shares = start.chunk(ranks)
+    for rank, share in enumerate(got.chunk(ranks)):
+        if share.equal(shares[rank]):
+            return f" The share of rank {rank} is as at the start: do you all-gather the shares?"
+        near = float((share - shares[rank]).abs().mean()) / 2
+        if float(share.abs().mean()) < near:
+            return f" The share of rank {rank} began at 0, not at its part of the parameters."
+        for other, values in enumerate(shares):
+            size = min(len(share), len(values))
+            if other != rank and float((share[:size] - values[:size]).abs().mean()) < near:
+                return f" The share of rank {rank} holds values of the share of rank {other}."
+    return ""
 
 
 class LargeStage2(OnLargeBlock):
-    """Memory after one step, when all state exists, and after the next gradients are reduced."""
+    """A case that measures memory after one step and after the next gradients are reduced."""
 
     moments = (
         Moment("optimizer", "after a step", lambda size, n: 3 * size / n, _STATE),
@@ -205,7 +258,7 @@ def _loss(module: nn.Module, inputs: Tensor) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; memory and bytes on 4; and parameters that the loss does not use."""
+    """Trials on 1 to 4 ranks; of memory and bytes on 4; with parameters the loss does not use."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str = "result") -> Owned:

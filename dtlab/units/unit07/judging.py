@@ -87,11 +87,16 @@ class Planned(Faulty):
             return schedule[:300]
         if len(schedule) != self.stages:
             lists = _counted(len(schedule), "list")
-            return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r."
+            swapped = " Or are the two arguments swapped?" * (len(schedule) == self.count)
+            return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r.{swapped}"
         flaws = [*_elsewhere(schedule)]
         for flaw in find_faults(schedule, self.stages, self.count):
             if flaw.kind not in ("order", "wait"):  # this part does not use I and W
                 flaws.append(flaw._replace(message=_HALVES.sub("", flaw.message)))
+        numbers = {action.microbatch for row in schedule for action in row}
+        if flaws and numbers == set(range(1, self.count + 1)):
+            last = self.count - 1
+            return f"microbatches count from 0: 0 to {last}.\n{_drawn(schedule, flaws)}"
         return _drawn(schedule, flaws) if flaws else ""
 
 
@@ -116,8 +121,18 @@ def written(found: Any) -> list[list[str]] | str:
         ]
         return [[str(action) for action in row] for row in as_schedule(texts)]
     except (TypeError, ValueError, IndexError) as error:
-        why = str(error) if "no action" in str(error) else "something in it is no action."
+        why = str(error) if "no action" in str(error) else f"{_odd_action(rows)} is no action."
         return f"{why} {_FORM}"
+
+
+def _odd_action(rows: Sequence[Sequence[Any]]) -> str:
+    """The first entry that is neither text nor three values, with its place."""
+    for rank, row in enumerate(rows):
+        for index, each in enumerate(row):
+            fields = [*each] if isinstance(each, Iterable) else []
+            if not isinstance(each, str) and len(fields) != 3:
+                return f"entry {index} of list {rank}, {str(each)[:40]},"
+    return "something in it"
 
 
 def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -143,12 +158,15 @@ def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
 def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
     """Yields the actions of other stages, and the halves I and W of a backward."""
     for rank, row in enumerate(schedule):
+        swapped = len(row) > 2 and all(action.microbatch == rank for action in row)
         for index, action in enumerate(row):
             if action.kind in "IW":
                 message = f"{action} on rank {rank} is half a backward: write B, the whole of it."
                 yield Flaw("unknown", message, ((rank, index),))
             elif action.stage != rank:
                 message = f"rank {rank} does {action}: rank r has stage r."
+                if swapped:
+                    message += " An action begins with its stage and ends with its microbatch."
                 yield Flaw("placement", message, ((rank, index),))
 
 

@@ -25,8 +25,9 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
         if peak > enough:
             yield (
                 "memory",
-                f"rank {rank} holds {peak} microbatches at once, but {enough} are enough: when "
-                f"could its first backward begin?\n{grid(schedule)}",
+                f"rank {rank} holds {peak} microbatches at once, but {enough} "
+                f"{'is' if enough == 1 else 'are'} enough: when could its first backward begin?\n"
+                f"{grid(schedule)}",
             )
             break
     yield from slow(schedule, stages, count)
@@ -60,5 +61,5 @@ PART = Part(
             rule("edges", 2, "fewer microbatches than stages, and one stage", "complete", "runs"),
         ),
     ),
-    reference="dtlab.schedules.generators.interleaved",
+    reference="dtlab.schedules.one_f_one_b",
 )

@@ -123,11 +123,29 @@ class Running(Faulty):
                 return "gradients are those of the sum over the microbatches, not of the mean."
             listing = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
             return f"gradients are the right ones times {listing}. What is scaled already?"
+        for k in (len(self.sizes) - 1, 0):
+            if self._is_of_microbatch(k, found):
+                return (
+                    f"gradients are those of microbatch {k} alone. Those of all microbatches add "
+                    "up: is .grad cleared or overwritten between them?"
+                )
         hints = {
             "uneven": " How much does a sample count in the mean over all samples?",
             "any": " Ranks take microbatches in different orders: which message is whose?",
         }
-        return "gradients are not those of one process." + hints.get(self.topic, "")
+        hint = hints.get(self.topic) or _where(found, wanted)
+        return f"gradients are not those of one process.{hint}"
+
+    def _is_of_microbatch(self, number: int, found: Sequence[Sequence[Tensor | None]]) -> bool:
+        """Whether these are the gradients of one microbatch, averaged or weighted by its size."""
+        modules = [stage_net(self.width, 6).module(self.seed + rank) for rank in range(len(found))]
+        inputs, targets = self.batch
+        alone = one_process(modules, [inputs[number]], [targets[number]])
+        share = self.sizes[number] / sum(self.sizes)
+        return any(
+            all(_is_times(factor, got, right) for got, right in zip(found, alone, strict=True))
+            for factor in (1.0, share)
+        )
 
     def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields faults in the order of actions, and in the graphs that stay alive."""
@@ -148,6 +166,24 @@ class Running(Faulty):
                     )
                     return
                 in_flight += 1 if kind == "F" else -1
+
+
+def _where(
+    found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+) -> str:
+    """A hint from the ranks whose gradients are wrong."""
+    last = len(found) - 1
+    wrong = [rank for rank in range(last + 1) if not _is_times(1.0, found[rank], wanted[rank])]
+    if last in wrong:
+        return (
+            f" Neither are those of rank {last}, which computes the loss: look at its loss, its "
+            "targets, and its inputs."
+        )
+    sender = max(wrong) + 1
+    return (
+        f" Those of rank {sender} are right: does it send back the gradient of the tensor that it "
+        f"received, and does rank {sender - 1} start its backward with that?"
+    )
 
 
 def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:

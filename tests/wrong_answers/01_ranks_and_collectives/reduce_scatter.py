@@ -47,6 +47,57 @@ def last_chunk_not_added(output, input, group=None):
     output.copy_(passing)
 
 
+def adds_the_chunk_of_the_round_before(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        passing = swap(passing, torch.empty_like(passing), group)
+        passing += chunks[(rank - 1 - step) % size]
+    output.copy_(passing)
+
+
+def chunks_in_the_other_direction(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        passing = swap(passing, torch.empty_like(passing), group, way=-1)
+        passing += chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+def one_round_less(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 2):
+        passing = swap(passing, torch.empty_like(passing), group)
+        passing += chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+def sends_to_rank_plus_one(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        sending = dist.isend(passing, group=group, group_dst=rank + 1)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+def never_counts_its_rounds(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    passing, step = input.chunk(size)[rank - 1].clone(), 0
+    while step < size - 1:
+        passing = swap(passing, torch.empty_like(passing), group)
+    output.copy_(passing)
+
+
 def own_chunk_twice(output, input, group=None):
     reduce_scatter_in_odd_even_order(output, input, group)
     output += input.chunk(dist.get_world_size(group))[dist.get_rank(group)]
@@ -369,8 +420,18 @@ RIGHT = [
 ]
 
 WRONG = {
-    starts_with_its_own_chunk: {"result": "must have chunk 0: start one chunk earlier"},
+    starts_with_its_own_chunk: {"result": "rank 0 must have chunk 0. A chunk makes N-1 hops"},
     last_chunk_not_added: {"result": "hold the values of rank 1 only"},
+    adds_the_chunk_of_the_round_before: {
+        "result": "chunk 1 of rank 0 and chunk 0 of rank 1; rank 0 must have the sum of chunk 0"
+    },
+    chunks_in_the_other_direction: {"result": "Add to each arriving chunk your own chunk with"},
+    one_round_less: {
+        "result": "this is chunk 1 of rank 0; rank 0 must have the sum of chunk 0 of all 2 ranks.",
+        "bytes": "Some chunks are not sent",
+    },
+    sends_to_rank_plus_one: {"result": "The last rank has no right neighbour"},
+    never_counts_its_rounds: {"result": "Look for a loop that does not end"},
     own_chunk_twice: {"result": "those of rank 0 twice"},
     adds_to_what_was_in_the_output: {"result": "the old content of `output`"},
     same_chunk_in_every_round: {"result": "Right on 1 and 2 ranks only"},

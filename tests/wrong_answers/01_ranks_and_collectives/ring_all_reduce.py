@@ -117,6 +117,29 @@ def all_gather_forgotten(tensor, group=None):
         mine += arriving
 
 
+def rebinds_the_chunks(tensor, group=None):
+    """The sums are in the list, and `tensor` is as it was."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = list(tensor.tensor_split(size))
+    for step in range(2 * size - 2):
+        out, into = (rank - step) % size, (rank - step - 1) % size
+        sending = dist.isend(chunks[out], group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(chunks[into])
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        chunks[into] = arriving + chunks[into] if step < size - 1 else arriving
+
+
+def sends_to_one_minus_rank(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size > 1:
+        sending = dist.isend(tensor.clone(), group=group, group_dst=1 - rank)
+        arriving = torch.empty_like(tensor)
+        dist.recv(arriving, group=group, group_src=1 - rank)
+        sending.wait()
+        tensor += arriving
+
+
 def average(tensor, group=None):
     ring_in_odd_even_order(tensor, group)
     tensor /= dist.get_world_size(group)
@@ -586,6 +609,8 @@ WRONG = {
     remainder_left_out: {"result": "Right only if N divides the size"},
     all_gather_off_by_one: {"result": "2 ranks, 6 elements, rank 0: elements 0 to 2 hold"},
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half of it"},
+    rebinds_the_chunks: {"result": "chunks[i] = ... changes only your list of chunks"},
+    sends_to_one_minus_rank: {"result": "1 - rank is the other rank only if there are two"},
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_place: {"result": "you return the right sum but leave `tensor` unchanged"},
     fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},

@@ -218,11 +218,11 @@ RIGHT = [right, by_a_ring, in_a_list]
 
 WRONG = {
     untouched: {"values": "is not written yet"},
-    does_not_grow: {"values": ""},
-    piece_with_a_graph: {"values": ""},
-    own_piece_only: {"values": "is off by"},
+    does_not_grow: {"values": "the storage of this tensor has 0 bytes"},
+    piece_with_a_graph: {"values": "A collective needs tensors without a graph"},
+    own_piece_only: {"values": "at the place of rank 1's piece, are zeros"},
     flat_alone: {"values": "still has its old values"},
-    summed: {"values": "is off by"},
+    summed: {"values": "is the sum of all pieces: gather them"},
     in_another_order: {"values": "the parameters one after another"},
     every_parameter_from_the_front: {"values": "is off by"},
     transposed: {"values": "is off by"},

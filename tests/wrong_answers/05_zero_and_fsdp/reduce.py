@@ -39,6 +39,14 @@ def right(block, piece):
 # Wrong ------------------------------------------------------------------------------------------
 
 
+def reduced_to_rank_0(block, piece):
+    """The other ranks read their piece of a tensor that PyTorch leaves undefined there."""
+    flat = end_to_end(block, piece)
+    dist.reduce(flat, dst=0)
+    forget(block)
+    add(piece, flat.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size())
+
+
 def untouched(block, piece):
     raise NotImplementedError()
 
@@ -242,6 +250,7 @@ WRONG = {
     the_first_piece: {"mean": "is the part of rank 0"},
     returned_only: {"mean": "is missing"},
     all_reduced: {"bytes": "left rank"},
+    reduced_to_rank_0: {"bytes": "You call dist.reduce: only rank dst gets the sum"},
     by_gloos_own: {"bytes": "left rank"},
     all_gathered: {"bytes": "left rank"},
     keeps_the_bytes_of_all: {"freed": "the kernel counts"},
@@ -252,7 +261,7 @@ WRONG = {
     expects_all_of_them: {"missing": "NoneType"},
     the_parameters_where_missing: {"missing": "put zeros of its parameter's size"},
     the_last_pass_only: {"adds": "only this pass's gradient"},
-    averages_what_was_there: {"adds": "add the gradients of two passes"},
+    averages_what_was_there: {"adds": "sum the gradients of two passes"},
     by_the_library: {"mean": "finished code"},
 }
 

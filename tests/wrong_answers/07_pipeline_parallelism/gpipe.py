@@ -172,15 +172,15 @@ WRONG = {
     nothing: {"complete": "is None"},
     one_text_for_a_rank: {"complete": "for a rank is text"},
     small_letters: {"complete": "is no action"},
-    microbatches_from_one: {"complete": "is no action of this pipeline"},
+    microbatches_from_one: {"complete": "microbatches count from 0: 0 to 3"},
     one_microbatch_short: {"complete": "no rank does 0B"},
     forwards_only: {"complete": "no rank does 0B0."},
     the_same_list_for_every_rank: {"complete": "rank 1 does 0F0: rank r has stage r"},
     stages_the_other_way_round: {"complete": "rank r has stage r"},
-    stages_and_microbatches_swapped: {"complete": "for 3 ranks"},
-    microbatch_and_stage_swapped_in_an_action: {"complete": "rank r has stage r"},
+    stages_and_microbatches_swapped: {"complete": "are the two arguments swapped"},
+    microbatch_and_stage_swapped_in_an_action: {"complete": "An action begins with its stage"},
     backward_in_halves: {"complete": "write B"},
-    a_list_of_columns: {"complete": "something in it is no action"},
+    a_list_of_columns: {"complete": "entry 0 of list 1, None, is no action"},
     by_the_library: {"complete": "finished code"},
     backward_first: {"runs": "which it needs"},
     backward_first_on_the_last_rank: {"runs": "which it needs"},
@@ -191,7 +191,7 @@ WRONG = {
     in_two_halves_of_the_batch: {"order": "after a backward", "time": "are enough"},
     backward_reversed_on_the_first_rank_only: {"time": "are enough"},
     forward_reversed_on_the_last_rank_only: {"time": "are enough"},
-    without_an_end: {"complete": "do not come back"},
+    without_an_end: {"complete": "did not finish"},
 }
 
 EITHER = (

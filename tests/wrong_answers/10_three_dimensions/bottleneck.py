@@ -261,6 +261,13 @@ def rank_0_for_all(trace, sizes):
     }
 
 
+def groups_of_rank_0(trace, sizes):
+    """All waiting, but events of groups without rank 0 count for no axis."""
+    found = sums(trace, sizes, belongs=axis_for_rank_0)
+    axis = by_axis(found)
+    return answer(trace, sizes, axis=axis, operation=by_operation(found, axis))
+
+
 RIGHT = [sums_by_axis_and_name, rank_after_rank, by_coordinates, by_peers]
 
 WRONG = {
@@ -286,7 +293,8 @@ WRONG = {
     without_the_norm: {"waiting": ""},
     over_the_end_of_the_trace: {"waiting": "is not the share of the step"},
     in_percent: {"waiting": "is not the share of the step"},
-    rank_0_for_all: {"waiting": ""},
+    rank_0_for_all: {"axis": "of its own rank", "operation": "", "waiting": ""},
+    groups_of_rank_0: {"axis": "of its own rank", "operation": "Add up the waits"},
 }
 
 
@@ -296,7 +304,6 @@ _ORDER = "a sum or a maximum in another order"
 _NEW = "a number or an entry is set anew, to the same value"
 _SCALE = "all sums that are compared grow by the same factor"
 _ALONE = "a rank does not wait in a group of its own"
-_SAME = "in every run the operation that costs most is on the axis that costs most"
 
 EQUIVALENT = {
     "for event in trace.events: -> for event in reversed(trace.events):": _ORDER,
@@ -323,8 +330,6 @@ EQUIVALENT = {
     "event.name] + seconds": _NEW,
     "by_name[axis, event.name] += seconds -> by_name[axis, event.name] += seconds; for "
     "event in trace.events:; ...": _SCALE,
-    "... max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> ... "
-    "max((key for key in by_name if True), key=by_name.get)[1]": _SAME,
     "operation = max((key for key in by_name if key[0] == axis), key=by_name.get)[1] -> "
     "operation = max((key for key in reversed(by_name) if key[0] == axis), "
     "key=by_name.get)[1]": _ORDER,

@@ -1,0 +1,70 @@
+"""Plain sentences for errors of torch.distributed that learners meet often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from traceback import walk_tb
+
+from torch.nn.parallel import DistributedDataParallel
+
+_UNUSED = re.compile(
+    r"Expected to have finished reduction in the prior iteration.*?for rank \d+: ([\d ]+)"
+    r"(\s+In addition, .*?as part of this error)?",
+    re.DOTALL,
+)
+_SENTENCES = (
+    (
+        re.compile(r"Global rank (\d+) is not part of group <.*?>"),
+        r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
+        "group=; group_dst= and group_src= take numbers in the group, as dist.get_rank(group).",
+    ),
+    (
+        re.compile(r"Invalid function argument\. Expected parameter `(\w+)` of type (\S+)\s+"
+                   r"but got <class 'NoneType'> instead\."),
+        r"`\1` is None, and must be a \2. The .grad of a tensor is None before backward, and "
+        "always without requires_grad.",
+    ),
+    (
+        re.compile(r"setStorage: sizes .* out of bounds for storage of size 0"),
+        "the storage of this tensor has 0 bytes: give it memory again before you use it.",
+    ),
+    (
+        re.compile(r"Output \d+ of \w+ is a view and is being modified inplace\..*", re.DOTALL),
+        "autograd records that a view of this tensor is changed in place. A collective needs "
+        "tensors without a graph: use detach(), or torch.no_grad().",
+    ),
+    (
+        re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
+        "a rank sends to itself. A message needs two ranks; with one, send nothing.",
+    ),
+    (
+        re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "
+                   r"worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)\.\s*"),
+        r"the input of reduce_scatter must have world_size times as many rows as the output: "
+        r"it has \2, and the output asks for \1.",
+    ),
+)  # fmt: skip
+
+
+def in_words(error: BaseException, text: str) -> str:
+    """The text of an exception, with a known message of torch replaced by a plain one."""
+    for pattern, sentence in _SENTENCES:
+        text = pattern.sub(sentence, text)
+    return _UNUSED.sub(lambda match: _unused(error, [*map(int, match[1].split())]), text)
+
+
+def _unused(error: BaseException, indices: Sequence[int]) -> str:
+    """Names the parameters that DDP got no gradient for; without its module, their numbers."""
+    wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    ddp = next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
+    names = []
+    if ddp is not None:
+        parameters = ddp.module.named_parameters()
+        names = [name for name, parameter in parameters if parameter.requires_grad]
+    missing = [names[index] if index < len(names) else f"number {index}" for index in indices]
+    return (
+        f"these parameters got no gradient in the last backward: {', '.join(missing)}. DDP waits "
+        "for the gradient of each parameter. Use them in the loss, freeze them with "
+        "requires_grad_(False) before you wrap the module, or pass find_unused_parameters=True."
+    )

@@ -1,0 +1,297 @@
+"""Mistakes that many people make: the error says in words what is wrong and what to write."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dtlab
+from dtlab.grading import known_parts
+from dtlab.grading.report import Reference
+
+
+def message_of(fn: Callable[..., object], world_size: int = 3, timeout: float = 30) -> str:
+    """The error that a launch of `fn` ends with, as a learner reads it but in one line."""
+    with pytest.raises(dtlab.DtlabError) as caught:
+        dtlab.launch(fn, world_size=world_size, timeout=timeout)
+    return f"{type(caught.value).__name__}: {' '.join(str(caught.value).split())}"
+
+
+# Neighbours and numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["dst", "group_dst"])
+def test_the_last_rank_has_no_right_neighbour(target: str) -> None:
+    def to_the_right() -> None:
+        dist.isend(torch.ones(4), **{target: dist.get_rank() + 1}).wait()
+
+    message = message_of(to_the_right)
+    assert "rank 2 sends to rank 3, but the ranks are 0 to 2." in message
+    assert "The last rank has no right neighbour: in a ring it is (rank + 1) % 3" in message
+    assert "IndexError" not in message
+
+
+def test_rank_0_has_no_left_neighbour() -> None:
+    def from_the_left() -> None:
+        dist.recv(torch.ones(4), src=dist.get_rank() - 1)
+
+    message = message_of(from_the_left)
+    assert "rank 0 receives from rank -1, but the ranks are 0 to 2." in message
+    assert "in a ring it is (rank - 1) % 3" in message
+
+
+def test_one_minus_rank_is_the_other_rank_among_two_only() -> None:
+    def with_the_other() -> None:
+        work = dist.isend(torch.ones(4), dst=1 - dist.get_rank())
+        dist.recv(torch.ones(4), src=1 - dist.get_rank())
+        work.wait()
+
+    assert "1 - rank is the other rank only if there are two ranks." in message_of(with_the_other)
+
+
+@pytest.mark.parametrize("operation", ["send", "recv"])
+def test_a_rank_that_talks_to_itself(operation: str) -> None:
+    def alone() -> None:
+        getattr(dist, operation)(torch.ones(4), dist.get_rank())
+
+    message = message_of(alone)
+    assert message.startswith("RankError: ranks 0 to 2 raised ValueError: a rank ")
+    assert "itself. A message needs two ranks" in message
+
+
+def test_a_global_rank_as_group_dst() -> None:
+    def to_the_other_member() -> None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() > 0:
+            dist.isend(torch.ones(4), group_dst=3 - dist.get_rank(), group=group)
+            dist.recv(torch.ones(4), group_src=3 - dist.get_rank(), group=group)
+
+    message = message_of(to_the_other_member)
+    assert "sends to number 2 of a group, but the group of ranks 1 and 2 has the" in message
+    assert "neighbour" not in message
+
+
+def test_a_global_rank_as_group_src_of_a_broadcast() -> None:
+    def broadcast() -> None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() > 0:
+            dist.broadcast(torch.ones(4), group_src=2, group=group)
+
+    assert "broadcast has root number 2 of a group, but the group of" in message_of(broadcast)
+
+
+def test_a_number_in_the_group_as_dst() -> None:
+    def to_the_other_member() -> None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() > 0:
+            dist.isend(torch.ones(4), dst=1 - dist.get_rank(group), group=group)
+            dist.recv(torch.ones(4), src=1 - dist.get_rank(group), group=group)
+
+    message = message_of(to_the_other_member)
+    assert "Global rank 0 is not part of the group. dst= and src= take global" in message
+    assert "object at" not in message
+
+
+# Groups ----------------------------------------------------------------------------------------
+
+
+def test_a_collective_without_the_group() -> None:
+    def pair() -> None:
+        dist.new_group([0, 1])
+        if dist.get_rank() < 2:
+            dist.all_reduce(torch.ones(4))
+
+    message = message_of(pair)
+    assert "This all_reduce needs ranks 0 to 2, because it has no group=." in message
+    assert "meant for the group of ranks 0 and 1, pass that group." in message
+
+
+def test_groups_that_wait_in_a_circle() -> None:
+    def crossed() -> None:
+        groups = [dist.new_group(members) for members in ([0, 1], [1, 2], [0, 2])]
+        for number in ([0, 2], [1, 0], [2, 1], [])[dist.get_rank()]:
+            dist.all_reduce(torch.ones(4), group=groups[number])
+
+    message = message_of(crossed, world_size=4)
+    assert "in a circle: rank 0 → rank 1 → rank 2 → rank 0. Let every rank call" in message
+
+
+def test_a_rank_that_is_not_in_the_group(capsys: pytest.CaptureFixture[str]) -> None:
+    def everybody() -> None:
+        dist.all_reduce(torch.ones(4), group=dist.new_group([0, 1]))
+
+    message = message_of(everybody)
+    assert message.startswith("MismatchError: rank 2 called all_reduce on a group that it is not")
+    assert "dtlab ends the launch" in message
+    assert "UserWarning" not in capsys.readouterr().out
+
+
+# Messages that do not match --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_receive_buffer_of_another_size(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def pass_on() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        work = dist.isend(torch.ones(8), dst=(rank + 1) % ranks)
+        dist.recv(torch.ones(size), src=(rank - 1) % ranks)
+        work.wait()
+
+    message = message_of(pass_on)
+    assert message.startswith("MismatchError: rank ")
+    assert f"receives it into float32[{size}]" in message
+    assert capsys.readouterr().out == ""  # no "terminate called after throwing ..."
+
+
+def test_a_mismatch_is_still_a_deadlock_error_for_programs_that_catch_it() -> None:
+    def other_sizes() -> None:
+        dist.all_reduce(torch.ones(4 + dist.get_rank()))
+
+    with pytest.raises(dtlab.DeadlockError) as caught:
+        dtlab.launch(other_sizes, world_size=2)
+    assert isinstance(caught.value, dtlab.MismatchError)
+    assert caught.value.mismatch
+
+
+def test_the_input_of_a_reduce_scatter_is_too_short(capsys: pytest.CaptureFixture[str]) -> None:
+    def reduce_scatter() -> None:
+        dist.reduce_scatter_tensor(torch.ones(2), torch.ones(4))
+
+    message = message_of(reduce_scatter)
+    assert "ranks 0 to 2 raised RuntimeError: the input of reduce_scatter must have" in message
+    assert "it has 4, and the output asks for 6." in message
+    assert "ProcessGroupGloo" not in capsys.readouterr().out
+
+
+# Waiting ---------------------------------------------------------------------------------------
+
+
+def test_the_line_that_waits_is_shown_beside_the_line_that_posted() -> None:
+    def receive_first() -> None:
+        works = [dist.irecv(torch.ones(4), src=1 - dist.get_rank())]
+        for work in works:
+            work.wait()
+
+    with pytest.raises(dtlab.DeadlockError) as caught:
+        dtlab.launch(receive_first, world_size=2)
+    first = caught.value.waiting[0]
+    assert "dist.irecv" in first.place
+    assert first.waits_in.endswith("work.wait()")
+    assert "in wait()" in str(caught.value)
+    assert first.waits_in in str(caught.value)
+
+
+def test_polling_for_a_message_that_no_rank_sends() -> None:
+    def poll() -> None:
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.ones(4), src=1)
+            while not work.is_completed():
+                time.sleep(0.001)
+
+    message = message_of(poll, timeout=1)
+    assert "Rank 0 has posted recv(src=1), but no rank sends this message: rank 1 re" in message
+    assert "work = dist.irecv(" in message
+
+
+@pytest.mark.parametrize("collective", [True, False])
+def test_a_loop_without_an_end_that_communicates(collective: bool) -> None:
+    def endless() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        tensor = torch.ones(4)
+        while tensor.sum() > 0:
+            if collective:
+                dist.all_reduce(tensor)
+            else:
+                work = dist.isend(tensor, dst=(rank + 1) % ranks)
+                dist.recv(torch.empty(4), src=(rank - 1) % ranks)
+                work.wait()
+
+    message = message_of(endless, timeout=2)
+    assert message.startswith("RankTimeoutError")
+    assert "The ranks still communicate: each has called at least" in message
+    assert "Look for a loop that does not end" in message
+
+
+# Threads ---------------------------------------------------------------------------------------
+
+
+def test_a_mismatch_in_a_thread_without_a_line_of_its_own_shows_the_main_threads_line() -> None:
+    def in_threads() -> None:
+        tensor = torch.ones(4 + dist.get_rank())
+        thread = threading.Thread(target=dist.all_reduce, args=(tensor,))
+        thread.start()
+        thread.join()
+
+    with pytest.raises(dtlab.MismatchError) as caught:
+        dtlab.launch(in_threads, world_size=2)
+    assert all("thread." in (each.code or "") for each in caught.value.waiting)
+
+
+def test_threads_that_wait_for_each_other_get_advice_at_the_time_limit() -> None:
+    def in_threads() -> None:
+        buffer, source = torch.ones(4), 1 - dist.get_rank()
+        thread = threading.Thread(target=lambda: dist.recv(buffer, src=source))
+        thread.start()
+        thread.join()
+
+    message = message_of(in_threads, world_size=2, timeout=1.5)
+    assert "Every rank receives before it sends, so no rank sends." in message
+
+
+# DDP -------------------------------------------------------------------------------------------
+
+
+class TwoLayers(nn.Module):
+    """A module that uses one of its two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.used(inputs)
+
+
+@pytest.mark.slow
+def test_ddp_names_the_parameters_without_a_gradient_once() -> None:
+    def train() -> None:
+        model = DistributedDataParallel(TwoLayers())
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+
+    message = message_of(train)
+    assert "ranks 0 to 2 raised RuntimeError: these parameters got no gradient in the" in message
+    assert message.count("unused.weight, unused.bias") == 1
+    assert "pass find_unused_parameters=True." in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_after", [0, 1])
+def test_validation_on_one_rank_shifts_the_collectives_of_ddp(steps_after: int) -> None:
+    def train() -> None:
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+        model(torch.ones(2, 4)).sum().backward()
+        if dist.get_rank() == 0:
+            model(torch.ones(2, 4))
+        for _ in range(steps_after):
+            model(torch.ones(2, 4)).sum().backward()
+
+    message = message_of(train)
+    assert "call the module that DDP wraps: model.module(...)" in message
+    assert ("The ranks are in different lines of the program" in message) == bool(steps_after)
+
+
+# The library's version -------------------------------------------------------------------------
+
+
+def test_1f1b_is_not_compared_with_the_interleaved_schedule() -> None:
+    part = next(part for part in known_parts() if part.name == "07/one_f_one_b")
+    assert part.reference == "dtlab.schedules.one_f_one_b"
+    assert "interleaved" not in Reference.of(part.reference).source
