@@ -17,6 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.dtlab-installed
 NO_NEWS := $(VENV)/share/jupyter/lab/settings/overrides.json
+LEARNERS := $(VENV)/share/dtlab/labconfig/page_config.json
 TORCH ?= torch==2.13.0
 PORT ?= 8888
 WORKERS ?= 2
@@ -30,9 +31,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Its terminals shall find dtlab on this PATH: left to itself, a server whose output is not a
 # terminal opens login shells, and those may set another.
-lab: $(READY) $(NO_NEWS)
+lab: $(READY) $(NO_NEWS) $(LEARNERS)
 	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab start 00
-	$(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
+	JUPYTER_CONFIG_PATH="$(CURDIR)/$(VENV)/share/dtlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	  $(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --ServerApp.terminado_settings=shell_command="$${SHELL:-/bin/sh}" \
 	  --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) \
@@ -89,3 +91,9 @@ $(READY): pyproject.toml
 $(NO_NEWS): | $(READY)
 	@mkdir -p $(@D)
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > $@
+
+# Settings for learners' JupyterLab alone: without nbgrader's panel Create Assignment. An
+# instructor's `jupyter lab` in a course folder has it.
+$(LEARNERS): | $(READY)
+	@mkdir -p $(@D)
+	@echo '{"disabledExtensions": {"@jupyter/nbgrader:create-assignment": true}}' > $@

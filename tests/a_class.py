@@ -44,10 +44,10 @@ class Class:
     def assignment(self) -> Assignment:
         return Assignment.of(self.directory, NAME)
 
-    def solved(self, student: str, level: str = "level-1", *but: str) -> NotebookNode:
+    def solved(self, student: str, level: str = "01_level_1", *but: str) -> NotebookNode:
         """The instructor's answers, save for some parts, and the student's id."""
         notebook = self.assignment.notebooks[level]
-        solution = nbformat.read(SOLUTIONS / f"{level}.ipynb", as_version=4)
+        solution = nbformat.read(SOLUTIONS / f"level-{level[-1]}.ipynb", as_version=4)
         answers = {cell.id: cell.source for cell in solution.cells}
         for cell in notebook.cells:
             if cell.metadata.get("nbgrader", {}).get("solution") and cell.id not in but:
@@ -110,10 +110,10 @@ class Class:
         assert found is not None
         return found
 
-    def autograded(self, student: str, level: str = "level-1") -> Path:
+    def autograded(self, student: str, level: str = "01_level_1") -> Path:
         return self.folder / "autograded" / student / NAME / f"{level}.ipynb"
 
-    def outputs(self, student: str, part: str, level: str = "level-1") -> str:
+    def outputs(self, student: str, part: str, level: str = "01_level_1") -> str:
         """What stands below a graded cell, as it is in the file."""
         notebook = json.loads(self.autograded(student, level).read_text())
         cells = {cell["id"]: cell for cell in notebook["cells"]}

@@ -76,8 +76,8 @@ def test_parts_of_several_units() -> None:
     asked = wanted(["01", "02"], parts="ring_all_reduce, 02/ddp_step")
     assert [part.name for part in asked.parts] == [RING, "02/ddp_step"]
     assert (asked.levels("01"), asked.levels("02")) == ([2], [1])
-    assert asked.file("02", 2) == "02-level-2.ipynb"
-    assert wanted(["01"]).file("01", 2) == "level-2.ipynb"
+    assert asked.file("02", 2) == "02_level_2.ipynb"
+    assert wanted(["01"]).file("01", 2) == "01_level_2.ipynb"
     with pytest.raises(DtlabError, match="no part of unit 02 is chosen"):
         wanted(["01", "02"], parts=RING)
 

@@ -92,7 +92,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> People:
     people.run("teacher", "nbgrader", "release_assignment", NAME)
     for student in STUDENTS:
         people.run(student, "nbgrader", "fetch_assignment", NAME)
-    people.work("ada", "level-2", "reduce_scatter")
+    people.work("ada", "01_level_2", "reduce_scatter")
     for student in STUDENTS:
         people.submit(student)
     people.run("teacher", "nbgrader", "collect", NAME)
@@ -115,15 +115,15 @@ def test_points_are_those_of_the_assignment(people: People) -> None:
 
 def test_manual_points_and_comments_survive_another_run(people: People) -> None:
     with _book(people) as book:
-        grade = book.find_grade("reduce_scatter-check", "level-2", NAME, "bob")
+        grade = book.find_grade("reduce_scatter-check", "01_level_2", NAME, "bob")
         grade.manual_score, grade.needs_manual_grade = 3, False
-        comment = book.find_comment("reduce_scatter", "level-2", NAME, "bob")
+        comment = book.find_comment("reduce_scatter", "01_level_2", NAME, "bob")
         comment.manual_comment = "You told me how it works."
         book.db.commit()
     people.run("teacher", "dtlab", "grade", NAME, "--again", "--student", "bob")
     with _book(people) as book:
         assert book.find_submission(NAME, "bob").score == 3
-        comment = book.find_comment("reduce_scatter", "level-2", NAME, "bob")
+        comment = book.find_comment("reduce_scatter", "01_level_2", NAME, "bob")
         assert comment.comment == "You told me how it works."
 
 
@@ -131,11 +131,11 @@ def test_feedback_has_the_reports_and_nothing_of_the_hidden_checks(people: Peopl
     people.run("teacher", "nbgrader", "generate_feedback", NAME)
     people.run("teacher", "nbgrader", "release_feedback", NAME)
     people.run("ada", "nbgrader", "fetch_feedback", NAME)
-    (page,) = (people.folder / "ada").glob(f"{NAME}/feedback/*/level-2.html")
+    (page,) = (people.folder / "ada").glob(f"{NAME}/feedback/*/01_level_2.html")
     text = page.read_text()
     assert "chunk r of the sum is on rank r" in text  # what the report says of a right answer
     record = json.loads((people.course / "verdicts" / NAME / "ada.json").read_text())
-    (part,) = record["notebooks"]["level-2"]
+    (part,) = record["notebooks"]["01_level_2"]
     for secret in (str(record["seed"]), str(part["seed"]), "BEGIN SOLUTION", str(ROOT)):
         assert secret not in text
 

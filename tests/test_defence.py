@@ -26,7 +26,7 @@ from dtlab.grading.course import REPOSITORY, Course
 from dtlab.grading.notebooks import normalise
 from dtlab.grading.parts import Part
 from dtlab.grading.plugins import released_source
-from dtlab.grading.progress import Progress, Row
+from dtlab.grading.progress import Lesson, Progress, Row, Unit
 from tests.a_class import NAME, Class, Kept, keep_path
 
 RUBRIC = ((2, "the number that decided"), (1.5, "what if"))
@@ -66,11 +66,13 @@ def test_a_check_of_it_says_who_grades_it() -> None:
 def test_progress_says_by_hand_and_goes_on() -> None:
     parts = [part for part in known_parts() if part.unit == "05"]
     rows = [Row(part, None if part.by_hand else 1.0) for part in parts]
-    shown = Progress(rows)
-    assert next(one.state for one in rows if one.part.name == REAL) == "by hand"
-    assert f"{len(parts) - 1} of {len(parts) - 1} parts passed" in str(shown)
+    shown = Progress([Unit(Lesson("05", "05 ZeRO and FSDP"), rows)], only="05")
+    assert f"  by hand  {REAL}  " in str(shown)
+    required = [part for part in parts if not part.by_hand and not part.stretch]
+    points = sum(part.points for part in required)
+    assert f"05 ZeRO and FSDP  ██████████ {points:g} of {points:g} points" in str(shown)
     assert shown.next is None
-    assert str(shown).endswith("Everything is passed.")
+    assert str(shown).endswith("Everything in unit 05 is passed.")
 
 
 # Notebooks --------------------------------------------------------------------------------------
@@ -161,17 +163,17 @@ class Defenders(Class):
 
     def says(self, student: str, text: str) -> None:
         """Hands in a defence; as it was handed out where the text is empty."""
-        notebook = self.assignment.notebooks["level-3"]
+        notebook = self.assignment.notebooks["05_level_3"]
         answer = next(one for one in notebook.cells if one.id == "defence")
         answer.source += text
         folder = self.folder / "submitted" / student / NAME
         folder.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, folder / "level-3.ipynb")
+        nbformat.write(notebook, folder / "05_level_3.ipynb")
 
     def give(self, student: str, points: float) -> None:
         """As an instructor does in formgrader."""
         with self.book() as book:
-            row = book.find_grade("defence", "level-3", NAME, student)
+            row = book.find_grade("defence", "05_level_3", NAME, student)
             row.manual_score, row.needs_manual_grade = points, False
             book.db.commit()
 
@@ -236,7 +238,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
         assert (row["auto_score"], row["needs_manual_grade"]) == (None, True)
         assert group.total("ada") == (4 if force else 0)
         group.give("ada", 4)
-    notebook = nbformat.read(group.autograded("ada", "level-3"), as_version=4)
+    notebook = nbformat.read(group.autograded("ada", "05_level_3"), as_version=4)
     answer = next(one for one in notebook.cells if one.id == "defence")
     assert "93.6 GB" in answer.source
 
@@ -246,7 +248,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
 def test_the_release_asks_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_path(monkeypatch)
     made = Defenders(tmp_path / "course")
-    notebook = made.assignment.notebooks["level-3"]
+    notebook = made.assignment.notebooks["05_level_3"]
     graded = [one for one in notebook.cells if one.metadata.get("nbgrader", {}).get("grade")]
     assert [one.id for one in graded] == ["defence"]
     assert graded[0].metadata.nbgrader.cell_type == "markdown"

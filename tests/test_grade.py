@@ -119,7 +119,7 @@ def test_a_pattern_names_students(group: Class, kept: Kept) -> None:
 
 
 def test_other_prose_in_the_release_grades_nobody_again(group: Class, kept: Kept) -> None:
-    path = group.folder / "release" / NAME / "level-1.ipynb"
+    path = group.folder / "release" / NAME / "01_level_1.ipynb"
     notebook = nbformat.read(path, as_version=4)
     prose = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
     prose.source += " (typo mended)"
@@ -138,7 +138,7 @@ def test_what_the_gradebook_has_lost_is_graded_again(group: Class, kept: Kept, l
         shutil.rmtree(group.autograded("ada").parent)
     else:
         with group.book() as book:
-            book.find_grade("step-check", "level-1", NAME, "ada").auto_score = 1
+            book.find_grade("step-check", "01_level_1", NAME, "ada").auto_score = 1
             book.db.commit()
     group.grade()
     assert judged(kept.tasks) == ["ada"]
@@ -204,14 +204,14 @@ def two_levels(kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 def test_a_part_in_another_notebook_leaves_this_one_alone(two_levels: Class, kept: Kept) -> None:
     group = two_levels
     group.grade()
-    path, record = group.autograded("ada", "level-2"), group.record("ada")
+    path, record = group.autograded("ada", "01_level_2"), group.record("ada")
     before = path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino
     group.grade(parts=["01/step"])
     assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) == before
-    assert list(kept.tasks[-1].handed) == ["level-1"]
+    assert list(kept.tasks[-1].handed) == ["01_level_1"]
     after = group.record("ada")
-    assert list(after.notebooks) == ["level-1", "level-2"]
-    assert after.notebooks["level-2"] == record.notebooks["level-2"]
+    assert list(after.notebooks) == ["01_level_1", "01_level_2"]
+    assert after.notebooks["01_level_2"] == record.notebooks["01_level_2"]
     assert group.points("ada") == {"step": 6, "reduce_scatter": 0}
 
 
@@ -262,18 +262,18 @@ def test_another_version_of_the_checks_grades_all_again_or_the_parts_that_are_na
 
 def test_what_was_given_by_hand_survives(group: Class) -> None:
     with group.book() as book:
-        row = book.find_grade("step-check", "level-1", NAME, "bob")
+        row = book.find_grade("step-check", "01_level_1", NAME, "bob")
         row.manual_score, row.extra_credit, row.needs_manual_grade = 4, 1.5, False
-        book.find_comment("step", "level-1", NAME, "bob").manual_comment = "Nice try."
+        book.find_comment("step", "01_level_1", NAME, "bob").manual_comment = "Nice try."
         book.db.commit()
     assert group.grade()["bob"].skipped
     outcome = group.grade(again=True)["bob"]
     assert outcome.by_hand == ("step",)
     with group.book() as book:
-        row = book.find_grade("step-check", "level-1", NAME, "bob")
+        row = book.find_grade("step-check", "01_level_1", NAME, "bob")
         assert (row.manual_score, row.extra_credit, row.auto_score) == (4, 1.5, 0)
         assert row.needs_manual_grade  # somebody should look at it
-        comment = book.find_comment("step", "level-1", NAME, "bob")
+        comment = book.find_comment("step", "01_level_1", NAME, "bob")
         assert comment.manual_comment == "Nice try."
         assert book.find_submission(NAME, "bob").score == 4 + 1.5 + 4
 
@@ -358,7 +358,7 @@ def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
         patch.setattr(tasks, "mend", mend)
         outcome = two_levels.grade()["ada"]
     assert two_levels.points("ada") == {"step": 6, "reduce_scatter": None}
-    assert "level-2: Traceback" in outcome.trouble
+    assert "01_level_2: Traceback" in outcome.trouble
     assert outcome.record is not None
     assert outcome.record.due == ALL
     outcome = two_levels.grade()["ada"]
@@ -388,11 +388,11 @@ def test_somebody_who_cannot_be_judged_takes_nobody_along(
 
 def test_a_judge_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may have ended because others took its memory."""
-    said = [tasks.Done(troubles={"level-1": "the server is gone"}), tasks.Done()]
+    said = [tasks.Done(troubles={"01_level_1": "the server is gone"}), tasks.Done()]
     monkeypatch.setattr(server, "carry_out", lambda *_: said.pop(0))
     judges = JudgesServer()
     assert server.carry_out_surely(None, judges).troubles == {}  # type: ignore[arg-type]
-    said[:] = [tasks.Done(troubles={"level-1": "stopped"})]
+    said[:] = [tasks.Done(troubles={"01_level_1": "stopped"})]
     judges.stop()
     assert server.carry_out_surely(None, judges).troubles  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="grading was stopped"):
@@ -411,24 +411,36 @@ def test_files_that_lead_elsewhere_are_left_where_they_are(group: Class) -> None
     outcome = group.grade("cyd")["cyd"]
     there = group.autograded("cyd").parent
     copied = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
-    assert copied == {"level-1.ipynb", "data/mine.csv", "timestamp.txt"}
+    assert copied == {"01_level_1.ipynb", "data/mine.csv", "timestamp.txt"}
     assert group.points("cyd") == {"step": 6, "averages": 4}
     assert outcome.record is not None
-    (note,) = outcome.record.notes["level-1"]
+    (note,) = outcome.record.notes["01_level_1"]
     assert "timestamp.txt holds no time" in note
 
 
 def test_a_notebook_that_is_a_link_is_not_followed(group: Class) -> None:
     folder = group.hand_in("cyd")
-    (folder / "level-1.ipynb").unlink()
-    (folder / "level-1.ipynb").symlink_to(group.folder / "submitted/ada" / NAME / "level-1.ipynb")
+    path = folder / "01_level_1.ipynb"
+    path.unlink()
+    path.symlink_to(group.folder / "submitted/ada" / NAME / path.name)
     outcome = group.grade("cyd")["cyd"]
     assert group.points("cyd") == {"step": 0, "averages": 0}
     assert outcome.record is not None
-    assert "level-1.ipynb is a link or cannot be read" in outcome.record.notes["level-1"][0]
+    assert "01_level_1.ipynb is a link or cannot be read" in outcome.record.notes["01_level_1"][0]
 
 
 @pytest.mark.proof
+def test_a_notebook_with_the_name_of_an_earlier_dtlab_is_graded(group: Class) -> None:
+    folder = group.hand_in("cyd")
+    (folder / "01_level_1.ipynb").rename(folder / "level-1.ipynb")
+    outcome = group.grade("cyd")["cyd"]
+    assert group.points("cyd") == group.points("ada")
+    assert outcome.record is not None
+    (note,) = outcome.record.notes["01_level_1"]
+    assert note == "level-1.ipynb was used as 01_level_1.ipynb, which is missing."
+    assert group.autograded("cyd").is_file()
+
+
 def test_names_of_all_kinds(group: Class) -> None:
     names = ["Grace Hopper", "Ångström 林", "a[b]c*", "n" * 250, "-x", "o'neil\""]
     for name in [*names, "line\nfeed"]:
@@ -446,15 +458,15 @@ def test_names_of_all_kinds(group: Class) -> None:
 
 def test_another_dtlab_than_this_one_is_said(group: Class) -> None:
     folder = group.hand_in("cyd")
-    notebook = nbformat.read(folder / "level-1.ipynb", as_version=4)
+    notebook = nbformat.read(folder / "01_level_1.ipynb", as_version=4)
     assert notebook.metadata.dtlab.version  # the release has noted it
     notebook.metadata.dtlab.version = "0.0.9"
-    nbformat.write(notebook, folder / "level-1.ipynb")
+    nbformat.write(notebook, folder / "01_level_1.ipynb")
     outcomes = group.grade()
     assert outcomes["cyd"].record is not None
-    (note,) = outcomes["cyd"].record.notes["level-1"]
+    (note,) = outcomes["cyd"].record.notes["01_level_1"]
     assert note.startswith("It was made with dtlab 0.0.9, and graded with ")
-    assert group.record("ada").notes == {"level-1": ()}
+    assert group.record("ada").notes == {"01_level_1": ()}
 
 
 def test_a_course_without_the_assignment_says_so(
@@ -548,10 +560,10 @@ def slow_group(group: Class) -> Class:
     """Five who have handed in work that takes a while to judge."""
     for name in ("ada", "bob", *"cde"):
         folder = group.hand_in(name)
-        notebook = nbformat.read(folder / "level-1.ipynb", as_version=4)
+        notebook = nbformat.read(folder / "01_level_1.ipynb", as_version=4)
         for _ in range(2):  # short ones, which others wait for
             notebook.cells.insert(1, nbformat.v4.new_code_cell("import time; time.sleep(1.2)"))
-        nbformat.write(notebook, folder / "level-1.ipynb")
+        nbformat.write(notebook, folder / "01_level_1.ipynb")
     return group
 
 

@@ -19,14 +19,14 @@ STUDENTS = {
     "g.h": {"first_name": "Grace", "last_name": "Hopper", "lms_user_id": "4712"},
 }
 MOODLE = {
-    "Ada Lovelace_71_assignsubmission_file/level-2.ipynb": "ada",
-    "grace  HOPPER_72_assignsubmission_file_/level-2.ipynb": "g.h",
-    "Alan Turing_73_assignsubmission_file/level-2.ipynb": "Alan Turing",
+    "Ada Lovelace_71_assignsubmission_file/01_level_2.ipynb": "ada",
+    "grace  HOPPER_72_assignsubmission_file_/01_level_2.ipynb": "g.h",
+    "Alan Turing_73_assignsubmission_file/01_level_2.ipynb": "Alan Turing",
 }
 CANVAS = {
-    "lovelaceada_4711_90210_level-2.ipynb": "ada",
-    "hoppergrace_LATE_4712_90211_level-2-1.ipynb": "g.h",
-    "turingalan_4999_90212_level-2.ipynb": "turingalan",
+    "lovelaceada_4711_90210_01_level_2.ipynb": "ada",
+    "hoppergrace_LATE_4712_90211_01_level_2-1.ipynb": "g.h",
+    "turingalan_4999_90212_level-2-1.ipynb": "turingalan",  # the name of an earlier dtlab
 }
 
 
@@ -49,7 +49,8 @@ def test_an_archive_is_collected_by_student(tmp_path: Path, members: dict[str, s
     done = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for name, student in members.items():
-        assert name in (course / "submitted" / student / NAME / "level-2.ipynb").read_text()
+        level = "level-2" if "_level-2" in name else "01_level_2"
+        assert name in (course / "submitted" / student / NAME / f"{level}.ipynb").read_text()
     unknown = next(student for student in members.values() if student not in STUDENTS)
     assert f"{unknown} (" in done.stderr
     assert "nbgrader db student add" in done.stderr

@@ -239,7 +239,7 @@ def test_rules_and_points_that_change_afterwards_count_without_judging_again(
     assert all(outcome.skipped for outcome in group.grade().values())
     assert penalties(group)["cyd"] == 1.2
     with group.book() as book:
-        book.find_grade("step-check", "level-1", NAME, "cyd").manual_score = 4
+        book.find_grade("step-check", "01_level_1", NAME, "cyd").manual_score = 4
         book.db.commit()
     group.grade()
     assert penalties(group)["cyd"] == 0.8

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -15,16 +19,19 @@ from nbformat import NotebookNode
 import dtlab
 from dtlab.cli import main
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
+from dtlab.grading import Part, find_part, known_parts
 from dtlab.grading.course import Course
-from dtlab.grading.learners import best_shares, record
-from dtlab.grading.progress import Progress, Row, progress
+from dtlab.grading.learners import best_shares, record, stored_results
+from dtlab.grading.practice import practice
+from dtlab.grading.progress import Lesson, Progress, Row, Unit, progress
 from dtlab.grading.workbook import reset, start
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"
 LEVEL_1 = f"exercises/{UNIT}/level-1.ipynb"
 LEVEL_2 = f"exercises/{UNIT}/level-2.ipynb"
+MY_1 = f"my/exercises/{UNIT}/01_level_1.ipynb"
+MY_2 = f"my/exercises/{UNIT}/01_level_2.ipynb"
 RING = find_part("01/ring_all_reduce")
 
 
@@ -43,7 +50,8 @@ def test_the_best_of_each_part_is_kept(data: Path) -> None:
         record("01/step", score, 10)
     record("01/bytes_sent", 8, 8)
     assert best_shares() == {"01/step": 0.7, "01/bytes_sent": 1}
-    assert len(data.read_text().split()) == 3 * 4  # only what got better is written
+    # Only what got better is written, so Run All does not change what comes last.
+    assert stored_results() == [("01/step", 0.3), ("01/step", 0.7), ("01/bytes_sent", 1)]
 
 
 def test_a_check_is_kept(data: Path) -> None:
@@ -96,44 +104,113 @@ def test_several_notebooks_may_write_at_once(data: Path) -> None:
 
 def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("01/results", 8, 8)
+    record("practice/swap_numbers", 1, 1)
     record("01/bytes_sent", 4, 8)
-    shown = repr(progress())
-    lines = {line.split()[2]: line for line in shown.splitlines() if line.startswith("  Level")}
-    assert lines.keys() == {part.name for part in known_parts()}
-    assert "passed" in lines["01/results"]
-    assert "4 of 8" in lines["01/bytes_sent"]
-    assert "open" in lines["01/step"]
-    assert "\n01 Ranks and collectives: 1 of " in shown
+    shown = repr(progress()).splitlines()
+    assert shown[0].split("  ")[0] == "00 One GPU is not enough"  # as the lesson writes it
+    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 4 tasks")
     next_part = find_part("01/bytes_sent")
     told = f"{next_part.title}, {next_part.minutes} minutes   {LEVEL_1}"
-    assert f"Next: 01/bytes_sent, {told}" in shown
-    table = progress()._repr_html_()
-    units = {name.partition("/")[0] for name in lines}
-    assert table.count("<tr") == len(lines) + len(units)
-    assert "Next: 01/bytes_sent" in table
+    assert shown[-2] == f"Next: 01/bytes_sent, {told}"
+    assert shown[-1] == "All parts of a unit: dtlab progress 01"
+
+
+def test_progress_of_a_unit_lists_its_lesson_and_its_parts() -> None:
+    record("01/bytes_sent", 3, 8)
+    record("practice/swap_numbers", 1, 1)
+    shown = repr(dtlab.progress("01"))
+    lines = [line.strip() for line in shown.splitlines()]
+    for part in known_parts():
+        listed = any(f" {part.name} " in line and part.title in line for line in lines)
+        assert listed is (part.unit == "01"), part.name
+    for begin in ("3 of 8  01/bytes_sent", "open    01/averages",
+                  "passed  swap_numbers", "open    train_step",
+                  "Lesson: 1 of 4 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
+                  "Level I, reason: 3 of 26 points",
+                  "Level II, build: 0 of 18 points, 0 of 14 extra"):  # fmt: skip
+        assert any(line.startswith(begin) for line in lines), begin
+    assert repr(progress("1")) == shown
+    with pytest.raises(DtlabError, match="there is no unit '99'"):
+        progress("99")
+
+
+def test_progress_in_a_notebook_unfolds_and_links() -> None:
+    record("01/bytes_sent", 4, 8)
+    page = progress()._repr_html_()
+    units = {part.unit for part in known_parts()}
+    assert page.count("<details") == len(units)
+    assert page.count("<details open>") == 1  # the unit that the learner works on
+    for part in known_parts():
+        assert f'.ipynb#cell-id={part.answer_id}">{html.escape(part.title)}' in page
+    where = os.path.relpath(ROOT)  # from the folder of the notebook
+    assert f'<a href="{where}/notebooks/{UNIT}.ipynb">Lesson</a>'.replace("./", "") in page
+    assert f'/{UNIT}.ipynb#cell-id=swap-check">swap_numbers</a>' in page
+    told = f'Next: <a href="{where}/{LEVEL_1}#cell-id=bytes_sent">01/bytes_sent</a>'
+    assert told.replace("./", "") in page
+    assert "width:5%" in page
+    assert progress("01")._repr_html_().count("<details open>") == 1
+
+
+@pytest.mark.slow
+def test_a_practice_task_is_kept() -> None:
+    def labelled_sum() -> int:
+        return 3
+
+    assert practice(labelled_sum, returns=[3, 4]).score == 0
+    assert best_shares() == {}
+    assert practice(labelled_sum, returns=[3, 3]).score == 1
+    assert best_shares() == {"practice/labelled_sum": 1}
+
+
+def test_practice_tasks_have_different_names() -> None:
+    tasks = [task.name for unit in progress().units for task in unit.lesson.tasks]
+    assert len(tasks) == len(set(tasks)) > 20
+
+
+def state_of(passed: Sequence[Part], latest: str = "", parts: Sequence[Part] = ()) -> Progress:
+    """The state in which some parts are passed, without lessons."""
+    rows = [Row(part, 1.0 if part in passed else None) for part in parts or known_parts()]
+    units = groupby(rows, key=lambda row: row.part.unit)
+    return Progress([Unit(Lesson(number, number), list(of)) for number, of in units], latest)
 
 
 def test_what_is_extra_comes_last() -> None:
     parts = list(known_parts())
     extra = [part for part in parts if part.stretch]
-    rows = [Row(part, None if part.stretch else 1.0) for part in parts]
-    assert Progress(rows).next == extra[0]
-    assert f"{extra[0].name} (extra)" in repr(Progress(rows))
-    assert Progress([Row(part, 1.0) for part in parts]).next is None
     required = [part for part in parts if not part.stretch]
-    assert Progress([Row(part, None) for part in [*extra, *required]]).next == required[0]
+    assert state_of(required).next == extra[0]
+    assert state_of(parts).next is None
+    assert state_of([], extra[0].name).next == extra[0]  # begun
+    unit = [part for part in parts if part.unit == "01"]
+    assert state_of([], parts=sorted(unit, key=lambda part: not part.stretch)).next == unit[0]
 
 
-def test_what_is_next_comes_after_what_was_passed_last() -> None:
-    parts = list(known_parts())
-    in_unit = [part for part in parts if part.unit == "02" and not part.stretch]
-    for passed in (in_unit, in_unit[:3], [part for part in parts if not part.stretch][-1:]):
-        rows = [Row(part, 1.0 if part in passed else None) for part in parts]
-        shown = Progress(rows).next
-        behind = parts[parts.index(passed[-1]) + 1 :]
-        required = [part for part in [*behind, *parts] if not part.stretch]
-        assert shown == required[0]
-    assert shown == parts[0]  # round the end
+def test_what_is_next_follows_what_the_learner_works_on() -> None:
+    parts = [part for part in known_parts() if not part.stretch and not part.by_hand]
+    later = [part for part in parts if part.unit == "05"]
+    unit = [part for part in parts if part.unit == "01"]
+    # A part that is not passed yet; then the rest of the unit; then its beginning; then others.
+    assert state_of([], unit[3].name).next == unit[3]
+    assert state_of([*later, *unit[:3]], unit[2].name).next == unit[3]
+    assert state_of([*later, *unit[2:]], unit[-1].name).next == unit[0]
+    assert state_of(unit, unit[1].name).next == parts[parts.index(unit[-1]) + 1]
+    assert state_of(parts[1:], parts[-1].name).next == parts[0]  # round the end
+
+
+def test_the_lesson_comes_before_the_exercises() -> None:
+    def following() -> str:
+        return repr(progress()).splitlines()[-2]
+
+    assert following() == (
+        "Next: lesson 00 One GPU is not enough, 55 minutes   "
+        "notebooks/00_one_gpu_is_not_enough.ipynb"
+    )
+    record("practice/swap_numbers", 1, 1)
+    assert following().startswith("Next: lesson 01 Ranks and collectives, 45 minutes")
+    record("01/results", 1, 8)  # the exercises are begun
+    assert following().startswith("Next: 01/results, ")
+    record("practice/train_step", 1, 1)  # the learner has returned to the lesson
+    assert following().startswith("Next: lesson 01 Ranks and collectives")
 
 
 # The learner's own copies ----------------------------------------------------------------------
@@ -165,37 +242,81 @@ def edit(notebook: Path, **sources: str) -> None:
 def test_a_unit_is_begun_in_a_folder_of_the_learners_own(course: Course) -> None:
     said = list(start(course, UNIT))
     assert f"my/notebooks/{UNIT}.ipynb   new" in said
-    assert f"my/{LEVEL_2}   new" in said
+    assert f"{MY_2}   new" in said
     assert "my/" in (ROOT / ".gitignore").read_text().split()
-    assert course.worked_on(RING) == Path("my") / LEVEL_2
+    assert course.worked_on(RING) == Path(MY_2)
     ours = nbformat.read(course.root / LEVEL_2, as_version=4)
-    assert nbformat.read(course.root / "my" / LEVEL_2, as_version=4).cells == ours.cells
+    assert [cell.id for cell in nbformat.read(MY_2, as_version=4).cells] == [
+        cell.id for cell in ours.cells
+    ]
+
+
+def test_copies_of_different_units_have_different_names(course: Course) -> None:
+    for unit in course.units():
+        list(start(course, unit))
+    names = [path.name for path in Path("my").rglob("*.ipynb")]
+    assert len(names) == len(set(names)) >= 4 * len(course.units())
+
+
+@pytest.fixture
+def old_copies(course: Course) -> Course:
+    """Copies as an earlier dtlab made them: levels are called level-2.ipynb in every unit."""
+    for notebook in course.handed_out(UNIT):
+        copy = course.root / "my" / notebook
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(notebook, copy)
+    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1", title="my notes")
+    return course
+
+
+def test_copies_with_their_old_names_are_worked_on(old_copies: Course) -> None:
+    assert old_copies.worked_on(RING) == Path("my", LEVEL_2)
+    newer = "kept; the course has a newer one (see --renew)"
+    assert f"my/{LEVEL_2}   {newer}" in list(start(old_copies, UNIT))
+    assert not Path(MY_2).exists()
+    path, backup = reset(old_copies, RING)
+    assert (path, backup and backup.name) == (
+        Path("my", LEVEL_2).absolute(), "level-2-backup-1.ipynb"
+    )  # fmt: skip
+
+
+def test_renewed_copies_get_their_new_names(old_copies: Course) -> None:
+    said = list(start(old_copies, UNIT, renew=True))
+    assert (
+        f"{MY_2}   renewed, with your answers; the old one is level-2-backup-1.ipynb. It was "
+        "level-2.ipynb: if that is open in JupyterLab, close it without saving"
+    ) in said
+    assert cell(Path(MY_2), "ring_all_reduce").source == "mine = 1"
+    assert cell(Path(MY_2).with_name("level-2-backup-1.ipynb"), "title").source == "my notes"
+    assert not Path("my", LEVEL_2).exists()
+    assert old_copies.worked_on(RING) == Path(MY_2)
+    assert f"{MY_2}   kept" in list(start(old_copies, UNIT))
 
 
 def test_what_is_there_is_never_overwritten(course: Course) -> None:
     list(start(course, UNIT))
-    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1")
-    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT))
+    edit(Path(MY_2), ring_all_reduce="mine = 1")
+    assert f"{MY_2}   kept" in list(start(course, UNIT))
     edit(Path(LEVEL_2), title="# A newer release")
-    assert f"my/{LEVEL_2}   kept; the course has a newer one (see --renew)" in list(
+    assert f"{MY_2}   kept; the course has a newer one (see --renew)" in list(
         start(course, UNIT)
     )
-    assert cell(Path("my", LEVEL_2), "ring_all_reduce").source == "mine = 1"
+    assert cell(Path(MY_2), "ring_all_reduce").source == "mine = 1"
 
 
 def test_a_newer_release_takes_the_answers_over(course: Course) -> None:
     list(start(course, UNIT))
-    edit(Path("my", LEVEL_2), ring_all_reduce="mine = 1", title="my notes")
+    edit(Path(MY_2), ring_all_reduce="mine = 1", title="my notes")
     edit(Path(LEVEL_2), title="# A newer release")
-    backup = Path("my", LEVEL_2).with_name("level-2-backup-1.ipynb")
+    backup = Path(MY_2).with_name("01_level_2-backup-1.ipynb")
     said = list(start(course, UNIT, renew=True))
-    assert f"my/{LEVEL_2}   renewed, with your answers; the old one is {backup.name}" in said
-    assert f"my/{LEVEL_1}   kept" in said
-    assert cell(Path("my", LEVEL_2), "title").source == "# A newer release"
-    for notebook in (Path("my", LEVEL_2), backup):
+    assert f"{MY_2}   renewed, with your answers; the old one is {backup.name}" in said
+    assert f"{MY_1}   kept" in said
+    assert cell(Path(MY_2), "title").source == "# A newer release"
+    for notebook in (Path(MY_2), backup):
         assert cell(notebook, "ring_all_reduce").source == "mine = 1"
     assert cell(backup, "title").source == "my notes"
-    assert f"my/{LEVEL_2}   kept" in list(start(course, UNIT, renew=True))
+    assert f"{MY_2}   kept" in list(start(course, UNIT, renew=True))
 
 
 def test_a_newer_lesson_says_where_the_old_one_is(course: Course) -> None:
@@ -217,8 +338,8 @@ def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
     newer.cells = [one for one in newer.cells if one.id != "tree_broadcast"]
     nbformat.write(newer, LEVEL_2)
     assert (
-        f"my/{LEVEL_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
-        "are in level-2-backup-1.ipynb"
+        f"{MY_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
+        "are in 01_level_2-backup-1.ipynb"
     ) in list(start(course, UNIT, renew=True))
 
 
@@ -237,7 +358,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
         list(start(course, UNIT))
     if not with_solutions:
         shutil.rmtree("solutions")
-    path = Path("my" if own else ".", LEVEL_2)
+    path = Path(MY_2 if own else LEVEL_2)
     edit(path, **{RING.answer_id: "mine = 1", "title": "my notes"})
     before = nbformat.read(path, as_version=4)
     if not own and not with_solutions:
@@ -247,7 +368,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
         return
     where, backup = reset(course, RING)
     assert backup is not None
-    assert (where, backup.name) == (path.absolute(), "level-2-backup-1.ipynb")
+    assert (where, backup.name) == (path.absolute(), f"{path.stem}-backup-1.ipynb")
     assert nbformat.read(backup, as_version=4) == before
     after = nbformat.read(path, as_version=4)
     assert cell(path, RING.answer_id).source == began
@@ -258,14 +379,14 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
     edit(path, **{RING.answer_id: "mine = 2"})
     _, second = reset(course, RING)
     assert second is not None
-    assert second.name == "level-2-backup-2.ipynb"
+    assert second.name == f"{path.stem}-backup-2.ipynb"
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
 def test_a_part_as_it_was_handed_out_is_left_alone(course: Course, own: bool) -> None:
     if own:
         list(start(course, UNIT))
-    path = Path("my" if own else ".", LEVEL_2)
+    path = Path(MY_2 if own else LEVEL_2)
     edit(path, title="my notes")
     before = {one: one.read_bytes() for one in path.parent.iterdir()}
     assert reset(course, RING) == (path.absolute(), None)
@@ -295,7 +416,7 @@ def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
     parts = [part for part in known_parts() if part.unit == "02"]
     record(parts[0].name, 1, 1)
     assert f"Next: {parts[1].name}, " in repr(progress())
-    assert repr(progress()).endswith("   my/exercises/02_data_parallelism/level-1.ipynb")
+    assert "   my/exercises/02_data_parallelism/02_level_1.ipynb\n" in repr(progress())
 
 
 # The command -----------------------------------------------------------------------------------
@@ -304,18 +425,20 @@ def test_what_is_next_is_shown_where_the_learner_works(course: Course) -> None:
 def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start", "1"]) == 0
     said = capsys.readouterr().out
-    assert f"my/{LEVEL_1}   new" in said
+    assert f"{MY_1}   new" in said
     assert f"Begin with my/notebooks/{UNIT}.ipynb;" in said
     assert main(["start", UNIT, "--renew"]) == 0
     assert "Reload Notebook from Disk" in capsys.readouterr().out
     assert main(["reset", RING.name]) == 0
     assert f"{RING.name}: nothing to reset." in capsys.readouterr().out
-    edit(Path("my", LEVEL_2), **{RING.answer_id: "mine = 1"})
+    edit(Path(MY_2), **{RING.answer_id: "mine = 1"})
     assert main(["reset", RING.name]) == 0
     assert "the original cell is back in" in capsys.readouterr().out
     record("01/results", 8, 8)
     assert main(["progress"]) == 0
-    assert f"my/{LEVEL_1}" in capsys.readouterr().out
+    assert MY_1 in capsys.readouterr().out
+    assert main(["progress", "01"]) == 0
+    assert "  passed  01/results" in capsys.readouterr().out
 
 
 def test_a_notebook_beside_the_units_is_copied_too(
@@ -337,14 +460,14 @@ def test_outside_of_the_course_paths_are_told_in_full(
     monkeypatch.setattr(Course, "find", lambda: course)
     monkeypatch.chdir(course.root / "notebooks")
     assert main(["start", "01"]) == 0
-    assert f"\nmy/{LEVEL_1}   new" in capsys.readouterr().out
+    assert f"\n{MY_1}   new" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     record("01/results", 8, 8)
     assert main(["start", "01"]) == main(["progress"]) == 0
     said = capsys.readouterr().out
-    assert f"{course.root}/my/{LEVEL_1}   kept" in said
+    assert f"{course.root}/{MY_1}   kept" in said
     assert f"Begin with {course.root}/my/notebooks/{UNIT}.ipynb;" in said
-    assert f"{find_part('01/bytes_sent').minutes} minutes   {course.root}/my/{LEVEL_1}" in said
+    assert f"{find_part('01/bytes_sent').minutes} minutes   {course.root}/{MY_1}" in said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from nbgrader.api import Gradebook
 
 from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
-from dtlab.grading.assignments import publish
+from dtlab.grading.assignments import publish, wanted
 from dtlab.grading.assignments.release import release_assignment
 from dtlab.grading.classroom.command import grade as grade_class
 from dtlab.grading.settings import course_directory
@@ -74,7 +74,7 @@ def grade(folder: Path, **scores: float) -> None:
         gradebook.update_or_create_student("ada")
         gradebook.update_or_create_submission("week-3", "ada")
         for name, score in scores.items():
-            grade = gradebook.find_grade(f"{name}-check", "level-2", "week-3", "ada")
+            grade = gradebook.find_grade(f"{name}-check", "01_level_2", "week-3", "ada")
             grade.auto_score, grade.needs_manual_grade = score, False
         gradebook.db.commit()
 
@@ -89,10 +89,10 @@ def test_a_course_is_made_with_one_assignment(new: Path) -> None:
         due="2026-12-01 18:00 +01:00",
     )
     assert (folder / "nbgrader_config.py").is_file()
-    assert set(cells(folder / "source/week-3/level-2.ipynb")) >= {"imports", "ring_all_reduce"}
+    assert set(cells(folder / "source/week-3/01_level_2.ipynb")) >= {"imports", "ring_all_reduce"}
     assert sorted(path.name for path in (folder / "release/week-3").iterdir()) == [
-        "level-1.ipynb",
-        "level-2.ipynb",
+        "01_level_1.ipynb",
+        "01_level_2.ipynb",
     ]
     with book(folder) as gradebook:
         assignment = gradebook.find_assignment("week-3")
@@ -110,14 +110,14 @@ def test_a_course_is_made_with_one_assignment(new: Path) -> None:
 @pytest.mark.proof
 def test_learners_get_no_solution_and_the_form_of_an_answer(folder: Path) -> None:
     release(folder, parts="01/step", name="week-4")
-    ring = cells(folder / "release/week-3/level-2.ipynb")
+    ring = cells(folder / "release/week-3/01_level_2.ipynb")
     assert "raise NotImplementedError()" in ring["ring_all_reduce"].source
     assert "isend" not in ring["ring_all_reduce"].source
     assert ring["ring_all_reduce-check"].metadata.nbgrader.locked
-    step = cells(folder / "release/week-4/level-1.ipynb")["step"]
+    step = cells(folder / "release/week-4/01_level_1.ipynb")["step"]
     assert '"rate": None' in step.source
     assert "SOLUTION" not in step.source
-    assert "isend" in cells(folder / "source/week-3/level-2.ipynb")["ring_all_reduce"].source
+    assert "isend" in cells(folder / "source/week-3/01_level_2.ipynb")["ring_all_reduce"].source
 
 
 @pytest.mark.proof
@@ -186,13 +186,13 @@ def test_by_force_the_notebooks_are_replaced_and_other_files_stay(folder: Path) 
     (folder / "source/week-3/data.csv").write_text("1,2\n")
     said = release(folder, levels="2", force=True)
     assert sorted(path.name for path in (folder / "release/week-3").iterdir()) == [
+        "01_level_2.ipynb",
         "data.csv",
-        "level-2.ipynb",
     ]
     assert said[-1].endswith("due 2026-12-01 18:00 UTC")
     with book(folder) as gradebook:
         notebooks = gradebook.find_assignment("week-3").notebooks
-        assert [one.name for one in notebooks] == ["level-2"]
+        assert [one.name for one in notebooks] == ["01_level_2"]
 
 
 def test_by_force_grades_stay_and_other_points_are_told(folder: Path) -> None:
@@ -200,7 +200,7 @@ def test_by_force_grades_stay_and_other_points_are_told(folder: Path) -> None:
     said = release(folder, parts=RING, points=f"{RING}=30", force=True)
     assert said[-1] == "Points have changed. Grade these submissions again: ada."
     with book(folder) as gradebook:
-        kept = gradebook.find_grade("ring_all_reduce-check", "level-2", "week-3", "ada")
+        kept = gradebook.find_grade("ring_all_reduce-check", "01_level_2", "week-3", "ada")
         assert (kept.auto_score, kept.max_score) == (7, 30)
     said = release(folder, parts=RING, points=f"{RING}=30", force=True)
     assert said[-1] == "week-3: 30 points"
@@ -237,10 +237,10 @@ def scores(folder: Path) -> dict[str, dict[str, float]]:
 
 def test_parts_can_be_added_after_work_was_handed_in(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
-    hand_in(folder, "ada", "level-2.ipynb")
+    hand_in(folder, "ada", "01_level_2.ipynb")
     said = release(folder, parts=f"{RING},01/reduce_scatter,01/averages", force=True)
     assert said[-1].startswith("Added: averages, reduce_scatter. Already submitted: ada.")
-    hand_in(folder, "instructor", "level-1.ipynb")  # whose values the solution is of
+    hand_in(folder, "instructor", "01_level_1.ipynb")  # whose values the solution is of
     assert grade_class("week-3", course=folder)
     ring, average = find_part(RING).points, find_part("01/averages").points
     none = {"ring_all_reduce": 0, "reduce_scatter": 0, "averages": 0}
@@ -248,11 +248,32 @@ def test_parts_can_be_added_after_work_was_handed_in(folder: Path) -> None:
     assert scores(folder)["instructor"] == none | {"averages": average}
 
 
-def test_an_assignment_of_one_unit_stays_with_it_once_work_was_handed_in(folder: Path) -> None:
+def test_parts_of_other_units_can_be_added_too(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
     parts = f"{RING},02/average_gradients"
+    said = list(release_assignment("01,02", parts=parts, name="week-3", course=folder, force=True))
+    assert said[-1].startswith("Added: average_gradients. Already submitted: ada.")
+    released = sorted(path.name for path in (folder / "release/week-3").iterdir())
+    assert released == ["01_level_2.ipynb", "02_level_2.ipynb"]
+
+
+def test_an_assignment_of_an_earlier_dtlab_keeps_its_names(new: Path) -> None:
+    """Then a notebook was called level-2.ipynb, and 01-level-2.ipynb with several units."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wanted, "level_file", lambda unit, level: f"level-{level}.ipynb")
+        release(new, parts=RING)
+    released = new / "release/week-3"
+    assert [path.name for path in released.iterdir()] == ["level-2.ipynb"]
+    with book(new) as gradebook:
+        gradebook.update_or_create_student("ada")
+        gradebook.update_or_create_submission("week-3", "ada")
+    said = release(new, parts=f"{RING},01/averages", force=True)
+    assert said[-1].startswith("Added: averages. Already submitted: ada.")
+    names = sorted(path.name for path in released.iterdir())
+    assert names == ["level-1.ipynb", "level-2.ipynb"]
+    parts = f"{RING},01/averages,02/average_gradients"
     with pytest.raises(DtlabError, match="its notebooks would have other names, so use another"):
-        list(release_assignment("01,02", parts=parts, name="week-3", course=folder, force=True))
+        list(release_assignment("01,02", parts=parts, name="week-3", course=new, force=True))
 
 
 def test_where_adding_fails_the_gradebook_is_as_it_was(
@@ -275,9 +296,9 @@ def test_one_assignment_of_several_units(new: Path) -> None:
     with pytest.raises(DtlabError, match="needs a name: --name"):
         list(release_assignment("01,02", parts=parts, course=new))
     said = list(release_assignment("02,01", parts=parts, name="week-3", course=new))
-    names = ["01-level-1.ipynb", "02-level-1.ipynb"]
+    names = ["01_level_1.ipynb", "02_level_1.ipynb"]
     assert sorted(path.name for path in (new / "release/week-3").iterdir()) == names
-    assert any("01-level-1.ipynb" in line and line.endswith(": averages") for line in said)
+    assert any("01_level_1.ipynb" in line and line.endswith(": averages") for line in said)
     hand_in(new, "instructor", *names)
     assert grade_class("week-3", course=new)
     earned = scores(new)["instructor"]
@@ -308,4 +329,5 @@ def test_where_nbgrader_fails_all_is_as_it_was(
     assert after == before
     with book(folder) as gradebook:
         assert [one.name for one in gradebook.assignments] == ["week-3"]
-        assert [one.name for one in gradebook.find_assignment("week-3").notebooks] == ["level-2"]
+        (notebook,) = gradebook.find_assignment("week-3").notebooks
+        assert notebook.name == "01_level_2"

@@ -45,6 +45,37 @@ def test_a_notebook_with_another_name_or_place_is_taken(tmp_path: Path, path: st
     assert found.notes["level-2"] == (f"{path} was used as level-2.ipynb, which is missing.",)
 
 
+def found_as(tmp_path: Path, names: str, *handed: str) -> dict[str, str]:
+    """What is taken of the files that were handed in, for an assignment of these notebooks."""
+    assignment = Assignment("week-1", {name: new_notebook() for name in names.split()})
+    for name in handed:
+        (tmp_path / name).write_text(name)
+    taken = Submission("ada", tmp_path).files(assignment).notebooks
+    return {name: data.decode() for name, data in taken.items() if data}
+
+
+@pytest.mark.parametrize(
+    ("names", "handed", "taken"),
+    [
+        ("01_level_1 01_level_2", "level-2.ipynb", "01_level_2"),
+        ("01_level_1 01_level_2", "level-2-Copy1.ipynb", "01_level_2"),
+        ("01_level_1 01_level_2", "Level_2.ipynb", "01_level_2"),
+        ("01_level_2 02_level_2", "02-level-2.ipynb", "02_level_2"),
+        ("01_level_2 02_level_2", "level-2.ipynb", ""),  # of which unit?
+        ("01_level_1 01_level_2", "02_level_2.ipynb", ""),
+        ("level-1 level-2", "01_level_2.ipynb", "level-2"),
+        ("01-level-2 02-level-2", "01_level_2.ipynb", "01-level-2"),
+    ],
+)
+def test_old_names_are_accepted(tmp_path: Path, names: str, handed: str, taken: str) -> None:
+    assert found_as(tmp_path, names, handed) == ({taken: handed} if taken else {})
+
+
+def test_a_new_name_is_preferred_to_an_old_one(tmp_path: Path) -> None:
+    taken = found_as(tmp_path, "01_level_2", "level-2.ipynb", "01_level_2.ipynb")
+    assert taken == {"01_level_2": "01_level_2.ipynb"}
+
+
 def test_a_notebook_in_a_zip_archive_is_taken(tmp_path: Path) -> None:
     zipped = archive(**{"week-1/level-2.ipynb": TEXT, "__MACOSX/level-1.ipynb": b"no"})
     found = files(tmp_path, **{"work.zip": zipped})

@@ -29,10 +29,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     progress = commands.add_parser(
         "progress",
-        help="show which parts you have passed and what is next",
-        description="Shows all parts of all units: which you have passed, and what is next. The "
-        "results of your checks are stored on this machine only.",
+        help="show what you have passed and what is next",
+        description="Shows your points in each unit, and what is next; with a unit, all its parts "
+        "and the practice tasks of its lesson. The results of your checks are stored on this "
+        "machine only.",
     )
+    progress.add_argument("unit", nargs="?", help='number of a unit, such as "01"')
     progress.set_defaults(run=_progress)
 
     reset = commands.add_parser(
@@ -65,7 +67,7 @@ def _start(options: argparse.Namespace) -> None:
 def _progress(options: argparse.Namespace) -> None:
     from dtlab.grading.progress import progress
 
-    print(progress())
+    print(progress(options.unit))
 
 
 def _reset(options: argparse.Namespace) -> None:

@@ -1,9 +1,10 @@
 """Paths of the course on this machine, and which notebook contains which parts.
 
-notebooks/01_name.ipynb              the lesson
-notebooks/01_name_more.ipynb         its sequel, if it has one
-exercises/01_name/level-1.ipynb      a released level; its source is in solutions/
-my/notebooks/..., my/exercises/...   the learner's own copies, which git ignores
+notebooks/01_name.ipynb                the lesson
+notebooks/01_name_more.ipynb           its sequel, if it has one
+exercises/01_name/level-1.ipynb        a released level; its source is in solutions/
+my/notebooks/01_name.ipynb             the learner's own copies, which git ignores
+my/exercises/01_name/01_level_1.ipynb  named by unit: tabs in JupyterLab show no folder
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from pathlib import Path
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part
 
-__all__ = ["REPOSITORY", "SEQUEL", "Course"]
+__all__ = ["REPOSITORY", "SEQUEL", "Course", "level_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # unless dtlab was installed from a wheel
 SEQUEL = "_more"  # of a lesson: optional material
+
+
+def level_file(unit: str, level: int | str) -> str:
+    """Returns the name of a learner's notebook, such as "01_level_2.ipynb"."""
+    return f"{unit}_level_{level}.ipynb"
 
 
 @dataclass(frozen=True)
@@ -86,15 +92,27 @@ class Course:
 
     def own(self, notebook: Path) -> Path:
         """Returns the path of the learner's copy; links in a copy lead to other copies."""
-        return Path("my") / notebook
+        stem, _, level = notebook.stem.partition("-")
+        name = level_file(notebook.parent.name[:2], level) if stem == "level" else notebook.name
+        return Path("my") / notebook.with_name(name)
 
     def shown(self, notebook: Path) -> str:
         """Returns the path as JupyterLab shows it; the full path outside of the course."""
         inside = Path.cwd().is_relative_to(self.root)
         return (notebook if inside else self.root / notebook).as_posix()
 
+    def lesson(self, unit: str) -> Path:
+        """Returns the lesson of a unit, given by its number or name."""
+        return Path("notebooks") / f"{self.unit(unit)}.ipynb"
+
+    def in_use(self, notebook: Path) -> Path:
+        """Returns the notebook in which the learner works: the copy, if there is one.
+
+        A copy made by an earlier dtlab is still called level-2.ipynb.
+        """
+        copies = (self.own(notebook), Path("my") / notebook)
+        return next((copy for copy in copies if (self.root / copy).is_file()), notebook)
+
     def worked_on(self, part: Part) -> Path:
         """Returns the notebook in which the learner does the part: the copy, if there is one."""
-        released = Path("exercises") / self.level(part)
-        copy = self.own(released)
-        return copy if (self.root / copy).is_file() else released
+        return self.in_use(Path("exercises") / self.level(part))

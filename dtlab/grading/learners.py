@@ -12,7 +12,15 @@ from pathlib import Path
 
 from dtlab.errors import DtlabError
 
-__all__ = ["best_shares", "graded_student", "normalised", "random_for", "record"]
+__all__ = [
+    "best_shares",
+    "graded_student",
+    "normalised",
+    "notebook_folder",
+    "random_for",
+    "record",
+    "stored_results",
+]
 
 _PLACEHOLDERS = {
     "",
@@ -53,7 +61,7 @@ def graded_student() -> str | None:
 
     Autograde runs a notebook in <course>/autograded/<student>/<assignment>/.
     """
-    folder = _notebook_folder()
+    folder = notebook_folder()
     for place in (folder, *folder.parents):
         course = place.parent.parent
         if place.parent.name == "autograded" and _is_course(course, place.name):
@@ -67,18 +75,19 @@ def _is_course(folder: Path, student: str) -> bool:
     return any((folder / trace).exists() for trace in traces)
 
 
-def _notebook_folder() -> Path:
+def notebook_folder() -> Path:
     """Returns the folder in which the notebook was started; cells may have changed the cwd."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Path(getattr(shell, "starting_dir", None) or Path.cwd()).absolute()
 
 
-# Stored results: one line of JSON for each improved result of a part -----------------------------
+# Stored results: one line of JSON for each improved result of a part or practice task ------------
 #
 # Each line is appended by one write, so several notebooks may write at once. A part's best line
-# counts. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If
-# it cannot be written, the check continues.
+# counts. The last line shows what the learner works on; Run All improves nothing, and changes no
+# line. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it
+# cannot be written, the check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
@@ -98,20 +107,28 @@ def record(name: str, score: float, max_score: float) -> None:
             os.close(handle)
 
 
-def best_shares() -> dict[str, float]:
-    """Returns the best share of points that each part has earned, 1.0 for a passed part.
+def stored_results() -> list[tuple[str, float]]:
+    """Returns the names and shares of points of all stored results, the latest one last.
 
     Skips invalid lines, which a crash may leave.
     """
-    best: dict[str, float] = {}
+    results = []
     try:
         lines = _file().read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
-        return best
+        return []
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            best[str(entry["part"])] = max(best.get(entry["part"], 0.0), float(entry["share"]))
+            results.append((str(entry["part"]), float(entry["share"])))
+    return results
+
+
+def best_shares() -> dict[str, float]:
+    """Returns the best share of points that each part has earned, 1.0 for a passed part."""
+    best: dict[str, float] = {}
+    for name, share in stored_results():
+        best[name] = max(best.get(name, 0.0), share)
     return best
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.checks import Check, Rule, Verdict, lost, ok
 from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.learners import record
 from dtlab.grading.report import Report
 
 __all__ = ["practice"]
@@ -18,7 +19,8 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
     """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
     Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
-    written yet, the report says so. Raises `DtlabError` if `returns` is empty.
+    written yet, the report says so. The result is stored under the name of `fn`, for
+    `dtlab.progress`. Raises `DtlabError` if `returns` is empty.
     """
     if not returns:
         raise DtlabError("practice: returns= needs one value for each rank.")
@@ -29,7 +31,9 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
         wrapped=True,
     )
     name = getattr(fn, "__name__", "the answer")
-    return Report(name, tuple(check.run(name, fn)))
+    report = Report(name, tuple(check.run(name, fn)))
+    record(f"practice/{name}", report.score, report.max_score)
+    return report
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,28 @@
-"""`dtlab.progress`: shows which parts are passed, and which part is next."""
+"""`dtlab.progress`: shows what is passed in each unit, and what is next."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
+from urllib.parse import quote
 
 from dtlab.errors import DtlabError
 from dtlab.grading.course import Course
-from dtlab.grading.learners import best_shares
+from dtlab.grading.learners import best_shares, notebook_folder, stored_results
 from dtlab.grading.parts import Part, known_parts
 
 __all__ = ["Progress", "progress"]
 
-_LEVELS = {1: "Level I", 2: "Level II", 3: "Level III"}
+_LEVELS = {1: "Level I, reason", 2: "Level II, build", 3: "Level III, design and diagnose"}
+_GREEN = "#1b7f4b"  # visible on a light and on a dark page
+_PRACTICE = re.compile(r"^\s*dtlab\.practice\(\s*(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,11 @@ class Row:
         return self.share is not None and self.share >= 1
 
     @property
+    def points(self) -> float:
+        """The points earned."""
+        return (self.share or 0) * self.part.points
+
+    @property
     def state(self) -> str:
         """The state in words: "passed", "7 of 10", "open", or "by hand" if there is no check."""
         if self.part.by_hand:
@@ -38,90 +50,336 @@ class Row:
             return "passed"
         if not self.share:
             return "open"
-        return f"{self.share * self.part.points:g} of {self.part.points:g}"
+        return f"{_number(self.points)} of {_number(self.part.points)}"
 
     @property
     def cells(self) -> tuple[str, str, str, str, str]:
         """The cells of a line of the table."""
         part = self.part
         extra = " (extra)" if part.stretch else ""
-        return _LEVELS[part.level], part.name + extra, self.state, f"{part.minutes} min", part.dots
+        return self.state, part.name, part.title + extra, f"{part.minutes} min", part.dots
+
+
+@dataclass(frozen=True)
+class Task:
+    """A practice task of a lesson, named after its function, and the cell that checks it."""
+
+    name: str
+    cell: str
+    passed: bool
+
+    @property
+    def state(self) -> str:
+        return "passed" if self.passed else "open"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A unit's lesson, with its title as written and its practice tasks."""
+
+    unit: str
+    title: str
+    minutes: str = ""
+    tasks: Sequence[Task] = ()
+
+    @property
+    def passed(self) -> int:
+        """The number of tasks that are passed."""
+        return sum(task.passed for task in self.tasks)
+
+    @property
+    def count(self) -> str:
+        """How many tasks are passed, in words."""
+        return f"{self.passed} of {len(self.tasks)} task{'s' * (len(self.tasks) != 1)}"
+
+    def has(self, result: str) -> bool:
+        """Whether a stored result is that of one of the tasks."""
+        return any(result == f"practice/{task.name}" for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The lesson and the parts of one unit."""
+
+    lesson: Lesson
+    rows: Sequence[Row]
+
+    @property
+    def required(self) -> list[Row]:
+        """The parts whose points count here: extra parts and those graded by hand do not."""
+        return [row for row in self.rows if not row.part.stretch and not row.part.by_hand]
+
+    @property
+    def begun(self) -> bool:
+        return self.lesson.passed > 0 or any(row.share for row in self.rows)
+
+    def levels(self) -> Iterator[tuple[str, list[Row]]]:
+        """Yields the name and the parts of each level."""
+        for level, rows in groupby(self.rows, key=lambda row: row.part.level):
+            yield _LEVELS[level], list(rows)
 
 
 @dataclass(frozen=True, repr=False)
 class Progress:
-    """The parts of all units in course order, as text and as a table."""
+    """The progress on all units in course order, as text and as a table with links.
 
-    rows: Sequence[Row]
+    `latest` is the part, or the practice task, that was improved last. If `only` is the number of
+    a unit, only this unit is shown, with all its parts.
+    """
+
+    units: Sequence[Unit]
+    latest: str = ""
+    only: str = ""
 
     @property
-    def next(self) -> Part | None:
-        """The next open part: required parts first, then extra ones; None if all are passed.
+    def next(self) -> Part | Lesson | None:
+        """The next open part or lesson; None if all parts are passed.
 
-        The search begins after the last passed part, since a learner may have begun with a later
-        unit, and then continues at the first part. It skips parts that are graded by hand, whose
-        result is not known on this machine.
+        The search begins at the part that was improved last, and first covers the rest of its
+        unit. Required parts come before extra ones that are not begun. It skips parts that are
+        graded by hand, whose result is not known on this machine, and a lesson if the learner has
+        already begun its exercises.
         """
-        last = max((at for at, row in enumerate(self.rows) if row.passed), default=-1)
-        onwards = [*self.rows[last + 1 :], *self.rows[: last + 1]]
-        unfinished = [row.part for row in onwards if not row.passed and not row.part.by_hand]
-        return min(unfinished, key=lambda part: part.stretch, default=None)
+        shown = self._shown()
+        numbers = [unit.lesson.unit for unit in shown]
+        here = numbers.index(self._here) if self._here in numbers else 0
+        steps = [self._steps(unit) for unit in [*shown[here:], *shown[:here]]]
+        if steps:  # in the unit itself, continue after the latest part
+            names = [step.name if isinstance(step, Part) else "" for step in steps[0]]
+            at = names.index(self.latest) if self.latest in names else 0
+            steps[0] = [*steps[0][at:], *steps[0][:at]]
+        done = {row.part.name for unit in shown for row in unit.rows if row.passed}
+        left = [
+            step
+            for unit in steps
+            for step in unit
+            if isinstance(step, Lesson) or step.name not in done
+        ]
+        return min(left, key=self._comes_late, default=None)
 
     def __repr__(self) -> str:
-        width = [
-            max(map(len, column)) for column in zip(*(r.cells for r in self.rows), strict=True)
-        ]
+        shown = self._shown()
+        width = max((len(unit.lesson.title) for unit in shown), default=0)
         lines = []
-        for title, rows in self._units():
-            lines.append(title)
-            lines += ["  " + "  ".join(map(str.ljust, row.cells, width)).rstrip() for row in rows]
+        for unit in shown:
+            lines.append(f"{unit.lesson.title:{width}}  {_text_bar(unit.required)}")
+            if self.only:
+                lines += _details(unit)
+            elif unit.lesson.tasks:
+                lines[-1] += f"  lesson: {unit.lesson.count}"
         return "\n".join([*lines, "", *self._outlook()])
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        cell = "padding:.2em 1em .2em 0;text-align:left"
-        table = ""
-        for title, rows in self._units():
-            table += (
-                f'<tr style="background:none"><th colspan="5" style="{cell}">{title}</th></tr>'
-            )
-            for row in rows:
-                line = "".join(f'<td style="{cell}">{html.escape(td)}</td>' for td in row.cells)
-                table += f'<tr style="background:none">{line}</tr>'
-        outlook = "<br>".join(html.escape(line) for line in self._outlook())
-        return (
-            '<table style="color:inherit;border-collapse:collapse;margin:0">'
-            f"<tbody>{table}</tbody></table><p>{outlook}</p>"
+        following = self.next
+        here = following.unit if following else ""
+        units = "".join(
+            _unit_page(unit, unfolded=bool(self.only) or unit.lesson.unit == here)
+            for unit in self._shown()
         )
+        text = html.escape(self._outlook()[0])
+        if following:
+            name = html.escape(_name(following))
+            cell = following.answer_id if isinstance(following, Part) else ""
+            text = text.replace(name, _link(following, name, cell), 1)
+        return f'<div style="color:inherit">{units}<p>{text}</p></div>'
 
-    def _units(self) -> Iterator[tuple[str, list[Row]]]:
-        for number, rows in groupby(self.rows, key=lambda row: row.part.unit):
-            unit = list(rows)
-            checked = [row for row in unit if not row.part.by_hand]
-            passed = sum(row.passed for row in checked)
-            yield f"{_title(number)}: {passed} of {len(checked)} parts passed", unit
+    @property
+    def _here(self) -> str:
+        """The number of the unit that the learner works on."""
+        for unit in self.units:
+            if unit.lesson.has(self.latest):
+                return unit.lesson.unit
+        return self.latest.partition("/")[0]
+
+    def _shown(self) -> list[Unit]:
+        return [unit for unit in self.units if self.only in ("", unit.lesson.unit)]
+
+    def _comes_late(self, step: Part | Lesson) -> bool:
+        return isinstance(step, Part) and step.stretch and step.name != self.latest
+
+    def _steps(self, unit: Unit) -> list[Part | Lesson]:
+        """Returns the lesson of a unit, unless it is skipped, and its parts."""
+        lesson, parts = unit.lesson, [row.part for row in unit.rows if not row.part.by_hand]
+        offered = lesson.passed < len(lesson.tasks) and (lesson.has(self.latest) or not unit.begun)
+        return [lesson, *parts] if offered else [*parts]
 
     def _outlook(self) -> list[str]:
-        part = self.next
-        if part is None:
-            return ["Everything is passed."]
-        where = ""
-        with suppress(DtlabError):  # the working folder may be outside the course
-            course = Course.find()
-            where = f"   {course.shown(course.worked_on(part))}"
-        return [f"Next: {part.name}, {part.title}, {part.minutes} minutes{where}"]
+        following = self.next
+        if following is None:
+            where = f" in unit {self.only}" if self.only else ""
+            return [f"Everything{where} is passed."]
+        minutes = following.minutes
+        time = f", {minutes} minutes" if minutes else ""
+        title = f", {following.title}" if isinstance(following, Part) else ""
+        path = _shown_path(following)
+        lines = [f"Next: {_name(following)}{title}{time}" + f"   {path}" * bool(path)]
+        if not self.only:
+            lines.append(f"All parts of a unit: dtlab progress {following.unit}")
+        return lines
 
 
-def progress() -> Progress:
-    """Returns the progress on all parts, from the results that `check` stored on this machine."""
-    best = best_shares()
-    return Progress([Row(part, best.get(part.name)) for part in known_parts()])
+def progress(unit: str | None = None) -> Progress:
+    """Returns the progress on all units, or on the unit with this number, such as "01".
+
+    It is read from the results that `check` and `practice` stored on this machine. Raises
+    `DtlabError` for an unknown unit.
+    """
+    best, results = best_shares(), stored_results()
+    units = [
+        Unit(_lesson(number, best), [Row(part, best.get(part.name)) for part in parts])
+        for number, parts in groupby(known_parts(), key=lambda part: part.unit)
+    ]
+    only = str(unit).zfill(2) if unit else ""
+    if only and all(only != known.lesson.unit for known in units):
+        only = Course.find().unit(str(unit))[:2]
+    return Progress(units, results[-1][0] if results else "", only)
 
 
-def _title(number: str) -> str:
-    """Returns the title of a unit: "01 Ranks and collectives"."""
+def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
+    """Returns the title and the practice tasks as the lesson has them, if it can be read."""
+    with suppress(DtlabError, OSError, ValueError, KeyError, TypeError):
+        course = Course.find()
+        text = (course.root / course.lesson(number)).read_text(encoding="utf-8")
+        first, *others = json.loads(text)["cells"]
+        opening = "".join(first["source"])
+        title = next(iter(re.findall(r"^# (.+)", opening, re.MULTILINE)), number)
+        minutes = re.search(r"about (\d+) minutes", opening)
+        tasks = [
+            Task(name, cell["id"], best.get(f"practice/{name}") == 1)
+            for cell in others
+            if cell["cell_type"] == "code"
+            for name in _PRACTICE.findall("".join(cell["source"]))
+        ]
+        return Lesson(number, title.strip(), minutes[1] if minutes else "", tasks)
+    return Lesson(number, number)
+
+
+def _name(step: Part | Lesson) -> str:
+    return step.name if isinstance(step, Part) else f"lesson {step.title}"
+
+
+def _number(points: float) -> str:
+    return f"{round(points, 1):g}"
+
+
+def _sum(rows: Sequence[Row]) -> tuple[float, float]:
+    """Returns the points earned, and all points."""
+    return sum(row.points for row in rows), sum(row.part.points for row in rows)
+
+
+def _points(rows: Sequence[Row]) -> str:
+    """Returns the points in words: "8 of 18 points, 0 of 14 extra"."""
+    required, extra = (
+        [row for row in rows if row.part.stretch is stretch and not row.part.by_hand]
+        for stretch in (False, True)
+    )
+    sums = [(*_sum(some), word) for some, word in ((required, "points"), (extra, "extra")) if some]
+    return ", ".join(f"{_number(done)} of {_number(total)} {word}" for done, total, word in sums)
+
+
+def _notebook(step: Part | Lesson) -> tuple[Course, Path] | None:
+    """Returns the notebook of a part or a lesson; None outside the course."""
     with suppress(DtlabError):
-        name = Course.find().unit(number).partition("_")[2]
-        return f"{number} {name.replace('_', ' ').capitalize()}"
-    return number
+        course = Course.find()
+        if isinstance(step, Part):
+            return course, course.worked_on(step)
+        return course, course.in_use(course.lesson(step.unit))
+    return None
+
+
+def _shown_path(step: Part | Lesson) -> str:
+    place = _notebook(step)
+    return place[0].shown(place[1]) if place else ""
+
+
+# As text -----------------------------------------------------------------------------------------
+
+
+def _text_bar(rows: Sequence[Row]) -> str:
+    """Returns a bar of ten characters, and the points."""
+    done, total = _sum(rows)
+    filled = max(int(10 * done / total), done > 0) if total else 0
+    points = f"{_number(done):>4} of {_number(total):>3} points"
+    return f"{'█' * filled}{'░' * (10 - filled)}{points}"
+
+
+def _details(unit: Unit) -> Iterator[str]:
+    """Yields lines on the lesson and on each level of a unit."""
+    lesson = unit.lesson
+    if lesson.tasks:
+        yield from ("", f"Lesson: {lesson.count}", f"  {_shown_path(lesson)}")
+        yield from (f"  {task.state:6}  {task.name}" for task in lesson.tasks)
+    width = [max(map(len, column)) for column in zip(*(r.cells for r in unit.rows), strict=True)]
+    for level, rows in unit.levels():
+        yield from ("", f"{level}: {_points(rows)}")
+        yield f"  {_shown_path(rows[0].part)}"
+        for row in rows:
+            yield "  " + "  ".join(map(str.ljust, row.cells, width)).rstrip()
+
+
+# In a notebook -----------------------------------------------------------------------------------
+
+
+def _unit_page(unit: Unit, unfolded: bool) -> str:
+    """Returns a unit's title with its bar, which unfolds into the lesson and the parts."""
+    lesson = unit.lesson
+    numbers = _points(unit.required)
+    numbers += f", lesson: {lesson.count}" if lesson.tasks else ""
+    summary = (
+        f'<summary><span style="display:inline-block;width:25em">{html.escape(lesson.title)}'
+        f"</span>{_bar(unit.required)} {numbers}</summary>"
+    )
+    lines = [_heading(_link(lesson, "Lesson"), lesson.count)] if lesson.tasks else []
+    lines += [
+        _line(task.state, "practice", _link(lesson, task.name, task.cell), "", "")
+        for task in lesson.tasks
+    ]
+    for level, rows in unit.levels():
+        lines.append(_heading(_link(rows[0].part, level), _points(rows)))
+        for row in rows:
+            state, name, title, *rest = map(html.escape, row.cells)
+            lines.append(_line(state, name, _link(row.part, title, row.part.answer_id), *rest))
+    table = (
+        '<table style="color:inherit;border-collapse:collapse;margin:.3em 0 .8em 1.2em">'
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+    return f"<details{' open' * unfolded}>{summary}{table}</details>"
+
+
+def _bar(rows: Sequence[Row]) -> str:
+    done, total = _sum(rows)
+    width = round(100 * done / total) if total else 0
+    return (
+        '<span style="display:inline-block;width:9em;height:.7em;border:1px solid currentColor;'
+        'border-radius:3px;margin-right:.6em" aria-hidden="true">'
+        f'<span style="display:block;height:100%;width:{width}%;background:{_GREEN}"></span>'
+        "</span>"
+    )
+
+
+_CELL = "padding:.15em 1em .15em 0;text-align:left"
+
+
+def _heading(link: str, count: str) -> str:
+    return (
+        f'<tr style="background:none"><th colspan="3" style="{_CELL}">{link}</th>'
+        f'<th colspan="2" style="{_CELL}">{count}</th></tr>'
+    )
+
+
+def _line(*cells: str) -> str:
+    shown = "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
+    return f'<tr style="background:none">{shown}</tr>'
+
+
+def _link(step: Part | Lesson, text: str, cell: str = "") -> str:
+    """Returns a link that JupyterLab opens: to the notebook of a part, and to a cell in it."""
+    place = _notebook(step)
+    if place is None:
+        return text
+    course, notebook = place
+    path = quote(Path(os.path.relpath(course.root / notebook, notebook_folder())).as_posix())
+    anchor = f"#cell-id={quote(cell)}" if cell else ""
+    return f'<a href="{path}{anchor}">{text}</a>'

@@ -12,12 +12,13 @@ import nbformat
 from nbformat import NotebookNode
 
 from dtlab.errors import DtlabError
-from dtlab.grading.course import Course
+from dtlab.grading.course import Course, level_file
 from dtlab.grading.parts import Part
 from dtlab.grading.plugins import released_source
 
 __all__ = ["reset", "start"]
 
+_LEVEL_LINK = re.compile(r"\]\(([^()\s]*/)?level-(\d)\.ipynb")
 MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
 
 
@@ -28,32 +29,42 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
     answers to its parts; the old copy is kept as a backup.
     """
     for notebook in course.handed_out(unit):
-        source, copy = course.root / notebook, course.own(notebook)
+        source, copy, found = course.root / notebook, course.own(notebook), course.in_use(notebook)
         target, shown = course.root / copy, course.shown(copy)
-        if not target.exists():
+        if found == notebook:
             _write(_stamped(source), target)
             yield f"{shown}   new"
-        elif _stamp(source) == _read(target).metadata.get("dtlab", {}).get("release"):
+            continue
+        old = course.root / found
+        if found == copy and _read(old).metadata.get("dtlab", {}).get("release") == _stamp(source):
             yield f"{shown}   kept"
         elif renew:
-            yield f"{shown}   {_renew(source, target)}"
+            yield f"{shown}   {_renew(source, old, target)}"
         else:
-            yield f"{shown}   kept; the course has a newer one (see --renew)"
+            yield f"{course.shown(found)}   kept; the course has a newer one (see --renew)"
 
 
-def _renew(source: Path, target: Path) -> str:
-    """Replaces a copy by the newer release, with the copy's answers; returns a message."""
-    new, old = _stamped(source), _answers(_read(target))
+def _renew(source: Path, old: Path, target: Path) -> str:
+    """Writes the newer release with the answers of the old copy; returns a message.
+
+    The old copy becomes the backup. It may have another name, from an earlier dtlab.
+    """
+    new, answered = _stamped(source), _answers(_read(old))
     answers = _answers(new)
-    for name in answers.keys() & old.keys():
-        answers[name].source = old[name].source
-    backup = _back_up(target).name
+    for name in answers.keys() & answered.keys():
+        answers[name].source = answered[name].source
+    backup = _back_up(old).name
     _write(new, target)
-    if not answers.keys() & old.keys():  # a lesson has blanks, but no parts
-        return f"renewed; the old one, with whatever you wrote in it, is {backup}"
-    if gone := ", ".join(name for name in old if name not in answers):
-        return f"renewed, with your answers; those to {gone}, asked no longer, are in {backup}"
-    return f"renewed, with your answers; the old one is {backup}"
+    was = ""
+    if old != target:
+        old.unlink()
+        was = f". It was {old.name}: if that is open in JupyterLab, close it without saving"
+    if not answers.keys() & answered.keys():  # a lesson has blanks, but no parts
+        return f"renewed; the old one, with whatever you wrote in it, is {backup}{was}"
+    renewed = "renewed, with your answers"
+    if gone := ", ".join(name for name in answered if name not in answers):
+        return f"{renewed}; those to {gone}, asked no longer, are in {backup}{was}"
+    return f"{renewed}; the old one is {backup}{was}"
 
 
 def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path | None]:
@@ -113,13 +124,23 @@ def _answers(notebook: NotebookNode) -> dict[str, NotebookNode]:
     return {name: cell for name, cell in named if cell.metadata.nbgrader.get("solution")}
 
 
+def _text(released: Path) -> str:
+    """Returns the text of a notebook, with links to levels under their names in my/."""
+
+    def renamed(link: re.Match[str]) -> str:
+        folder = link[1] or ""
+        return f"]({folder}{level_file((released.parent / folder).name[:2], link[2])}"
+
+    return _LEVEL_LINK.sub(renamed, released.read_text(encoding="utf-8"))
+
+
 def _stamp(released: Path) -> str:
-    return hashlib.sha256(released.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(_text(released).encode()).hexdigest()[:16]
 
 
 def _stamped(released: Path) -> NotebookNode:
     """Returns a copy with a digest of its release in the metadata."""
-    notebook = _read(released)
+    notebook = nbformat.reads(_text(released), as_version=4)
     notebook.metadata["dtlab"] = {"release": _stamp(released)}
     for cell in notebook.cells[:1]:  # its reader already has a copy
         cell.source = MAKE_A_COPY.sub("", cell.source)

@@ -45,14 +45,14 @@ class Class:
         self.folder = folder
         for _ in release_assignment("01", levels="2", name=NAME, course=folder):
             pass
-        released = folder / "release" / NAME / "level-2.ipynb"
+        released = folder / "release" / NAME / "01_level_2.ipynb"
         self.released = nbformat.read(released, as_version=4)
         self.directory = course_directory(folder)
 
     def hand_in(self, student: str, notebook: NotebookNode) -> None:
         place = self.folder / "submitted" / student / NAME
         place.mkdir(parents=True)
-        nbformat.write(notebook, place / "level-2.ipynb")
+        nbformat.write(notebook, place / "01_level_2.ipynb")
 
     def healthy(self, draw: random.Random) -> NotebookNode:
         """All four parts, each with one of the answers that people give and that come back."""

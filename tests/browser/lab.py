@@ -26,6 +26,9 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
+# The tab of a panel at the right that is for instructors.
+CREATE_ASSIGNMENT = '.jp-SideBar .lm-TabBar-tab:has-text("Create Assignment")'
+
 # What all tests here are marked with.
 IN_A_BROWSER = [
     retried,

@@ -17,7 +17,7 @@ from dtlab.grading import find_part
 from dtlab.grading.assignments.release import release_assignment
 from dtlab.grading.classroom.command import grade
 from dtlab.grading.settings import course_directory
-from tests.browser.lab import IN_A_BROWSER, chromium, running_in
+from tests.browser.lab import CREATE_ASSIGNMENT, IN_A_BROWSER, chromium, running_in
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 NAME, PART, DEFENCE = "week-1", "averages", "week-2"
@@ -32,8 +32,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for student in ("ada", "bob"):
         place = folder / "submitted" / student / NAME
         place.mkdir(parents=True)
-        shutil.copy(folder / "release" / NAME / "level-1.ipynb", place)
-    path = folder / "submitted" / "ada" / NAME / "level-1.ipynb"
+        shutil.copy(folder / "release" / NAME / "01_level_1.ipynb", place)
+    path = folder / "submitted" / "ada" / NAME / "01_level_1.ipynb"
     notebook = nbformat.read(path, as_version=4)
     own = next(cell for cell in notebook.cells if cell.id == "learner")
     own.source = 'learner = "ada"'
@@ -43,7 +43,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pass
     place = folder / "submitted" / "ada" / DEFENCE
     place.mkdir(parents=True)
-    shutil.copy(folder / "source" / DEFENCE / "level-3.ipynb", place)
+    shutil.copy(folder / "source" / DEFENCE / "05_level_3.ipynb", place)
     assert grade(DEFENCE, course=folder)
     return folder
 
@@ -67,8 +67,8 @@ def the_defence(course: Path) -> tuple[float | None, str]:
     """Its points, and the comment below it."""
     directory = course_directory(course)
     with Gradebook(directory.db_url, directory.course_id) as book:
-        grade = book.find_grade("defence", "level-3", DEFENCE, "ada")
-        comment = book.find_comment("defence", "level-3", DEFENCE, "ada")
+        grade = book.find_grade("defence", "05_level_3", DEFENCE, "ada")
+        comment = book.find_comment("defence", "05_level_3", DEFENCE, "ada")
         return grade.manual_score, comment.manual_comment or ""
 
 
@@ -77,7 +77,7 @@ def test_formgrader_shows_the_assignment_and_takes_points(page: Page, course: Pa
     expect(row).to_contain_text("2", timeout=60_000)  # submissions
     page.get_by_role("link", name="Manual Grading").click()
     page.get_by_role("link", name=NAME).click()
-    page.get_by_role("link", name="level-1").click()
+    page.get_by_role("link", name="01_level_1").click()
     page.get_by_role("link", name="Submission #1").click()
     if "DTLAB_SHOTS" in os.environ:
         page.wait_for_timeout(3000)
@@ -98,10 +98,18 @@ def test_manual_points_survive_the_next_run(page: Page, course: Path) -> None:
     assert sorted(scores(course)) == [0.0, 3.0]
 
 
+def test_an_instructor_can_create_assignments(page: Page) -> None:
+    """`make lab`, for learners, does not show this panel: see test_next_day.py."""
+    address = page.url.partition("/formgrader")[0]
+    page.goto(f"{address}/lab/workspaces/panels?reset")
+    expect(page.locator(CREATE_ASSIGNMENT)).to_be_visible(timeout=60_000)
+    page.goto(f"{address}/formgrader")
+
+
 def test_a_click_on_the_rubric_gives_points_and_says_what_for(page: Page, course: Path) -> None:
     rubric = [what for _, what in find_part("05/defence").check.rubric]
     address = page.url.partition("/formgrader")[0]
-    page.goto(f"{address}/formgrader/gradebook/{DEFENCE}/level-3")
+    page.goto(f"{address}/formgrader/gradebook/{DEFENCE}/05_level_3")
     page.get_by_role("link", name="Submission #1").click()
     boxes = page.locator(".nbgrader_cell input[type=checkbox]")
     expect(boxes).to_have_count(len(rubric), timeout=30_000)

@@ -94,8 +94,8 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pass
     place = folder / "submitted" / EVE / NAME
     place.mkdir(parents=True)
-    shutil.copy(folder / "release" / NAME / "level-1.ipynb", place)
-    path = place / "level-1.ipynb"
+    shutil.copy(folder / "release" / NAME / "01_level_1.ipynb", place)
+    path = place / "01_level_1.ipynb"
     notebook = nbformat.read(path, as_version=4)
     show = "from IPython.display import HTML, SVG, Javascript, Markdown, display\n"
     shown = [f"display(HTML({text!r}))" for text in MARKUP.values()]
@@ -112,14 +112,14 @@ def test_formgrader_and_feedback_show_a_hostile_notebook(
 ) -> None:
     directory = course_directory(course)
     api = NbGraderAPI(directory, config=directory.config)
-    (submission,) = api.get_notebook_submissions(NAME, "level-1")
+    (submission,) = api.get_notebook_submissions(NAME, "01_level_1")
     with running_in(course, tmp_path) as address:
         page = browser.new_page()
         visit = Visit(page, f"{address}/formgrader/submissions/{submission['id']}/?index=0")
         assert "window.hacked" in page.inner_text("#notebook")
         assert not visit.harm
         for other in ("manage_students", "manage_assignments", f"manage_submissions/{NAME}",
-                      f"manage_students/{quote(EVE)}", f"gradebook/{NAME}/level-1",
+                      f"manage_students/{quote(EVE)}", f"gradebook/{NAME}/01_level_1",
                       f"manage_students/{quote(EVE)}/{NAME}"):  # fmt: skip
             page.goto(f"{address}/formgrader/{other}")
             page.wait_for_load_state("networkidle")

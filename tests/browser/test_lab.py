@@ -102,7 +102,7 @@ def test_the_terminal_knows_the_command(lab: str, tmp_path: Path) -> None:
         terminal.click()
         page.keyboard.type(f"dtlab progress > {told}; exit\n")
         expect(terminal).to_have_count(0, timeout=30_000)
-    assert "Next: 00/scenarios" in told.read_text()
+    assert "Next: lesson 00 One GPU is not enough" in told.read_text()
 
 
 def look_at_figures(notebook: Notebook, at_least: int) -> None:

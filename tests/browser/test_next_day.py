@@ -12,7 +12,14 @@ import nbformat
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.lab import IN_A_BROWSER, ROOT, Notebook, chromium, running_lab
+from tests.browser.lab import (
+    CREATE_ASSIGNMENT,
+    IN_A_BROWSER,
+    ROOT,
+    Notebook,
+    chromium,
+    running_lab,
+)
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 
@@ -52,6 +59,7 @@ def test_make_lab_opens_a_copy_that_git_does_not_look_at(lab: tuple[str, Path]) 
         expect(page.locator(".jp-NotebookPanel .jp-Cell").first).to_be_visible(timeout=60_000)
         assert FIRST in page.url
         page.wait_for_timeout(6000)
+        expect(page.locator(CREATE_ASSIGNMENT)).to_have_count(0)
         look_at(page, "make_lab")
     assert git(course, "status", "--porcelain") == ""
 
@@ -134,6 +142,27 @@ def test_the_answer_comes_with_the_prediction(lab: tuple[str, Path]) -> None:
         page.wait_for_timeout(1500)
         look_at(page, "predicted_dark")
         opened.shut_down()
+
+
+def test_progress_leads_to_the_notebook(lab: tuple[str, Path]) -> None:
+    address, course = lab
+    cells = [nbformat.v4.new_code_cell("import dtlab\ndtlab.progress()")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    nbformat.write(notebook, course / "my" / "progress.ipynb")
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1280, "height": 1000})
+        opened = Notebook(page, address, "my/progress.ipynb")
+        opened.begin_all()
+        opened.end_all()
+        look_at(page, "progress")
+        opened.menu("Settings", "Theme", "JupyterLab Dark")
+        page.wait_for_timeout(1500)
+        look_at(page, "progress_dark")
+        opened.panel.get_by_role("link", name="The scaling report").click()
+        title = opened.panel.locator(".jp-Cell", has_text="not enough · Level II: build")
+        expect(title.first).to_be_attached(timeout=60_000)
+        look_at(page, "progress_part")
 
 
 def look_at(page: Page, name: str) -> None:

@@ -1,6 +1,6 @@
 """Assignments of chosen levels and parts, with chosen points and a due date.
 
-    solutions/01_name/level-N.ipynb  ── cutting.py ──>  source/week-3/level-N.ipynb
+    solutions/01_name/level-N.ipynb  ── cutting.py ──>  source/week-3/01_level_N.ipynb
                                      ── nbgrader ────>  release/week-3/, a line in gradebook.db
 
     release.py    the command `dtlab release UNIT`

@@ -1,7 +1,7 @@
 """Writes an assignment into a course folder and its gradebook, or changes nothing if that fails.
 
-source/week-3/level-2.ipynb   with solutions      release/week-3/level-2.ipynb   for learners
-gradebook.db                  the cells, their points, the due date
+source/week-3/01_level_2.ipynb   with solutions   release/week-3/01_level_2.ipynb   for learners
+gradebook.db                     the cells, their points, the due date
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +40,7 @@ from dtlab.grading.assignments.wanted import Wanted
 from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise
 from dtlab.grading.parts import known_parts
-from dtlab.grading.settings import begin_course, course_directory
+from dtlab.grading.settings import CONFIG, begin_course, course_directory
 
 __all__ = ["publish"]
 
@@ -60,7 +60,10 @@ def publish(
 
     Raises `DtlabError` if an assignment of that name exists, unless `force` is set. Even then it
     raises if submissions contain parts that the new assignment lacks, since grades would be lost.
+    An assignment whose notebooks have names of an earlier dtlab keeps them.
     """
+    if (folder / CONFIG).is_file():
+        asked = replace(asked, old_names=_has_old_names(course_directory(folder), name))
     notebooks: dict[str, NotebookNode] = {}
     beside: list[Path] = []
     for unit in asked.units:
@@ -96,6 +99,11 @@ def publish(
         )
     if settled.changed:
         yield f"Points have changed. Grade these submissions again: {students}."
+
+
+def _has_old_names(directory: CourseDirectory, name: str) -> bool:
+    source = Path(directory.format_path(directory.source_directory, ".", name))
+    return any(source.glob("*level-?.ipynb"))
 
 
 def _notebooks(origin: Path, unit: str, asked: Wanted) -> dict[str, NotebookNode]:
@@ -273,7 +281,7 @@ def _lacking(
 def _write(notebooks: Mapping[str, NotebookNode], beside: list[Path], source: Path) -> None:
     """Writes the notebooks and replaces older ones; other files in the folder stay."""
     source.mkdir(parents=True, exist_ok=True)
-    for old in source.glob("*level-?.ipynb"):
+    for old in source.glob("*level[-_]?.ipynb"):
         old.unlink()
     for file in beside:
         shutil.copy(file, source)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from dtlab.errors import DtlabError
+from dtlab.grading.course import level_file
 from dtlab.grading.parts import Part, known_parts
 
 __all__ = ["Wanted", "listed", "wanted"]
@@ -15,10 +16,14 @@ __all__ = ["Wanted", "listed", "wanted"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """The contents of an assignment: units, their chosen parts in order, and the points."""
+    """The contents of an assignment: units, their chosen parts in order, and the points.
+
+    With `old_names` its notebooks are named as an earlier dtlab named them.
+    """
 
     units: tuple[str, ...]
     weights: Mapping[str, float]
+    old_names: bool = False
 
     @property
     def parts(self) -> list[Part]:
@@ -30,8 +35,10 @@ class Wanted:
         return sorted({part.level for part in self.parts if part.unit == unit})
 
     def file(self, unit: str, level: int) -> str:
-        """Names the notebook: "level-2.ipynb", or "01-level-2.ipynb" with several units."""
-        return f"{unit}-" * (len(self.units) > 1) + f"level-{level}.ipynb"
+        """Names the notebook: "01_level_2.ipynb"."""
+        if self.old_names:
+            return f"{unit}-" * (len(self.units) > 1) + f"level-{level}.ipynb"
+        return level_file(unit, level)
 
     @property
     def points(self) -> float:

@@ -5,8 +5,8 @@
 Moodle's archive has a folder for each student, named after the student and the participant number.
 Canvas encodes everything in the file name, including its user number:
 
-    Ada Lovelace_7142_assignsubmission_file/level-2.ipynb
-    lovelaceada_LATE_4711_90210_level-2-1.ipynb
+    Ada Lovelace_7142_assignsubmission_file/01_level_2.ipynb
+    lovelaceada_LATE_4711_90210_01_level_2-1.ipynb
 
 The gradebook identifies the student, by first and last name or by `lms_user_id`. A student who is
 not in the gradebook is collected under the platform's name, with a warning.
@@ -27,7 +27,7 @@ _MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<number>\d+)_assignsubmission_(?:file|
 _CANVAS = re.compile(
     r"(?P<name>[^_]+)_(?:LATE_)?(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)\.ipynb"
 )
-_RENAMED = re.compile(r"(level-\d)-\d+")  # Canvas numbers repeated submissions
+_RENAMED = re.compile(r"(level[-_]\d)-\d+")  # Canvas numbers repeated submissions
 
 
 class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]

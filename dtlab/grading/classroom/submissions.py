@@ -31,6 +31,7 @@ __all__ = ["Assignment", "Files", "Handed", "Submission", "handed_in"]
 
 MOST_BYTES = 200_000_001  # of one notebook: the repair reports a longer notebook as too large
 _MOST_MEMBERS = 1000  # of a zip archive
+_UNIT = re.compile(r"^\d\d-(?=level-)")  # in a normalized name
 STAMP = re.compile(rb'"dtlab"\s*+:\s*+\{\s*+"version"\s*+:\s*+"([\w.+!-]{1,40})"')
 
 
@@ -256,15 +257,21 @@ def _meant(name: str, files: Sequence[_File], others: Sequence[str]) -> _File | 
     exact = [file for file in files if file.name == name]
     if exact:
         return exact[0]
+    strangers = [(file, _plain(file.name)) for file in files if file.name not in others]
     plain = _plain(name)
-    strangers = [file for file in files if file.name not in others]
-    for near in (
-        [file for file in strangers if _plain(file.name) == plain],
-        [file for file in strangers if _plain(file.name).startswith(plain)],
-    ):
-        if len(near) == 1:
-            return near[0]
-    return None
+    level = _UNIT.sub("", plain)
+    candidates = [
+        [file for file, other in strangers if other == plain],
+        [file for file, other in strangers if other.startswith(plain)],
+    ]
+    # Notebooks were called level-2.ipynb before their names had the unit.
+    if level != plain and sum(_plain(other).endswith(level) for other in others) == 1:
+        candidates.append([file for file, other in strangers if other.startswith(level)])
+    elif level == plain:
+        candidates.append(
+            [file for file, other in strangers if _UNIT.sub("", other).startswith(level)]
+        )
+    return next((files[0] for files in candidates if len(files) == 1), None)
 
 
 def _plain(name: str) -> str:
