@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from dtlab.show import (
     cost_curves,
     crossover,
     ring,
+    ring_timeline,
     timeline,
     tree,
 )
@@ -40,6 +42,7 @@ from dtlab.show.figures.rounds import EMPTY
 from dtlab.show.figures.table import contributors
 from dtlab.show.words import byte_words, list_words, rank_words, time_words
 from dtlab.trace import Event, Trace
+from tests.drawn import check_layout
 
 
 def message(src: int, dst: int, start: float, end: float, size: int = 1000) -> list[Event]:
@@ -92,7 +95,7 @@ def texts(figure: Figure) -> set[str]:
     return {*on_axes, *(text.get_text() for text in figure.texts)}
 
 
-def patches(figure: Figure, kind: type, gid: str) -> list[object]:
+def patches(figure: Figure, kind: type, gid: str) -> list[Any]:
     """All patches of a kind whose name matches a pattern."""
     on_axes = [patch for axes in figure.axes for patch in axes.patches]
     return [p for p in on_axes if isinstance(p, kind) and re.fullmatch(gid, p.get_gid() or "")]
@@ -448,6 +451,45 @@ def test_a_tree_ends_as_it_should(num_ranks: int, operation: rounds.TreeOperatio
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_the_timeline_of_a_real_ring_shows_its_chunks_in_two_halves(num_ranks: int) -> None:
+    def summed() -> None:
+        import torch
+
+        collectives.ring_all_reduce(torch.ones(600))
+
+    figure = ring_timeline(launch(summed, world_size=num_ranks).trace)
+    bars = patches(figure, Rectangle, r"rank \d chunk .*")
+    shown: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(num_ranks)}
+    for bar in bars:
+        _, rank, _, name = bar.get_gid().split(" ", 3)
+        shown[int(rank)].append((name, to_hex(bar.get_facecolor())))
+    colours: dict[str, set[str]] = {}
+    for rank, found in shown.items():
+        moves = [m for each in rounds.ring_rounds(num_ranks) for m in each.moves if m.dst == rank]
+        complete = [""] * (num_ranks - 1) + [" complete"] * (num_ranks - 1)
+        wanted = [f"{m.chunk}{more}" for m, more in zip(moves, complete, strict=True)]
+        assert [name for name, _ in found] == wanted
+        for name, colour in found:
+            colours.setdefault(name, set()).add(colour)
+    assert {len(each) for each in colours.values()} == {1}  # a chunk has one colour on all ranks
+    assert len(set.union(*colours.values())) == 2 * num_ranks
+    hops = patches(figure, FancyArrowPatch, r"hop \d \d")
+    assert len(hops) == 2 * (num_ranks - 1)  # arrows follow one chunk only
+    for bar in bars:
+        rank = int(bar.get_gid().split()[1])
+        border = lines(figure)["halves"].get_xdata()[2 * rank]
+        middle = bar.get_x() + bar.get_width() / 2
+        assert (middle > border) == bar.get_gid().endswith("complete") or not bar.get_width()
+    check_layout(figure)
+
+
+def test_the_timeline_of_a_ring_refuses_another_trace() -> None:
+    for events in (message(0, 1, 0, 1), message(0, 1, 0, 1) + message(1, 0, 0, 1), []):
+        with pytest.raises(ValueError, match="draws one ring all-reduce of 2 to 8 ranks"):
+            ring_timeline(Trace(events))
+
+
 @pytest.mark.parametrize("num_ranks", [4, 5])
 def test_the_messages_of_a_tree_are_those_of_the_real_one(num_ranks: int) -> None:
     def summed() -> None:

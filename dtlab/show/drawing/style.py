@@ -24,7 +24,9 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "COLOURS",
+    "GRID",
     "INK",
+    "LANE",
     "MUTED",
     "PALETTE",
     "SHEET",
@@ -33,6 +35,7 @@ __all__ = [
     "blend",
     "centred",
     "edge",
+    "is_dark",
     "role_of",
 ]
 
@@ -52,6 +55,8 @@ PALETTE: Final = (  # for things without a role, such as ranks; the first six su
     "#117733", "#CC6677", "#332288", "#8C8C2E", "#661100", "#000000", "#F4A6C8", "#F0E442",
 )  # fmt: skip
 SHEET: Final = "#FAFAF7"
+GRID: Final = "#E2E2DC"
+LANE: Final = "#F1F1EC"
 INK: Final = "#22262A"
 MUTED: Final = "#5B6167"
 _SHARPNESS: Final = 2  # drawn at twice the displayed size, to be sharp on high-density screens
@@ -84,6 +89,12 @@ def blend(colour: str, other: str, share: float) -> str:
 def edge(colour: str) -> str:
     """Return the outline colour for a fill: the same hue, dark enough to be visible."""
     return blend(colour, "#000000", 0.45)
+
+
+def is_dark(colour: str) -> bool:
+    """Return whether letters on this fill should be white."""
+    red, green, blue = (255 * part for part in to_rgb(colour))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 128
 
 
 def centred(size: float, colour: str, weight: str = "normal") -> dict[str, Any]:

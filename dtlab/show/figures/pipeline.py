@@ -19,7 +19,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import MaxNLocator
 
 from dtlab.predict.simulate import Costs, bubble, peak_in_flight, simulate
 from dtlab.schedules import (
@@ -34,7 +33,8 @@ from dtlab.schedules import (
     zb_h2,
 )
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, edge
-from dtlab.show.words import time_unit, time_words
+from dtlab.show.drawing.time_axis import time_axes
+from dtlab.show.words import time_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -90,7 +90,9 @@ def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str
     height = _TOP + sum(tall) + _GAP * (len(panels) - 1) + _BOTTOM
     figure = Figure(_WIDTH, height)
     figure.heading(title, subtitle)
-    axes = _time_axes(figure, height, max(panel.end for panel in panels))
+    box = (_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
+    end = max(panel.end for panel in panels)
+    axes = time_axes(figure, box, end, "the first action", grid=False)
     top = height - _TOP
     for panel, inches in zip(panels, tall, strict=True):
         _draw_panel(axes, panel, top)
@@ -132,23 +134,6 @@ def predicted_pipeline(
     note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
             f"that; a message {communication:g} times that")  # fmt: skip
     return pipeline(traces, title=title or f"{' and '.join(names)}: {words}", note=note)
-
-
-def _time_axes(figure: Figure, height: float, end: float) -> Axes:
-    """Create axes with x in seconds and y in inches, and a time scale in a suitable unit."""
-    axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
-    unit, factor = time_unit(end)
-    ticks = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
-    ticks = [tick for tick in ticks if 0 <= tick <= end * factor]
-    axes.set(xlim=(0, end), ylim=(_BOTTOM, height - _TOP))
-    axes.set_axis_on()
-    axes.set_yticks([])
-    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
-    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
-    axes.set_xlabel(f"{unit} since the first action", fontsize=8, color=MUTED)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=MUTED)
-    return axes
 
 
 def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
