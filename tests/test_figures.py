@@ -968,6 +968,12 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def test_both_axes_of_time_against_size_have_a_title() -> None:
+    for figure in (cost_curves(measured={"a message": ([1e3, 1e6], [1e-4, 1e-3])}), crossover()):
+        assert figure.axes[0].get_xlabel() == "size of the tensor"
+        assert figure.axes[0].get_ylabel() == "time"
+
+
 @pytest.mark.parametrize("vision", VISIONS)
 def test_the_palette_is_told_apart_by_colour_blind_readers(vision: str) -> None:
     seen = [lab(VISIONS[vision] @ linear(colour)) for colour in PALETTE]

@@ -9,14 +9,24 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
+from matplotlib.textpath import TextPath
 from nbclient import NotebookClient
 
 from dtlab.show import (
     Explorer,
     crossover,
+    explore_activations,
+    explore_block,
     explore_crossover,
+    explore_decision,
     explore_effective_batch,
+    explore_gradients,
+    explore_memory,
+    explore_mesh,
+    explore_number_line,
     explore_overlap,
+    explore_pipeline,
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
@@ -39,6 +49,16 @@ WIDGETS: dict[str, Callable[[], Explorer]] = {
     "effective batch": explore_effective_batch,
     "schedule": explore_schedule,
     "published sweep": explore_published_sweep,
+}
+OTHERS: dict[str, Callable[[], Explorer]] = {
+    "activations": explore_activations,
+    "block": explore_block,
+    "decision": explore_decision,
+    "gradients": lambda: explore_gradients([torch.ones(3)]),
+    "memory": explore_memory,
+    "mesh": explore_mesh,
+    "number line": explore_number_line,
+    "pipeline": explore_pipeline,
 }
 
 
@@ -228,6 +248,35 @@ def test_every_control_has_a_name_that_reaches_the_page() -> None:
     assert dial.field.description == "Rounds done"
     dial.field.value = "2"
     assert (dial.value, dial.slider.value) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WIDGETS, *OTHERS])
+def test_names_are_not_cut_and_no_box_gets_scrollbars(name: str) -> None:
+    """JupyterLab cuts a name with "..." where it is too wide, and scrolls a box that overflows."""
+    explorer = (WIDGETS | OTHERS)[name]()
+    for control in explorer.controls.values():
+        shown = control.field if isinstance(control, Dial) else control
+        if "description_width" not in shown.style.keys or not shown.style.description_width:
+            continue  # a checkbox is as wide as its name
+        room = 13 * float(shown.style.description_width.removesuffix("em"))  # in pixels
+        assert TextPath((0, 0), shown.description, size=13).get_extents().width < room
+        for option in getattr(shown, "options", ()):
+            words = option if isinstance(option, str) else option[0]
+            assert "_" not in words and "e9" not in words  # no raw values
+    *rows, _ = explorer.widget.children
+    for box in [*rows, *(each for row in rows for each in row.children)]:
+        if hasattr(box, "children"):
+            assert box.layout.overflow == "visible"
+    for dial in (each for each in explorer.controls.values() if isinstance(each, Dial)):
+        assert {each.layout.overflow for each in dial.widget.children} == {"visible"}
+
+
+def test_a_complaint_moves_no_control() -> None:
+    dial = explore_crossover().controls["num_ranks"]
+    dial.field.value = "many"
+    assert "position: absolute" in dial.complaint.value
+    assert dial.complaint.layout.height == "0"
 
 
 @pytest.mark.sample(1)
