@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 
 from dtlab import collectives, launch
@@ -1076,6 +1076,40 @@ def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
     assert data["text/plain"] == figure.alt_text
     assert f'<img alt="{html.escape(figure.alt_text)}"' in data["text/html"]
     assert data["image/png"] in data["text/html"]
+
+
+def hints(figure: Figure) -> dict[str, tuple[float, ...]]:
+    """The boxes over a figure in percent (left, top, width, height), by their words."""
+    found = re.findall(r'<i title="([^"]*)" style="([^"]*)"', figure.to_html())
+    return {html.unescape(words): tuple(map(float, re.findall(r":([-0-9.]+)%", style)))
+            for words, style in found}  # fmt: skip
+
+
+def test_the_mouse_finds_bytes_times_and_line_of_each_bar() -> None:
+    extra = {"blocked": [], "file": __file__, "line": 3}
+    send = Event(0, "comm", "send", (1,), 4_000_000, 0.5, 1.0, extra)
+    figure = timeline(Trace([*message(0, 1, 0, 1), send]))
+    words = "rank 0: send → 1\n4.00 MB, 500 ms to 1.00 s\n"
+    (found,) = [each for each in hints(figure) if each.startswith(words)]
+    assert "test_figures.py, line 3:   Structure is tested" in found
+    left, top, width, height = hints(figure)[found]
+    axes = figure.axes[0].get_position()
+    assert left + width == pytest.approx(100 * axes.x1, abs=0.1)
+    assert width == pytest.approx(50 * axes.width, abs=0.1)
+    assert 100 * (1 - axes.y1) <= top < top + height <= 100 * (1 - axes.y0)
+    assert "rank 1: waiting\n0 to 1.00 s" in hints(figure)
+    assert not hints(timeline(Trace([e for i in range(400) for e in message(0, 1, i, i + 1)])))
+
+
+def test_a_dark_page_dims_a_figure_and_its_text_stays_readable() -> None:
+    page = ring(2, 0).to_html()
+    assert 'body[data-jp-theme-light="false"]' in page and 'class="dtlab-figure"' in page
+    (share,) = map(float, re.findall(r"brightness\(([0-9.]+)\)", page))
+    sheet, ink, muted = (to_hex([share * part for part in to_rgb(each)])
+                         for each in (SHEET, INK, MUTED))  # fmt: skip
+    assert contrast(sheet, "#FFFFFF") > 1.5  # no longer white
+    assert contrast(sheet, ink) > 7
+    assert contrast(sheet, muted) > 4.5
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +31,16 @@ from dtlab.show import (
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    replay,
     ring,
     step_ring,
     step_tree,
+    timeline,
     tree,
 )
 from dtlab.show.figures.costs import ALL_REDUCES
 from dtlab.show.widgets.dials import Dial
+from dtlab.trace import Event, Trace
 
 REDRAW = 0.2  # seconds, the goal
 WIDGETS: dict[str, Callable[[], Explorer]] = {
@@ -291,6 +295,50 @@ def test_a_moved_slider_redraws_soon(name: str) -> None:
         move(control)
         used.append(time.process_time() - begun)
     assert min(used) < 3 * REDRAW
+
+
+def forward_and_message() -> Trace:
+    """Rank 0 computes for a second and sends; rank 1 waits for it."""
+    waits = {"blocked": [(0.0, 2.0)]}
+    return Trace(
+        [
+            Event(0, "compute", "forward", (), 0, 0.0, 1.0),
+            Event(0, "comm", "send", (1,), 4_000_000, 1.0, 2.0, {"blocked": []}),
+            Event(1, "comm", "recv", (0,), 4_000_000, 0.0, 2.0, waits),
+        ]
+    )
+
+
+def test_a_replay_covers_what_has_not_happened_yet() -> None:
+    shown = replay(forward_and_message(), title="A message")
+    _, frame, now = shown.widget.children
+    picture, cover = frame.children
+    assert 'style="' not in cover.value  # at first all of it is shown
+    assert now.value.count("finished") == 2
+    before = picture.value
+    dial, box = shown.controls["time"], shown.figure.axes[0].get_position()
+    for moment, words in (
+        (0.5, ["rank 0: forward", "rank 1: waiting; under way: recv ← 0 (4.00 MB)"]),
+        (1.5, ["rank 0: outside any span; under way: send → 1 (4.00 MB)", "rank 1: waiting"]),
+    ):
+        dial.value = moment
+        assert all(each in now.value for each in words)
+        (left,) = re.findall(r"left:([0-9.]+)%", cover.value)
+        assert float(left) == pytest.approx(100 * (box.x0 + box.width * moment / 2), abs=0.01)
+    assert picture.value == before  # drawn once
+    shown.play.value = 25
+    assert dial.value == pytest.approx(0.5)
+    dial.field.value = "1 s"
+    assert dial.value == 1
+
+
+def test_a_replay_without_widgets_is_the_timeline() -> None:
+    trace = forward_and_message()
+    data = replay(trace, title="A message")._repr_mimebundle_()
+    assert data["text/plain"] == timeline(trace, title="A message").alt_text
+    assert f'alt="{html.escape(data["text/plain"])}"' in data["text/html"]
+    with pytest.raises(ValueError, match="no events"):
+        replay(Trace())
 
 
 def test_readers_without_widgets_get_the_figure() -> None:

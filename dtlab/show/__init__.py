@@ -43,6 +43,7 @@ from dtlab.show.guess import Guess, guess
 from dtlab.show.preflight import preflight
 from dtlab.show.widgets import (
     Explorer,
+    Replay,
     explore_activations,
     explore_block,
     explore_crossover,
@@ -57,6 +58,7 @@ from dtlab.show.widgets import (
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    replay,
     step_ring,
     step_tree,
 )
@@ -66,6 +68,7 @@ __all__ = [
     "Explorer",
     "Figure",
     "Guess",
+    "Replay",
     "activation_bars",
     "bus_bandwidths",
     "collective_table",
@@ -103,6 +106,7 @@ __all__ = [
     "predicted_pipeline",
     "preflight",
     "published_sweep",
+    "replay",
     "ring",
     "ring_timeline",
     "scaling_chart",

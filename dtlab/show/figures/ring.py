@@ -271,6 +271,13 @@ class _Arrival(NamedTuple):
     end: float
     bytes: int
 
+    @property
+    def words(self) -> str:
+        """What arrived, how many bytes, and from when to when, in lines."""
+        times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
+        size = byte_words(self.bytes)
+        return f"chunk {self.chunk} on its way to rank {self.rank}\n{size}, {times}"
+
 
 def ring_timeline(trace: Trace, *, title: str = "A ring all-reduce in time") -> Figure:
     """Draw the messages of one `ring_all_reduce` in time: a lane per rank, a bar per chunk.
@@ -291,7 +298,10 @@ def ring_timeline(trace: Trace, *, title: str = "A ring all-reduce in time") -> 
     axes = time_axes(figure, box, max(each.end for each in arrivals), "the first send")
     lows = [height - _TOP - _LANE - rank * (_LANE + _GAP) for rank in range(num_ranks)]
     for rank, low in enumerate(lows):
-        _draw_lane(axes, rank, low, [each for each in arrivals if each.rank == rank])
+        here = [each for each in arrivals if each.rank == rank]
+        _draw_lane(axes, rank, low, here)
+        for each in here:
+            figure.add_hint(axes, (each.start, each.end, low, low + _LANE), each.words)
     for each in arrivals:
         if each.chunk == _FOLLOWED:
             _draw_hop(axes, each, lows)

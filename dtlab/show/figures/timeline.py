@@ -47,6 +47,7 @@ _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches: height of a strip, of a track,
 _ALL_TRACKS = 1.2  # inches: maximum for all tracks of one lane
 _SUBTITLE = 0.2  # inches
 _MOST_ARROWS = 32
+_MOST_HINTS = 600
 _FONT: Final = 7.0
 _CHARACTER = _FONT * 0.6 / 72  # inches, approximate
 
@@ -73,6 +74,7 @@ def timeline(
     waited for an operation. Below it are the operations from issue to completion; operations that
     overlap are on separate tracks. If collectives run in several process groups, each is labelled
     with its ranks. `arrows` connects each send to its receive (None: only if there are few).
+    The mouse shows the bytes, times and line of each bar, unless there are very many.
     `width` is in inches. `note` is written below the title, after a remark on emulated links.
     """
     drawn = lanes(trace.events)
@@ -105,6 +107,10 @@ def timeline(
         for pair in pairs:
             _draw_arrow(axes, pair, places)
     _draw_legend(figure, drawn, top, marks)
+    if sum(len(lane.bars) for lane in drawn) <= _MOST_HINTS:
+        for place in places.values():
+            for bar in place.lane.bars:  # the waits are over the spans that they interrupt
+                figure.add_hint(axes, place.box(bar), bar.words)
     return figure
 
 
