@@ -68,21 +68,30 @@ class Replay(Explorer):
         self._now = widgets.HTML(
             layout=widgets.Layout(height=f"{1.5 * len(self._lanes) + 0.5:g}em", margin="0")
         )
-        play = widgets.Play(min=0, max=_STEPS, interval=_INTERVAL, value=_STEPS)
+        self.play = play = widgets.Play(min=0, max=_STEPS, interval=_INTERVAL, value=0)
         dial = Dial("Time", seconds_scale(times), times[-1], width="4em")
+        self._times, self._following = times, False
         super().__init__(lambda time: figure, {"time": dial}, [[play, dial.widget]])
         width = f"{figure.get_size_inches()[0] * 96:.0f}px"
         frame = widgets.Box([self._picture, self._cover], layout=widgets.Layout(width=width))
         frame.layout.max_width = "100%"
         frame.add_class("dtlab-replay")
-        self.play = play
         self.widget.children = (self.widget.children[0], frame, self._now)
-        play.observe(lambda change: setattr(dial, "value", times[change["new"]]), names="value")
+        play.observe(self._played, names="value")
+
+    def _played(self, change: Any) -> None:
+        """Show the moment of a step, and stop at the last one."""
+        if not self._following:
+            self.play.playing = self.play.playing and change["new"] < _STEPS
+            self.controls["time"].value = self._times[change["new"]]
 
     def _redraw(self, _: Any = None) -> None:
         if not self._picture.value:
             super()._redraw()
         time = float(self.controls["time"].value)
+        self._following = True  # playing goes on from here; from the end it begins anew
+        self.play.value = round(_STEPS * time / self._end) % _STEPS
+        self._following = False
         left = self._left + (self._right - self._left) * time / self._end
         shown = (
             f'<div class="dtlab-figure" style="left:{100 * left:.2f}%;'
