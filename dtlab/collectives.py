@@ -55,6 +55,7 @@ __all__ = [
     "ring_all_gather",
     "ring_all_reduce",
     "ring_reduce_scatter",
+    "run_labelled",
     "simple_ring_all_reduce",
     "tree_all_reduce",
     "tree_broadcast",
@@ -428,3 +429,52 @@ def pairwise_all_to_all(output: Tensor, input: Tensor, group: Group = None) -> N
         for target in ((rank + k) % n for k in range(1, n)):
             inbox.take(while_sending=outgoing[target], to=target)
         inbox.flush()
+
+
+# Labelled data ----------------------------------------------------------------------------------
+
+
+_LABELLED = (
+    "broadcast", "scatter", "gather", "reduce", "all_gather", "reduce_scatter", "all_to_all",
+    "all_reduce",
+)  # fmt: skip
+
+
+def run_labelled(name: str) -> tuple[Tensor | None, Tensor | None]:
+    """Run PyTorch's collective on labelled data; return this rank's tensors before and after.
+
+    Of N ranks, rank r has 10^r times 1, 2, ..., N, so each digit of a result tells whose values
+    are in it. The root, if there is one, is rank 0. None: this rank brings nothing that matters,
+    or gets nothing.
+
+    Raises: ValueError for a name that is not one of these eight collectives.
+    """
+    if name not in _LABELLED:
+        raise ValueError(f"{name!r} is not a collective. There are {', '.join(_LABELLED)}.")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = torch.arange(1, n + 1) * 10**rank
+    all_pieces, piece, row = mine.new_zeros(n * n), mine.new_zeros(1), mine.clone()
+    is_root = rank == 0
+    if name == "broadcast":
+        dist.broadcast(row, src=0)
+        return mine if is_root else None, row
+    if name == "scatter":
+        dist.scatter(piece, list(mine.split(1)) if is_root else None, src=0)
+        return mine if is_root else None, piece
+    if name == "gather":
+        dist.gather(mine, list(all_pieces.split(n)) if is_root else None, dst=0)
+        return mine, all_pieces if is_root else None
+    if name == "reduce":
+        dist.reduce(row, dst=0)
+        return mine, row if is_root else None
+    if name == "all_gather":
+        dist.all_gather(list(all_pieces.split(n)), mine)
+        return mine, all_pieces
+    if name == "reduce_scatter":
+        dist.reduce_scatter_single(piece, mine)
+        return mine, piece
+    if name == "all_to_all":
+        dist.all_to_all_single(row, mine)
+        return mine, row
+    dist.all_reduce(row)
+    return mine, row

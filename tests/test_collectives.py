@@ -411,3 +411,31 @@ def test_names_are_sorted_and_public() -> None:
     names = collectives.__all__
     assert names == sorted(names)
     assert all(getattr(collectives, name).__doc__ for name in names)
+
+
+# Labelled data ----------------------------------------------------------------------------------
+
+
+def test_labelled_data_shows_what_each_collective_does() -> None:
+    first, second = [1, 2], [10, 20]
+    wanted = {
+        "broadcast": ([first, None], [first, first]),
+        "scatter": ([first, None], [[1], [2]]),
+        "gather": ([first, second], [[1, 2, 10, 20], None]),
+        "reduce": ([first, second], [[11, 22], None]),
+        "all_gather": ([first, second], [[1, 2, 10, 20]] * 2),
+        "reduce_scatter": ([first, second], [[11], [22]]),
+        "all_to_all": ([first, second], [[1, 10], [2, 20]]),
+        "all_reduce": ([first, second], [[11, 22]] * 2),
+    }
+
+    def every() -> list[list[list[int] | None]]:
+        found = [collectives.run_labelled(name) for name in wanted]
+        return [[None if t is None else t.tolist() for t in pair] for pair in found]
+
+    ranks = on_ranks(every, world_size=2).values
+    for number, name in enumerate(wanted):
+        before, after = zip(*(rank[number] for rank in ranks), strict=True)
+        assert (list(before), list(after)) == wanted[name], name
+    with pytest.raises(ValueError, match="'all_sum' is not a collective"):
+        collectives.run_labelled("all_sum")

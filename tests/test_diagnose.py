@@ -165,8 +165,8 @@ def test_a_diagnosis_may_be_written_in_many_ways(said: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "piece"),
     [
-        ({**RIGHT, 1: ("recv", 0)}, "rank 1 waits for nobody"),
-        ({0: ("recv", 1)}, "rank 2 does not come back either"),
+        ({**RIGHT, 1: ("recv", 0)}, "rank 1 waits for no rank"),
+        ({0: ("recv", 1)}, "rank 2 has not finished either"),
         ({**RIGHT, 0: ("send", 1)}, "rank 0 does not wait in send"),
         ({**RIGHT, 0: ("recv", 2)}, "rank 0 waits in recv, but not for rank 2"),
         ({**RIGHT, 0: ("recv", {1, 2})}, "rank 0 waits in recv, for one of ranks 1 and 2 only"),
@@ -188,6 +188,7 @@ def test_a_wrong_diagnosis_is_told_where_to_look(said: Any, piece: str) -> None:
         assert secret not in verdict.message
 
 
+CALLED = "a rank that waits in the same call has already called it."
 ALL_REDUCE = hanging(
     Waiting(0, "all_reduce", (1, 3)),
     Waiting(1, "all_reduce", (0, 3)),
@@ -198,8 +199,8 @@ ALL_REDUCE = hanging(
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ({3, 1}, "but not for all of ranks 1 and 3: who waits in the same call has called it."),
-        ({1}, "but not for rank 1: who waits in the same call has called it."),
+        ({3, 1}, f"but not for all of ranks 1 and 3: {CALLED}"),
+        ({1}, f"but not for rank 1: {CALLED}"),
         ({3, 2}, "but not for all of ranks 2 and 3: a rank is not a member of its group."),
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
@@ -225,7 +226,7 @@ def test_a_program_that_stands_still_is_told_what_the_watcher_says() -> None:
     with pytest.raises(dtlab.DeadlockError) as caught:
         dtlab.launch(sends_first, world_size=2)
     (criterion,) = practice(sends_first, returns=[None, None]).criteria
-    assert "the ranks do not come back." in criterion.message
+    assert "the ranks did not finish." in criterion.message
     assert "Post the send with isend" in caught.value.advice
     assert criterion.message.endswith(caught.value.advice)
 
@@ -238,8 +239,8 @@ def test_a_misfit_is_no_standstill() -> None:
             dist.recv(torch.ones(1), src=0)
 
     (criterion,) = practice(other_dtype, returns=[None, None]).criteria
-    assert "what the ranks call does not fit together." in criterion.message
-    assert "do not come back" not in criterion.message
+    assert "the calls of the ranks do not match." in criterion.message
+    assert "did not finish" not in criterion.message
     assert "int64" in criterion.message
     assert criterion.message.endswith("number of elements and dtype.")
 
@@ -252,7 +253,7 @@ def test_tags_that_differ_are_said_once() -> None:
             dist.recv(torch.ones(1), src=0, tag=4)
 
     (criterion,) = practice(other_tag, returns=[None, None]).criteria
-    assert "the ranks do not come back." in criterion.message
+    assert "the ranks did not finish." in criterion.message
     assert criterion.message.count("has tag 3") == 1
 
 
@@ -287,7 +288,7 @@ def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
     criteria = PARTS[0].check.run("mend_1", answer, bench=BENCH)
     assert (
         criteria[0].message
-    ) == 'mend_1 has to be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
+    ) == 'mend_1 must be a dict: mend_1 = {"diagnosis": ..., "mended": ...}'
     assert [one.status for one in criteria] == ["lost", "blocked", "blocked"]
 
 

@@ -525,6 +525,6 @@ def test_a_hang_names_who_waits_in_what_and_the_usual_cause() -> None:
     stuck = DeadlockError("", waiting=waiting), RankTimeoutError("", running=waiting)
     for error, within in zip(stuck, ("", " within 4 s"), strict=True):
         words = Observation(Trial(2, [AllReduce(0, 4)]), error=error).trouble
-        assert f"2 ranks, 4 elements: the ranks do not come back{within}." in words
+        assert f"2 ranks, 4 elements: the ranks did not finish{within}." in words
         assert "ranks 0 and 1 are in recv   cell 2, line 4:   dist.recv(b)" in words
         assert "post isend, then receive" in words

@@ -690,3 +690,38 @@ def test_records_are_taken_while_another_thread_goes_on() -> None:
     operate(0)
     records = journal.records(0)
     assert len(records.comm) == len(records.blocked) == 1
+
+
+# ------------------------------------------------------------------------- where it fails
+
+
+def test_an_error_of_the_recorder_is_named() -> None:
+    """Not only the exit status of the rank, which says nothing."""
+
+    def breaks_the_recorder() -> None:
+        def stop(_: Recorder) -> None:
+            raise RuntimeError("the recorder cannot stop")
+
+        Recorder.stop = stop  # type: ignore[assignment]
+
+    with pytest.raises(errors.RankError, match="the recorder cannot stop"):
+        dtlab.launch(breaks_the_recorder, world_size=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_all_reduces_on_a_gpu_are_recorded(is_async: bool) -> None:
+    """NCCL returns no Work for an operation that is not asynchronous."""
+
+    def on_a_gpu() -> float:
+        tensor = torch.full((1000,), 2.0, device="cuda")
+        work = dist.all_reduce(tensor, async_op=is_async)
+        if work is not None:
+            work.wait()
+        return float(tensor.sum())
+
+    run = dtlab.launch(on_a_gpu, world_size=1)
+    assert "nccl" in run.backend
+    assert run.values == [2000.0]
+    assert [(event.name, event.bytes) for event in run.trace.events] == [("all_reduce", 4000)]

@@ -310,3 +310,27 @@ def test_a_span_goes_to_the_sink_or_nowhere() -> None:
         pass
     assert sink.begun == 2
     assert sink.taken == [("inner", {}), ("outer", {"name": "x"})]
+
+
+def test_a_part_of_a_trace_is_what_began_within_a_span() -> None:
+    events = [
+        Event(rank, kind, name, (), 0, start + rank, end + rank)
+        for rank in (0, 1)
+        for kind, name, start, end in (
+            ("comm", "barrier", 0.0, 1.0),
+            ("compute", "step 1", 1.0, 3.0),
+            ("compute", "backward", 1.5, 2.0),
+            ("comm", "all_reduce", 2.0, 4.0),
+            ("compute", "step 2", 3.0, 5.0),
+            ("compute", "backward", 3.5, 4.5),
+        )
+    ]
+    trace = Trace(events, world_size=3)
+    trace.emulated = "slow links"
+    part = trace.during("step 1")
+    assert [(e.rank, e.name, e.start) for e in part.events] == [
+        (0, "backward", 0.0), (0, "all_reduce", 0.5), (1, "backward", 1.0), (1, "all_reduce", 1.5),
+    ]  # fmt: skip
+    assert (part.world_size, part.emulated) == (3, "slow links")
+    with pytest.raises(ValueError, match=r"No rank has a span 'step 3'. Spans: backward, step 1"):
+        trace.during("step 3")

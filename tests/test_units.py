@@ -22,7 +22,7 @@ from dtlab.grading.course import Course
 from dtlab.grading.notebooks import normalise_all
 from dtlab.grading.parts import unit_packages
 from dtlab.grading.questions.answers import Questions
-from dtlab.grading.workbook import start
+from dtlab.grading.workbook import MAKE_A_COPY, start
 
 ROOT = Path(__file__).parent.parent
 UNITS = Course(ROOT).units()
@@ -31,6 +31,10 @@ PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
+# Lessons written before the limits on a lesson. Their second edition takes them off this list.
+FIRST_EDITION = ("00", "03", "04", "05", "06", "07")
+MOST = {"cells": 90, "words": 3500, "lines of a code cell": 25, "predictions": 12}
+ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
 
@@ -109,6 +113,55 @@ def test_a_level_takes_as_long_as_it_should(unit: str, level: str) -> None:
     minutes = sum(part.minutes for part in parts if not part.stretch)
     shortest, longest = EFFORT[parts[0].level]
     assert shortest <= minutes <= longest, f"{minutes} minutes for the required parts"
+
+
+# The form of lessons ---------------------------------------------------------------------------
+
+
+def objections_to(cells: list[NotebookNode]) -> list[str]:
+    """What a lesson has too much of, and what it lacks."""
+    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    counted = {
+        "cells": len(cells),
+        "words": sum(len(text.split()) for text in texts),
+        "lines of a code cell": max(len(re.findall(r"^.*\S", c, re.MULTILINE)) for c in code[1:]),
+        "predictions": len(re.findall(r"= (?:dtlab\.)?guess\(", "\n".join(code))),
+    }
+    found = [f"{n} {what}, at most {MOST[what]}" for what, n in counted.items() if n > MOST[what]]
+    text = "\n".join(texts)
+    found += [f"no section {name!r}" for name in ENDS if f"\n## {name}" not in f"\n{text}"]
+    for words in ("You will be able to", "Know before", "minutes for the lesson"):
+        if words not in texts[0]:
+            found.append(f"the first cell does not say {words!r}")
+    estimate = counted["words"] / 150 + 2 * counted["predictions"]  # and about a minute of runs
+    stated = int((re.findall(r"(\d+) minutes for the lesson", texts[0]) or [0])[0])
+    if not estimate <= stated <= estimate + 8:
+        found.append(f"{stated} minutes are stated, {estimate:.0f} and the run time are estimated")
+    if "under the lamp" not in text:
+        found.append("no claims under the lamp")
+    if "dtlab.calibration()" not in code:
+        found.append("no calibration of the predictions")
+    asked = text.partition("## Self-check")[2].partition("<details>")[0]
+    questions = re.findall(r"^\d\. ", asked, re.MULTILINE)
+    if len(questions) != 5:
+        found.append(f"{len(questions)} questions in the self-check, not 5")
+    draws = re.search(r"from dtlab.show import (?:\(([^)]*)\)|(.*))", code[0])
+    names = "|".join(re.findall(r"\w+", "".join(filter(None, draws.groups())))) if draws else "-"
+    if not re.search(rf"\b(?:{names})\(", code[1]):
+        found.append("its first code cell after the imports draws no figure of the mechanism")
+    if not MAKE_A_COPY.search(texts[0]):
+        found.append("no advice to make a copy, in the words that a copy leaves out")
+    return found
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_lesson_keeps_to_the_form(unit: str) -> None:
+    found = objections_to(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
+    if unit[:2] in FIRST_EDITION:
+        assert found, f"take {unit[:2]} off FIRST_EDITION"
+    else:
+        assert not found
 
 
 # The form of notebooks -------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from dtlab.grading.course import SEQUEL
 from tests.leftovers import STAYING
 from tests.marks import proof
 from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
@@ -24,7 +25,9 @@ from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solutio
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
 LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook names, or nobody
 
-lesson = pytest.mark.parametrize("unit", [one for one in UNITS if "lesson" in files_of(one)])
+LESSONS = [one for one in UNITS if "lesson" in files_of(one)]
+SEQUELS = [path.stem for path in sorted((ROOT / "notebooks").glob(f"*{SEQUEL}.ipynb"))]
+lesson = pytest.mark.parametrize("unit", [*LESSONS, *SEQUELS])
 level = pytest.mark.parametrize(
     "name",
     [f"{name}/{one}.ipynb" for name in UNITS for one in files_of(name) if one in LEVELS],

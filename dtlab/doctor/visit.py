@@ -18,7 +18,7 @@ from typing import Any
 
 from dtlab.doctor.smi import Gpu, gpus_from
 
-__all__ = ["IMPORT_LIMIT", "Said", "Visit", "pip_install"]
+__all__ = ["IMPORT_LIMIT", "Output", "Visit", "pip_install"]
 
 IMPORT_LIMIT = 120.0  # seconds to import torch from a slow disk, as in the server of ranks
 _SMI_LIMIT = 20.0  # seconds: loading the driver takes several seconds for each GPU
@@ -27,8 +27,8 @@ _QUERY = "index,uuid,memory.total,compute_mode,mig.mode.current,driver_version,n
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a program printed; `trouble` says why it failed, "" if it succeeded."""
+class Output:
+    """The output of a program; `trouble` says why it failed, "" if it succeeded."""
 
     out: str
     trouble: str = ""
@@ -42,7 +42,7 @@ class Visit:
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
 
-    def ask(self, command: Sequence[str], limit: float) -> Said:
+    def ask(self, command: Sequence[str], limit: float) -> Output:
         """Run a program and return its output; after `limit` s, kill it and its children."""
         try:
             process = subprocess.Popen(
@@ -50,7 +50,7 @@ class Visit:
                 stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            return Said("", f"{command[0]} cannot be started: {error.strerror}")
+            return Output("", f"{command[0]} cannot be started: {error.strerror}")
         with self._lock:
             self._running.add(process)
             if self._ended:
@@ -61,11 +61,11 @@ class Visit:
             _kill(process)
             with suppress(subprocess.TimeoutExpired):  # a program stuck in the kernel stays there
                 process.communicate(timeout=1.0)
-            return Said("", f"no answer within {limit:g} s")
+            return Output("", f"no answer within {limit:g} s")
         finally:
             with self._lock:
                 self._running.discard(process)
-        return Said(out, _trouble(process.returncode, out, err))
+        return Output(out, _trouble(process.returncode, out, err))
 
     def end(self) -> None:
         """Kill the subprocesses that are still running."""

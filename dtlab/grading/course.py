@@ -1,6 +1,7 @@
 """Paths of the course on this machine, and which notebook contains which parts.
 
 notebooks/01_name.ipynb              the lesson
+notebooks/01_name_more.ipynb         its sequel, if it has one
 exercises/01_name/level-1.ipynb      a released level; its source is in solutions/
 my/notebooks/..., my/exercises/...   the learner's own copies, which git ignores
 """
@@ -14,9 +15,10 @@ from pathlib import Path
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part
 
-__all__ = ["REPOSITORY", "Course"]
+__all__ = ["REPOSITORY", "SEQUEL", "Course"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # unless dtlab was installed from a wheel
+SEQUEL = "_more"  # of a lesson: optional material
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Course:
 
     def units(self) -> list[str]:
         """Returns the names of all units, "00_one_gpu_is_not_enough" first."""
-        names = {path.stem for path in (self.root / "notebooks").glob("[0-9][0-9]_*.ipynb")}
+        lessons = (self.root / "notebooks").glob("[0-9][0-9]_*.ipynb")
+        names = {path.stem for path in lessons if not path.stem.endswith(SEQUEL)}
         for folder in ("solutions", "exercises"):
             names |= {path.name for path in (self.root / folder).glob("[0-9][0-9]_*/")}
         return sorted(names)
@@ -76,8 +79,9 @@ class Course:
         return Path(self.unit(part.unit)) / f"level-{part.level}.ipynb"
 
     def handed_out(self, unit: str) -> Iterator[Path]:
-        """Yields the lesson and the levels of a unit, without backups in the same folders."""
-        for pattern in (f"notebooks/{unit}.ipynb", f"exercises/{unit}/level-?.ipynb"):
+        """Yields the lesson, its sequel and the levels of a unit, without backups beside them."""
+        lessons = f"notebooks/{unit}.ipynb", f"notebooks/{unit}{SEQUEL}.ipynb"
+        for pattern in (*lessons, f"exercises/{unit}/level-?.ipynb"):
             yield from sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
 
     def own(self, notebook: Path) -> Path:

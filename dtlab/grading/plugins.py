@@ -14,7 +14,7 @@ __all__ = ["ClearSolutions", "Execute", "Stamp", "released_source"]
 
 
 class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
-    """nbgrader's `ClearSolutions`, but with another rule for forms that learners fill in.
+    """nbgrader's `ClearSolutions`, with an additional rule for forms that learners fill in.
 
     It replaces a solution inside a function by `raise NotImplementedError()`. A solution that
     begins in column 0 follows a form, `answers = {"ring": None}`, and is removed completely.
@@ -27,7 +27,7 @@ class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
 
 
 class Stamp(preprocessors.NbGraderPreprocessor):  # type: ignore[misc]
-    """Stores dtlab's version in released notebooks; grading reports another version."""
+    """Stores dtlab's version in released notebooks; grading notes if it is not its own version."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Writes the version into the notebook's metadata."""

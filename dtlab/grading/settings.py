@@ -172,5 +172,5 @@ def _put_commands_on_path() -> None:
 
 
 def _with(ours: Mapping[Any, Any], steps: list[Any]) -> list[Any]:
-    """Replaces steps of nbgrader by ours."""
+    """Returns nbgrader's steps, each replaced by its entry in `ours` if it has one."""
     return [ours.get(step, step) for step in steps]

@@ -18,7 +18,7 @@ from dtlab.grading.plugins import released_source
 
 __all__ = ["reset", "start"]
 
-_MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
+MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
 
 
 def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
@@ -122,7 +122,7 @@ def _stamped(released: Path) -> NotebookNode:
     notebook = _read(released)
     notebook.metadata["dtlab"] = {"release": _stamp(released)}
     for cell in notebook.cells[:1]:  # its reader already has a copy
-        cell.source = _MAKE_A_COPY.sub("", cell.source)
+        cell.source = MAKE_A_COPY.sub("", cell.source)
     return notebook
 
 

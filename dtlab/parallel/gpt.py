@@ -4,16 +4,16 @@
 
     data 0    pipeline 0   ranks 0 1     embedding, blocks 0 1     each block cut over 2 ranks
               pipeline 1   ranks 2 3     blocks 2 3, norm, head
-    data 1    pipeline 0   ranks 4 5     the same again, with other sequences of the batch
+    data 1    pipeline 0   ranks 4 5     the same layers, for different sequences of the batch
               pipeline 1   ranks 6 7
 
-Each kind of parallelism has a package of its own, and acts in its own process group:
+Each kind of parallelism has its own package, and communicates in its own process group:
 
     tensor      ParallelBlock, VocabParallelEmbedding    all-reduces inside every block
     pipeline    run_schedule over PipelineStage          hidden states and their gradients
     data        DataParallel, Zero1, Zero2 or Zero3      gradients, and parameters if sharded
 
-What is left for this file is what belongs to no single package: which rank holds what, the token
+This file adds what belongs to no single package: which rank holds which parameters, the token
 embedding that the first and the last pipeline stage share, a norm over all shards, and a state
 dict over all ranks.
 
@@ -74,15 +74,16 @@ class ParallelGPT:
         zero: ZeRO stage, over the data axis: 0 is plain data parallelism.
         sequence_parallel: norms work on each tensor rank's own tokens.
         schedule: "1f1b", "gpipe", "interleaved" or "zb_h1".
-        microbatches: the number that each rank's batch is cut into.
+        microbatches: the number of microbatches into which each rank's batch is divided.
         chunks: stages on each pipeline rank, for "interleaved".
-        seed, dtype: of the dense model.
+        seed: seed of the dense model's initial parameters.
+        dtype: dtype of the parameters; None: PyTorch's default.
 
     Attributes:
         stages: this rank's parts of the model, modules with the dense model's parameter names.
 
     Raises: ValueError for a mesh without one of the axes, more stages than blocks, or options
-    that do not fit each other.
+    that cannot be combined.
     """
 
     def __init__(
@@ -141,13 +142,13 @@ class ParallelGPT:
             return DataParallel(stage, group=self.data)
         if self.zero == 3:
             blocks: list[nn.Module] = list(stage.blocks.values())
-            if stage.is_first != stage.is_last:  # a block of its own, so both copies are cut alike
+            if stage.is_first != stage.is_last:  # a separate block, so both copies are cut alike
                 blocks.append(stage.token_embedding if stage.is_first else stage.head)
             return Zero3(stage, self.data, blocks=blocks)
         return stage
 
     def _shared_table(self) -> nn.Parameter | None:
-        """This rank's copy of the token embedding, if another rank has one too."""
+        """Return this rank's copy of the token embedding; None unless another rank has one too."""
         if dist.get_world_size(self.pipeline) == 1:
             return None
         tables = [stage.table for stage in self.stages if stage.table is not None]
@@ -158,9 +159,9 @@ class ParallelGPT:
     def forward_backward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Add the gradients of one batch, and return the mean loss of the whole batch.
 
-        `tokens` and `targets`, [sequences, tokens], are the part of this rank's data coordinate:
-        the ranks of one pipeline and of one tensor group pass the same. Parts are equally large.
-        The result is the same on all ranks.
+        `tokens` and `targets`, [sequences, tokens], are this rank's part of the batch. All ranks
+        with the same data coordinate pass the same part, and all parts have the same size. The
+        result is the same on all ranks.
         """
         self._is_summed = False
         found = run_schedule(
@@ -178,9 +179,9 @@ class ParallelGPT:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls of `forward_backward` inside it leave gradients on their data rank.
+        """Context manager: accumulate gradients on each data rank without averaging them.
 
-        They add up there, and the first call outside averages the sum.
+        The first call of `forward_backward` after the block averages the sum.
         """
         with contextlib.ExitStack() as stack:
             for module in self._wrapped:
@@ -193,8 +194,8 @@ class ParallelGPT:
     def finish_gradients(self) -> None:
         """Add up the gradients of the two copies of the token embedding.
 
-        `clip_grad_norm_` and the optimizer's `step` call it. Once per step is enough: gradients
-        that were added up already are left alone.
+        `clip_grad_norm_` and the optimizer's `step` call it. A second call in the same step does
+        nothing.
         """
         if self._tied is not None and not self._is_summed:
             self._sum_tied(self._tied)
@@ -219,16 +220,16 @@ class ParallelGPT:
     def make_optimizer(
         self, optimizer_class: type[torch.optim.Optimizer], **arguments: Any
     ) -> ParallelOptimizer:
-        """An optimizer over this rank's parameters: sharded over the data axis at ZeRO 1 and 2."""
+        """Return an optimizer of this rank's parameters; at ZeRO 1 and 2, sharded over data."""
         self._optimizer = ParallelOptimizer(self, optimizer_class, arguments)
         return self._optimizer
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm in the dense model is at most `max_norm`.
 
-        Every rank holds a part of the gradients, and some parts are held by several ranks. Each
-        element counts once: what `sharers` ranks hold counts 1/sharers on each. One all-reduce of
-        one number over all ranks. Returns the norm before, on every rank.
+        Every rank holds a part of the gradients, and several ranks hold the same replicated
+        elements. If n ranks hold an element, it counts 1/n on each. It needs one all-reduce of one
+        number over all ranks. Returns the norm before scaling, on every rank.
         """
         self.finish_gradients()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -249,7 +250,7 @@ class ParallelGPT:
         return next(self.stages[0].parameters()).device
 
     def _gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """This rank's gradients, each with its parameter: averaged over the data axis."""
+        """Yield this rank's gradients, averaged over the data axis, each with its parameter."""
         if self.zero in (1, 2):
             if self._optimizer is None:
                 raise RuntimeError("at ZeRO stages 1 and 2, call make_optimizer before clipping.")
@@ -261,7 +262,7 @@ class ParallelGPT:
                     yield parameter, parameter.grad
 
     def _sharers(self, parameter: nn.Parameter) -> int:
-        """The number of ranks that hold the same elements of this parameter."""
+        """Return the number of ranks that hold the same elements of this parameter."""
         ranks = 1 if self.zero else dist.get_world_size(self.data)
         if not any(parameter in stage.sharded for stage in self.stages):
             ranks *= dist.get_world_size(self.tensor)
@@ -270,11 +271,11 @@ class ParallelGPT:
     # ------------------------------------------------------------------ state
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """The dense model's `state_dict`, on every rank: all ranks call it."""
+        """Return the dense model's `state_dict`, on every rank. Call it on all ranks."""
         return self._full({one: one.detach() for one in self._parameters()}, gradients=False)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The dense model's gradients by parameter name, on every rank: all ranks call it."""
+        """Return the dense model's gradients by parameter name. Call it on all ranks."""
         self.finish_gradients()
         found = {one: one.grad for one in self._parameters() if one.grad is not None}
         return self._full(found, gradients=True)
@@ -309,7 +310,9 @@ class ParallelGPT:
         return state
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a dense model's `state_dict`, which every rank has; nothing is sent.
+        """Load this rank's part of a dense model's `state_dict`, without communication.
+
+        Every rank must pass the whole `state`.
 
         Raises: ValueError for names that are missing or unknown.
         """
@@ -335,10 +338,11 @@ class ParallelGPT:
 
 
 class _Stage(nn.Module):
-    """Consecutive blocks of the dense model, cut over the tensor axis; perhaps with its ends.
+    """Consecutive blocks of the dense model, sharded over the tensor axis.
 
-    Parameters have the names of the dense model. `sharded` maps each parameter that the tensor
-    ranks share to its layer and its split.
+    The first stage also has the embeddings, the last stage the last norm and the output layer.
+    Parameters have the names of the dense model. `sharded` maps each parameter that is divided
+    among the tensor ranks to its layer and its split.
     """
 
     def __init__(
@@ -376,13 +380,13 @@ class _Stage(nn.Module):
 
     @property
     def table(self) -> nn.Parameter | None:
-        """The token embedding, if this stage uses it."""
+        """The token embedding or the copy of it in the output layer; None on a middle stage."""
         if self.is_first:
             return self.token_embedding.get_parameter("weight")
         return self.head.get_parameter("weight") if self.is_last else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Token ids, or the hidden states of the stage before, to hidden states or logits."""
+        """Map token ids, or hidden states of the previous stage, to hidden states or logits."""
         if self.is_first:
             hidden = self.token_embedding(hidden) + self.position_embedding(hidden)
         for block in self.blocks.values():
@@ -455,9 +459,9 @@ def _schedule(name: ScheduleName, stages: int, microbatches: int, chunks: int) -
 class ParallelOptimizer:
     """The optimizers of this rank, used as one: see `ParallelGPT.make_optimizer`.
 
-    At ZeRO stage 2 the copy of the token embedding that another stage shares is an exception: its
-    gradient is not complete before the two copies have added up, so it is reduced in `step`, as
-    at stage 1.
+    At ZeRO stage 2, a token embedding with a copy on another stage is an exception. Its gradient
+    is complete only after those of the two copies are summed, so it is reduced in `step`, as at
+    ZeRO stage 1.
     """
 
     def __init__(
@@ -483,23 +487,23 @@ class ParallelOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all of them, live."""
+        """The parameter groups of all optimizers; changes apply to the next step."""
         return [group for each in self.optimizers for group in each.param_groups]
 
     def step(self) -> None:
-        """Finish the gradients, and step every parameter."""
+        """Sum the gradients of the shared token embedding, and step every parameter."""
         self.model.finish_gradients()
         for each in self.optimizers:
             each.step()
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         for each in self.optimizers:
             each.zero_grad()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """See `ParallelGPT.no_sync`."""
+        """Context manager: accumulate gradients without reducing them (`ParallelGPT.no_sync`)."""
         with contextlib.ExitStack() as stack:
             for each in self.optimizers:
                 if isinstance(each, Zero1):
@@ -507,12 +511,12 @@ class ParallelOptimizer:
             yield
 
     def gradient_parts(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """This rank's reduced gradients at ZeRO stages 1 and 2, with their parameters."""
+        """Yield this rank's reduced gradients at ZeRO stages 1 and 2, with their parameters."""
         for each in self.optimizers:
             yield from each.reduced_gradients()
 
     def whole_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """All gradients of this rank's parameters at ZeRO stages 1 and 2: all ranks call it."""
+        """Return whole gradients by parameter, at ZeRO stages 1 and 2. Call it on all ranks."""
         found: dict[nn.Parameter, Tensor] = {}
         for each in self.optimizers:
             found |= each.whole_gradients()

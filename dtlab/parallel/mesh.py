@@ -60,7 +60,7 @@ def coordinates_of(rank: int, sizes: Sizes) -> dict[str, int]:
 def rank_at(coordinates: Sizes, sizes: Sizes) -> int:
     """Return the rank at these coordinates; the inverse of `coordinates_of`.
 
-    Raises: ValueError for coordinates outside the mesh, or with other axes.
+    Raises: ValueError for coordinates outside the mesh, or with different axes.
     """
     _check(sizes)
     inside = all(0 <= at < sizes.get(name, 0) for name, at in coordinates.items())

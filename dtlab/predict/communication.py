@@ -325,7 +325,7 @@ def zero_traffic(
     get all averaged gradients, and each broadcasts the parameters that it has stepped.
     `reshard_after_forward` is that of `fully_shard`: if it is False, stage 3 keeps gathered
     parameters until the end of backward, so all ranks hold whole parameters during that time.
-    Raises: ValueError for an invalid stage or count, or an option of another stage.
+    Raises: ValueError for an invalid stage or count, or an option that the stage does not have.
     """
     params, ranks = check_whole("num_params", num_params), check_count("world_size", world_size)
     k = check_count("num_microbatches", num_microbatches)

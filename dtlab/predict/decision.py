@@ -95,7 +95,7 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
     Question("stage1", "Does it fit with the optimizer state sharded?", "stage1_bytes",
              _BUDGET, yes="zero1", no="stage2"),
     Leaf("zero1", "ZeRO stage 1", "Data parallelism in which each rank keeps the optimizer "
-         "state of its shard: no more traffic, 2 Psi for any number of microbatches.",
+         "state of its shard. No extra traffic: 2 Psi for any number of microbatches.",
          because="replica", needs="stage1_bytes"),
     Question("stage2", "Does it fit with the gradients sharded too?", "stage2_bytes", _BUDGET,
              yes="zero2", no="stage3"),

@@ -4,17 +4,17 @@
 
 A plan says how many GPUs each kind of parallelism gets, and how a step runs:
 
-    tensor x context x pipeline x data    one layer | one sequence | the layers | the batch
-    ZeRO stage 0 to 3                     what the ranks of (data x context) share
-    microbatch, schedule, chunks          how a pipeline is kept busy
-    recompute, sequence_parallel          which activations are kept, and where
+    tensor x context x pipeline x data    divide one layer | one sequence | the layers | the batch
+    ZeRO stage 0 to 3                     which states the ranks of (data x context) divide
+    microbatch, schedule, chunks          the order of work in the pipeline
+    recompute, sequence_parallel          which activations are saved, and on which rank
 
 `evaluate` is the simple version: it takes one plan and adds up bytes and seconds with the
 formulas of `predict.memory` and `predict.communication`. `search` does the same arithmetic for
 all plans at once, in NumPy arrays; a test compares the two on random problems.
 
-What the model leaves out: kernels that slow down on small matrices (`efficiency` is one number
-for all plans), the optimizer's step, the input pipeline, and stragglers.
+The estimate leaves out: kernels that slow down on small matrices (`efficiency` is one number for
+all plans), the optimizer's step, the input pipeline, and stragglers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOGIT_BYTES: Final = 6  # fp32 logits, and their gradient in 16 bits
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is evaluated against: see `search` for the meaning of each field."""
+    """The model, cluster and limits for which plans are evaluated; for the fields see `search`."""
 
     model: Transformer
     cluster: Cluster
@@ -69,14 +69,18 @@ class Problem:
 
     @property
     def flops_per_second(self) -> float:
-        """What one GPU computes: its dense bf16 peak times the efficiency of the kernels."""
+        """FLOP/s of one GPU: its dense bf16 peak times the efficiency of the kernels."""
         assert self.card.bf16_flops is not None  # `_problem` checks it
         return self.card.bf16_flops * self.efficiency
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one model is spread over the GPUs. Ranks are numbered tensor axis first, data last."""
+    """How one model is spread over the GPUs, with the tensor axis innermost and data outermost.
+
+    `tensor`, `context`, `pipeline` and `data` are numbers of ranks. `zero` is the ZeRO stage,
+    `microbatch` the sequences in a microbatch, `chunks` the pipeline stages on each rank.
+    """
 
     tensor: int = 1
     context: int = 1
@@ -91,7 +95,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs it takes."""
+        """The number of GPUs that the plan uses."""
         return self.tensor * self.context * self.pipeline * self.data
 
     def __str__(self) -> str:
@@ -110,10 +114,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a plan costs. `memory` and `seconds` say what makes up the bytes and the step.
+    """The memory and the step time of a plan.
 
-    `problem` is why the plan cannot run; an empty string if it can. A plan that is not legal has
-    neither bytes nor seconds.
+    `memory` has the bytes on the fullest GPU by purpose, `seconds` the step time by cause.
+    `reason` says why the plan cannot run; it is empty if it can. An illegal plan has neither bytes
+    nor seconds.
     """
 
     plan: Plan
@@ -134,17 +139,17 @@ class Estimate:
 
     @property
     def flops_per_gpu(self) -> float:
-        """Model FLOPs per second and GPU, recomputation not counted."""
+        """Model FLOPs per second and GPU; recomputation does not count."""
         flops = self.problem.model.step_flops(self.problem.batch)
         return flops / self.step_seconds / self.plan.gpus
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: `flops_per_gpu` over the card's peak."""
+        """Model FLOPs utilisation: `flops_per_gpu` divided by the card's peak."""
         return self.flops_per_gpu * self.problem.efficiency / self.problem.flops_per_second
 
     def words(self) -> list[str]:
-        """Sentences: what each cost above 1 % is, and what the obvious change would bring."""
+        """Return a sentence on each cost above 1 % of the step, and on what would reduce it."""
         return list(_explained(self))
 
     def __str__(self) -> str:
@@ -167,10 +172,10 @@ def evaluate(
     efficiency: float = 0.5,
     policy: str | PrecisionPolicy = "mixed",
 ) -> Estimate:
-    """The memory and the step time of one plan. For the arguments see `search`.
+    """Return the memory and the step time of one plan. For the arguments see `search`.
 
-    Raises: ValueError for arguments that make no sense; a plan that cannot run is no error, but
-    an estimate with a `reason`.
+    A plan that cannot run is not an error: the estimate then has a `reason`.
+    Raises: ValueError for invalid arguments.
     """
     return _evaluate(_problem(model, cluster, batch, card, memory, efficiency, policy), plan)
 
@@ -187,7 +192,7 @@ def _evaluate(problem: Problem, plan: Plan) -> Estimate:
 
 
 def _illegal(problem: Problem, plan: Plan) -> str:
-    """Why nobody can run this plan, however much memory there is; empty if they can."""
+    """Why this plan cannot run, even with unlimited memory; empty if it can."""
     model, length = problem.model, problem.model.sequence_length
     if plan.gpus != problem.cluster.size:
         return f"takes {plan.gpus} GPUs, and there are {problem.cluster.size}"
@@ -226,7 +231,7 @@ def _illegal(problem: Problem, plan: Plan) -> str:
 
 
 def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:
-    """Layers of a chunk, of the first stage, and of the last one, which also has the head."""
+    """The numbers of layers in a chunk, on the first pipeline stage, and on the last one."""
     chunk = math.ceil(problem.model.num_layers / (plan.pipeline * plan.chunks))
     stage = chunk * plan.chunks
     spare = plan.pipeline * stage - problem.model.num_layers
@@ -234,7 +239,7 @@ def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:
 
 
 def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Bytes on the fullest GPU, which is of the first pipeline stage or of the last."""
+    """Bytes by purpose on the fullest GPU, which is on the first or the last pipeline stage."""
     model, (t, p) = problem.model, (plan.tensor, plan.pipeline)
     chunk, first, last = _layers(problem, plan)
     microbatches = problem.batch // (plan.data * plan.microbatch)
@@ -275,7 +280,7 @@ def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
 
 
 def _activations(problem: Problem, plan: Plan, recompute: Recompute) -> float:
-    """Bytes that one layer keeps of one microbatch on one GPU."""
+    """Bytes of activations that one layer saves for one microbatch on one GPU."""
     model = problem.model
     return activation_bytes(
         model.sequence_length // plan.context, plan.microbatch, model.hidden_size,
@@ -285,7 +290,7 @@ def _activations(problem: Problem, plan: Plan, recompute: Recompute) -> float:
 
 
 def _links(problem: Problem, plan: Plan) -> dict[str, Link]:
-    """The link of each axis: the node's if all groups of the axis lie in one node."""
+    """The link that each axis uses: `intra` if each group of the axis lies in one node."""
     links, ranks = {}, 1
     for axis in ("tensor", "context", "pipeline", "data"):
         ranks *= getattr(plan, axis)
@@ -297,7 +302,7 @@ def _links(problem: Problem, plan: Plan) -> dict[str, Link]:
 
 
 def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Seconds of one step. Each message is counted once: only the part that nothing hides."""
+    """Seconds of one step, by cause. Of communication only the exposed part counts."""
     model, policy, links = problem.model, problem.policy, _links(problem, plan)
     t, c, p, n = plan.tensor, plan.context, plan.pipeline, plan.data * plan.context
     _, first, last = _layers(problem, plan)
@@ -305,10 +310,10 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     tokens = plan.microbatch * model.sequence_length / c
     speed = t * problem.flops_per_second  # of the ranks that compute one layer together
 
-    # One layer, one microbatch: forward, and backward with what it computes again.
+    # Seconds of one layer for one microbatch: forward, and backward with its recomputation.
     compute = tokens * model.layer_flops / speed
     head = tokens * model.head_flops / speed
-    hidden = 2 * tokens * model.hidden_size  # bytes of what travels between layers
+    hidden = 2 * tokens * model.hidden_size  # bytes of the hidden states between two layers
     tensor = 2 * ring_all_reduce_seconds(hidden, t, links["tensor"])
     keys = 2 * hidden * c * model.keys / model.num_heads / t
     context = all_gather_seconds(keys, c, links["context"])
@@ -320,7 +325,7 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     forward = compute + tensor + context
     backward = 2 * compute + tensor + 2 * context + again + tensor_again + context_again
 
-    # One stage: the slower one of the first and the last, which computes the head as well.
+    # Seconds of the slower stage: of the first, or of the last, which also computes the head.
     layers, heads = max(
         ((first, int(p == 1)), (last, 1)),
         key=lambda end: end[0] * (forward + backward) + end[1] * 3 * head,
@@ -332,7 +337,8 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     sent = hidden / t  # each tensor rank sends its share: Narayanan et al. 2021, section 4.1
     sends = 0.0 if p == 1 else 2 * (microbatches * plan.chunks + p - 1)
 
-    # Once a step, or at ZeRO stages 2 and 3 once a microbatch: the ranks that share states.
+    # Communication among the ranks that share states: once per step, or once per microbatch at
+    # ZeRO stages 2 and 3.
     embeddings = model.embedding_params * (1 if p > 1 or not model.gated else 2)
     params = (first * model.layer_params + embeddings) / t
     reduce = reduce_scatter_seconds(policy.gradients * params, n, links["data"])
@@ -360,8 +366,8 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
 
 # All plans at once -------------------------------------------------------------------------------
 #
-# A table with one row per plan; each column is an array. Rows that no memory could help are
-# dropped early, with the reason; the rest get their bytes and seconds by the formulas above.
+# A table with one row per plan; each column is an array. Rows of illegal plans are dropped early,
+# and counted by reason; the bytes and seconds of the others follow from the formulas above.
 
 _Floats = npt.NDArray[np.float64]
 _AXES: Final = ("tensor", "context", "pipeline", "data")
@@ -369,10 +375,11 @@ _AXES: Final = ("tensor", "context", "pipeline", "data")
 
 @dataclass(frozen=True)
 class Search:
-    """The plans of a problem, fastest first; and how many were rejected for which reason.
+    """All plans of a problem, fastest first, and the numbers of rejected plans.
 
-    `rejected` maps a kind of reason to the number of plans. `why_not` gives the reason of any
-    plan in full.
+    `count` includes the rejected plans. `rejected` maps each kind of reason to the number of plans
+    rejected for it; all plans of an impossible mesh count as one. `why_not` gives the full reason
+    for any plan.
     """
 
     problem: Problem
@@ -386,11 +393,11 @@ class Search:
         return len(self._order)
 
     def best(self, count: int = 10) -> list[Estimate]:
-        """The fastest plans; equally fast ones by the bytes they need."""
+        """Return the `count` fastest plans; equally fast plans are sorted by their bytes."""
         return [_evaluate(self.problem, self._plan(row)) for row in self._order[:count]]
 
     def rank_of(self, plan: Plan) -> int | None:
-        """How many plans are faster; None for a plan that cannot run."""
+        """Return how many plans are faster; None for a plan that cannot run."""
         found = _evaluate(self.problem, plan)
         if found.reason:
             return None
@@ -398,11 +405,11 @@ class Search:
         return int(np.searchsorted(seconds, found.step_seconds * (1 - 1e-9)))
 
     def why_not(self, plan: Plan) -> str:
-        """Why a plan cannot run; empty if it can."""
+        """Return why a plan cannot run; empty if it can."""
         return _evaluate(self.problem, plan).reason
 
     def points(self) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
-        """Arrays of bytes, step seconds, and whether the plan fits in memory.
+        """Return arrays with an entry per plan: bytes, step seconds, whether it fits in memory.
 
         They cover all plans that satisfy every constraint other than memory.
         """
@@ -410,7 +417,7 @@ class Search:
         return columns["bytes"], columns["seconds"], columns["bytes"] <= self.problem.memory
 
     def plan_at(self, row: int) -> Plan:
-        """The plan of a row of `points`."""
+        """Return the plan at this index of the arrays of `points`."""
         return self._plan(row)
 
     def _plan(self, row: int) -> Plan:
@@ -437,16 +444,16 @@ def search(
     efficiency: float = 0.5,
     policy: str | PrecisionPolicy = "mixed",
 ) -> Search:
-    """All plans for a model on all GPUs of a cluster, with bytes and seconds.
+    """Return all plans for a model on all GPUs of a cluster, with their bytes and seconds.
 
     Args:
         batch: sequences in one step, over all ranks.
         card: the GPU, or its name in `CARDS`.
         memory: bytes that each GPU has for tensors; None: 90 % of the card's.
-        efficiency: of the card's peak, what its kernels reach; between 0 and 1.
+        efficiency: the fraction of the card's peak that kernels reach, above 0 and at most 1.
         policy: bytes per parameter, see `predict.memory.POLICIES`.
 
-    Raises: ValueError for arguments that make no sense.
+    Raises: ValueError for invalid arguments.
     """
     problem = _problem(model, cluster, batch, card, memory, efficiency, policy)
     rejected: Counter[str] = Counter()
@@ -503,7 +510,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _meshes(problem: Problem, rejected: Counter[str]) -> Iterator[tuple[int, int, int, int]]:
-    """The sizes of the four axes, where any plan with them could run."""
+    """Yield the sizes of the four axes for which a plan may be legal; count the others."""
     gpus, model = problem.cluster.size, problem.model
     for tensor in _divisors(gpus):
         for context in _divisors(gpus // tensor):
@@ -526,7 +533,7 @@ def _meshes(problem: Problem, rejected: Counter[str]) -> Iterator[tuple[int, int
 def _rows(
     problem: Problem, mesh: tuple[int, int, int, int], micro: Sequence[int]
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Every combination of the other choices, for one mesh."""
+    """Return all combinations of the remaining choices for one mesh, as columns."""
     tensor, context, pipeline, data = mesh
     kinds = [0] if pipeline == 1 else range(len(SCHEDULES))
     recompute = [0, 2] if problem.model.fused_attention else [0, 1, 2]
@@ -545,7 +552,7 @@ def _rows(
 def _legal_rows(
     problem: Problem, columns: dict[str, npt.NDArray[Any]], rejected: Counter[str]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The rows that can run if memory allows it."""
+    """Return the rows that are legal, whatever memory they need; count the others."""
     model = problem.model
     share = problem.batch // np.maximum(columns["data"] * columns["microbatch"], 1)
     tokens = model.sequence_length // np.maximum(columns["context"], 1)
@@ -564,7 +571,7 @@ def _legal_rows(
 
 
 def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_Floats, _Floats]:
-    """Bytes on the fullest GPU, and seconds of a step, of every row."""
+    """Return the bytes on the fullest GPU and the seconds of a step, for every row."""
     model, policy = problem.model, problem.policy
     t, c, p, d, zero, b, kind, v, recompute, shared = (columns[name] for name in _FIELDS)
     length, h, layers = model.sequence_length, model.hidden_size, model.num_layers
@@ -657,7 +664,7 @@ def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_
 def _links_of_rows(
     problem: Problem, t: Any, c: Any, p: Any, d: Any
 ) -> tuple[dict[str, _Floats], dict[str, _Floats]]:
-    """Latency and bandwidth of each axis, row by row: see `_links`."""
+    """Return latency and bandwidth of each axis for every row, as `_links` does for one plan."""
     latency, bandwidth, ranks = {}, {}, 1
     cluster = problem.cluster
     for axis, size in zip(_AXES, (t, c, p, d), strict=True):
@@ -674,13 +681,13 @@ def _links_of_rows(
 
 
 def _explained(estimate: Estimate) -> Iterator[str]:
-    """Where the step's time goes, largest first, and what the obvious change would bring."""
+    """Yield sentences on the costs of a step, the largest first, and on the obvious remedies."""
     if not estimate.seconds:
         yield f"It cannot run: {estimate.reason}."
         return
     total = estimate.step_seconds
     costs = sorted(estimate.seconds.items(), key=lambda cost: -cost[1])
-    yield f"{estimate.seconds['compute'] / total:.0%} of the step computes the model once."
+    yield f"Compute without recomputation: {estimate.seconds['compute'] / total:.0%} of the step."
     for name, seconds in costs:
         if name == "compute" or seconds < 0.01 * total:
             continue
@@ -694,7 +701,7 @@ def _explained(estimate: Estimate) -> Iterator[str]:
 
 
 def _change(estimate: Estimate, cost: str) -> str:
-    """What the first remedy for a cost would bring, or why it is not possible."""
+    """Return a sentence on what the obvious remedy for a cost would gain, or why it cannot run."""
     plan = estimate.plan
     half, twice = plan.microbatch // 2, plan.data * 2
     if plan.microbatch % 2 == 0:

@@ -99,7 +99,7 @@ class Costs:
     def of_stages(self, num_stages: int) -> Floats:
         """Return an array: rows F, B, I, W and communication, columns stages.
 
-        Raises: ValueError for another number of stages, or seconds below 0.
+        Raises: ValueError for a list whose length is not `num_stages`, or seconds below 0.
         """
         rows = [self._row(name, num_stages) for name in vars(self)]
         forward, inputs, weights, communication = rows
@@ -201,7 +201,7 @@ def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
     rank, from its first start to its last end. The ideal is a rank's compute time, averaged over
     all ranks. The bubble is (total - ideal) / total, or (total - ideal) / ideal.
     Raises: ValueError for a trace without forward and backward, one in which they take no time, or
-    another `of`.
+    an unknown `of`.
     """
     if of not in ("total", "ideal"):
         raise ValueError(f'bubble: of must be "total" or "ideal", not {of!r}.')

@@ -88,11 +88,12 @@ class Transformer:
     """The shape of a transformer.
 
     `gated` means built like Llama: an MLP of three matrices (SwiGLU), no biases, rotary positions,
-    and an output head of its own. Otherwise it is built like GPT-2: two matrices, biases, learned
+    and a separate output head. Otherwise it is built like GPT-2: two matrices, biases, learned
     positions, and a head that shares the token embedding. `mlp_size` is 4 x hidden_size if it is
     None, and `kv_heads` is `num_heads`. Fused attention (FlashAttention) stores no attention
     matrices, and skips the half that the causal mask hides.
-    Raises: ValueError for sizes below 1, or heads that do not divide what they should.
+    Raises: ValueError for sizes below 1, or unless `num_heads` divides `hidden_size` and
+    `kv_heads` divides `num_heads`.
     """
 
     num_layers: int

@@ -63,7 +63,7 @@ _CURRENT: ContextVar[_Notice | None] = ContextVar("notice", default=None)
 
 @contextlib.contextmanager
 def notice(words: str) -> Iterator[None]:
-    """Show `words` and the elapsed seconds after two seconds; does nothing in another notice."""
+    """Show `words` and the elapsed seconds after two seconds; does nothing inside a notice."""
     if _CURRENT.get() is not None:
         yield
         return

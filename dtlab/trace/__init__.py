@@ -235,6 +235,26 @@ class Trace:
         """
         return self._use(rank).idle
 
+    def during(self, name: str) -> Trace:
+        """Return what each rank began within its spans called `name`, without these spans.
+
+        Its times count from its own first event. Bytes on the wire are not known for a part.
+        Raises: ValueError if no rank has such a span.
+        """
+        spans = [event for event in self.events if event.kind == "compute" and event.name == name]
+        if not spans:
+            names = sorted({event.name for event in self.events if event.kind == "compute"})
+            raise ValueError(f"No rank has a span {name!r}. Spans: {', '.join(names) or 'none'}.")
+        inside = (
+            event
+            for event in self.events
+            if event not in spans
+            and any(s.rank == event.rank and s.start <= event.start < s.end for s in spans)
+        )
+        part = Trace(inside, world_size=self.world_size)
+        part.emulated = self.emulated
+        return part
+
     def to_chrome(self, path: str | PathLike[str]) -> None:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 

@@ -75,11 +75,12 @@ class Table(Generic[Key]):
 
 @dataclass
 class Columns:
-    """One entry per event in each of the first eleven columns, sorted by start; seconds, bytes.
+    """The events of a trace as columns: up to `extras`, entry i is for event i.
 
-    `name`, `peers` and `group` are indices into `names`, `peer_sets` and `groups`. `thread`
-    distinguishes threads of one rank. The `blocked_` columns list the times during which a thread
-    was blocked; `blocked_row` is the event that it waited for, ascending.
+    Events are sorted by `start`; times are in seconds. `name`, `peers` and `group` are indices
+    into `names`, `peer_sets` and `groups`. `thread` distinguishes threads of one rank. The
+    `blocked_` columns list the times during which a thread was blocked, in the order of
+    `blocked_row`, the index of the event that it waited for.
     """
 
     rank: Ints

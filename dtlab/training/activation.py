@@ -297,12 +297,13 @@ class _Values:
         self._others = [None if isinstance(value, Tensor) else value for value in values]
         self._places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
         trained = torch.empty(0, requires_grad=True)  # autograd makes no node without it
-        self._node = _Save.apply(trained, *tensors).grad_fn  # type: ignore[no-untyped-call]
+        # Up to PyTorch 2.11 the tensors are freed with the output, so keep it, not only its node.
+        self._saved = _Save.apply(trained, *tensors)  # type: ignore[no-untyped-call]
 
     def get(self) -> list[Any]:
         """Return the arguments again, detached from the graph of the first call."""
         try:
-            tensors = self._node.saved_tensors
+            tensors = self._saved.grad_fn.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -338,7 +339,10 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Restore the state of the first call; afterwards restore the program's random state."""
+        """Context manager: run the block with the random state and autocast of the first call.
+
+        After the block, the program's own random state is restored.
+        """
         before = [(generator, generator.get_state()) for generator, _ in self._random]
         _set(self._random)
         try:

@@ -8,8 +8,8 @@ Two rules, for a batch that is k times as large:
                                et al. 2022). SGD: the same noise in each update (Krizhevsky
                                2014, who preferred the linear rule)
 
-Both rules have a limit: far above the gradient noise scale, the gradient of a larger batch is
-hardly better, but each step costs the whole batch (McCandlish et al. 2018).
+Both rules have a limit. Far above the gradient noise scale, a batch that is k times as large has
+hardly a better gradient, but a step costs k times as much (McCandlish et al. 2018).
 """
 
 from __future__ import annotations

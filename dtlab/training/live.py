@@ -90,14 +90,12 @@ class _Course(Storages):  # type: ignore[no-untyped-call]
         self.after: list[int] = []
 
     def follow(self, tensor: Tensor) -> None:
-        """See `Storages`."""
         key = tensor.untyped_storage()._cdata
         if key not in self._living:
             self._made[key] = len(self.after)
         super().follow(tensor)
 
     def note(self) -> None:
-        """See `Storages`."""
         self.after.append(self.bytes)
 
     def leave_out(self, tensors: list[Tensor]) -> int:

@@ -174,7 +174,7 @@ class MasterWeights(Optimizer):
         write_back(self._master.values(), self._master)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, and `masters`: the parameters have lost the last bits."""
+        """Return the optimizer's state and the masters, whose last bits the parameters lack."""
         masters = [master.detach() for master in self._master.values()]
         return {**self.optimizer.state_dict(), "masters": masters}
 

@@ -49,7 +49,7 @@ class SavedBytes:
 
     @property
     def by_module(self) -> dict[str, int]:
-        """Bytes that each module saved, without submodules, in order of time."""
+        """Bytes that each module saved, without submodules, in the order of the first save."""
         modules: dict[str, int] = {}
         for tensor in self.tensors:
             modules[tensor.module] = modules.get(tensor.module, 0) + tensor.bytes

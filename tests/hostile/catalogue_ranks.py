@@ -15,7 +15,7 @@ __all__ = ["CATALOGUE"]
 NOTHING = {"reduce_scatter": 0.0}
 EVERYTHING = {"reduce_scatter": 8.0}
 RIGHT = right_answer(2, "reduce_scatter").replace("def reduce_scatter", "def right")
-HANGS = "the ranks do not come back"
+HANGS = "the ranks did not finish"
 
 # What is tried on one rank need not be tried on five: a check has seven launches, and often twice.
 ALONE = """

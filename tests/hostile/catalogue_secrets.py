@@ -330,7 +330,7 @@ CATALOGUE = [
             dist = torch.distributed
             exec(compile("dist.recv(output)", "@solution@", "exec"))
         """,
-        says="the ranks do not come back",
+        says="the ranks did not finish",
     ),
     rank(
         "a line of a file, as where it computes",

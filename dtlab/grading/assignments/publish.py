@@ -122,9 +122,11 @@ def _beside(origin: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _Settled:
-    """The existing state of an assignment: whether the gradebook has it, and who has submitted.
+    """The state of an assignment before it is written again.
 
-    If students have: the added parts, and whether points of the other parts change.
+    `known`: whether the gradebook has it. `students`: the students who have submitted. If there
+    are any, `added` are the parts that are new to them, and `changed` says whether the points of
+    other parts change.
     """
 
     known: bool

@@ -118,8 +118,8 @@ class Faulty(Case):
     def by_trace(self, one: Observation) -> Iterator[Fault]:
         """Yields everything that the trace shows to be wrong; each message says where.
 
-        Only the first case of a trial is asked, and it reports for all cases of the trial.
-        `fault` already returns the faults in the results by then.
+        Called only on the first case of a trial, which reports for all cases of the trial. At that
+        time, `fault` already returns the faults in the results.
         """
         yield from ()
 
@@ -155,7 +155,7 @@ def rule(
 
     def judged(seen: Seen) -> Verdict:
         if any(fault(seen, other) for other in before):
-            return blocked("judged once the criterion that is lost here is met")
+            return blocked("judged once the lost criterion that it depends on is met")
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
         unfinished = _unfinished(off_topic)
@@ -167,7 +167,7 @@ def rule(
             return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
-            return blocked("judged once the ranks finish what is tried before it")
+            return blocked("judged once the ranks finish the trials before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 
@@ -190,7 +190,7 @@ def fault(seen: Seen, name: str) -> str:
 
 
 def finished_code(one: Observation) -> str:
-    """Says that a finished implementation did the work in a trial; empty if none did."""
+    """A message if a finished implementation did the work in a trial; empty otherwise."""
     code = called_by(result for results in one.results for result in results)
     return f"{code} does the work for you, and finished code does not count." if code else ""
 
@@ -281,13 +281,13 @@ def criterion(
         failure = next(filter(None, map(trouble, seen)), "")
         if failure and waits:
             return blocked("judged once the ranks finish")
-        message = failure or next(_said(seen, objections), "")
+        message = failure or next(_messages(seen, objections), "")
         return lost(message) if message else ok(right)
 
     return Rule(name, points, judge, after=after)
 
 
-def _said(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
+def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
     for one in seen:
         for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
             messages = (_objection(objection, case, results, one) for objection in objections)

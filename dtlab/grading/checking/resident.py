@@ -102,7 +102,10 @@ def _change(count: float) -> str:
 
 
 def grown_by(name: str, also: Callable[[Seen], str] = lambda _: "") -> Callable[[Seen], str]:
-    """Returns a function for `also` of `judge` that reports too much memory for a criterion."""
+    """Returns an argument `also` of `rule` that reports too much memory for the criterion `name`.
+
+    If no rank has too much memory, it returns the message of the given `also`.
+    """
 
     def wrong(seen: Seen) -> str:
         for observation in seen:

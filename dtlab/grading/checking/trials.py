@@ -277,10 +277,10 @@ def _hang(error: RanksError, trial: Trial) -> str:
     advice = error.advice if isinstance(error, DeadlockError) else ""
     mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
     if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
-        lines = [f"{trial.words()}: what the ranks call does not fit together.", mismatch]
+        lines = [f"{trial.words()}: the calls of the ranks do not match.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
-        lines = [f"{trial.words()}: the ranks do not come back{within}."]
+        lines = [f"{trial.words()}: the ranks did not finish{within}."]
     alike: dict[tuple[str, str], list[int]] = {}
     for entry in stuck:
         alike.setdefault((entry.op, entry.place), []).append(entry.rank)

@@ -158,8 +158,8 @@ FOREIGN = "foreign"  # a fault: the learner's own calls did not bring the result
 class Reducing(Faulty):
     """A case whose results are sums over all ranks, or over those of each of its `groups`.
 
-    It reports the fault `FOREIGN` where finished code did the work, or where the data moved
-    past the check.
+    It reports the fault `FOREIGN` if finished code did the work, or if data moved that the
+    recorder did not see.
     """
 
     groups: Groups
@@ -167,7 +167,7 @@ class Reducing(Faulty):
     @property
     @abstractmethod
     def reduced(self) -> Sequence[int]:
-        """Bytes that ranks have to add up in each step."""
+        """Bytes that the ranks must sum, one entry for each step."""
 
     def by_trace(self, one: Observation) -> Iterator[Fault]:
         words = self._foreign(one)
@@ -175,7 +175,7 @@ class Reducing(Faulty):
             yield FOREIGN, words
 
     def _foreign(self, one: Observation) -> str:
-        """What brought the result about, if not the learner's own calls; else empty."""
+        """A message if the result does not come from the learner's own calls; else empty."""
         hidden = finished_code(one) or unseen_collectives(one)
         if hidden or fault([one], self.topic):
             return hidden

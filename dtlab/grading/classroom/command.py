@@ -55,7 +55,7 @@ def grade(
     with (
         _stopped_by_signals(grading),
         _Board(len(submissions)) as board,
-        closing(grading.run(submissions, board.told)) as outcomes,
+        closing(grading.run(submissions, board.show_step)) as outcomes,
     ):
         for outcome in outcomes:
             graded.append(outcome)
@@ -105,7 +105,7 @@ class _Board:
     def _line(self, position: int, **options: Any) -> tqdm:
         return tqdm(position=position, disable=not self._shown, leave=False, **options)
 
-    def told(self, student: str, step: str) -> None:
+    def show_step(self, student: str, step: str) -> None:
         """Shows the current step of a submission that is being judged."""
         with self._lock:
             if student not in self._lines and self._free and self._shown:

@@ -13,7 +13,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from dtlab.grading.classroom.server import JudgesServer, Told, carry_out_surely
+from dtlab.grading.classroom.server import JudgesServer, Progress, carry_out_surely
 from dtlab.grading.classroom.tasks import Done, Task
 
 __all__ = ["Engine", "LocalEngine", "engine_named"]
@@ -40,7 +40,7 @@ class Engine(Protocol):
         ...
 
 
-def engine_named(name: str, jobs: int | None, progress: Told) -> Engine:
+def engine_named(name: str, jobs: int | None, progress: Progress) -> Engine:
     """Creates the engine "local" or "ray". Raises `DtlabError` if it is not available."""
     if name == "ray":
         from dtlab.grading.classroom.on_ray import RayEngine
@@ -56,11 +56,11 @@ class LocalEngine:
     task continues.
     """
 
-    def __init__(self, jobs: int | None, progress: Told) -> None:
+    def __init__(self, jobs: int | None, progress: Progress) -> None:
         from dtlab.ranks.system import usable_cpus
 
         jobs = jobs or max(1, int(usable_cpus()))
-        self.room, self._told = min(jobs * PATIENT, max(jobs, MOST)), progress
+        self.room, self._progress = min(jobs * PATIENT, max(jobs, MOST)), progress
         self._turns = threading.Semaphore(jobs)
         self._server = JudgesServer()
         self._server.start()
@@ -92,7 +92,7 @@ class LocalEngine:
             if self._server.over:
                 continue
             try:
-                progress = partial(self._told, task.student)
+                progress = partial(self._progress, task.student)
                 progress("waiting for the judge")
                 with self._turns:
                     self._server.wait()

@@ -177,7 +177,7 @@ class Grading:
                 late, waiting = books.settle_late(student), books.waiting(student)
                 return Outcome(student, before, before, skipped=True, late=late, waiting=waiting)
         except Exception as error:  # noqa: BLE001  one submission must not stop the others
-            return Outcome(student, None, before, trouble=_told(error))
+            return Outcome(student, None, before, trouble=_error_text(error))
         return _Plan(submission, files, before, key, self._task(submission, files, before, due))
 
     def _due(self, before: Record | None, key: str, books: Books) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ class Grading:
             late, by_hand = books.settle_late(student), tuple(books.by_hand(student))
             waiting = books.waiting(student)
         except Exception as error:  # noqa: BLE001  one submission must not stop the others
-            return Outcome(student, None, before, trouble=_told(error))
+            return Outcome(student, None, before, trouble=_error_text(error))
         return Outcome(
             student, record, before, trouble=trouble, late=late, by_hand=by_hand, waiting=waiting
         )
@@ -248,7 +248,7 @@ class Grading:
         return record
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Returns the message of a `DtlabError`, or the traceback of any other exception."""
     if isinstance(error, DtlabError):
         return str(error)

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from dtlab.errors import DtlabError
-from dtlab.grading.classroom.server import JudgesServer, Told, carry_out_surely
+from dtlab.grading.classroom.server import JudgesServer, Progress, carry_out_surely
 from dtlab.grading.classroom.tasks import Done, Task
 from dtlab.ranks.system import usable_cpus
 
@@ -63,9 +63,9 @@ class Judge:
 class RayEngine:
     """An engine with one judge for each CPU of the cluster, but at most `jobs`."""
 
-    def __init__(self, jobs: int | None, progress: Told) -> None:
+    def __init__(self, jobs: int | None, progress: Progress) -> None:
         """Raises `DtlabError` if Ray is not installed or the cluster cannot be used."""
-        self._told = progress
+        self._progress = progress
         self._judges: list[Any] = []
         self._undo = contextlib.ExitStack()  # cleanup for `close`, in reverse order
         try:
@@ -86,7 +86,7 @@ class RayEngine:
     def submit(self, task: Task) -> Future[Done]:
         judge = min(self._judges, key=self._busy.__getitem__)
         self._busy[judge] += 1
-        self._told(task.student, "on the cluster")
+        self._progress(task.student, "on the cluster")
         future: Future[Done] = judge.judge.remote(task).future()
         future.add_done_callback(lambda _: self._free(judge))
         return future
@@ -116,7 +116,7 @@ class RayEngine:
                     f"cluster on this machine only. Ray says: {error}"
                 ) from error
             return ray
-        self._undo.enter_context(_nobody_else())
+        self._undo.enter_context(_private_cluster())
         ray, folder = _imported(), _short_folder()
         self._undo.callback(shutil.rmtree, folder, ignore_errors=True)
         self._undo.callback(ray.shutdown)
@@ -167,7 +167,7 @@ def _our_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _nobody_else() -> Iterator[None]:
+def _private_cluster() -> Iterator[None]:
     """Makes a new cluster listen on loopback, require a token, and send no usage statistics.
 
     Ray has the first switch for Windows and macOS, to avoid firewall dialogs. It reads all of

@@ -13,9 +13,9 @@ from dtlab.grading.parts import known_parts
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.notices import no_notices
 
-__all__ = ["JudgesServer", "Told", "carry_out_surely"]
+__all__ = ["JudgesServer", "Progress", "carry_out_surely"]
 
-Told = Callable[[str, str], None]  # a callback for progress: called with student and step
+Progress = Callable[[str, str], None]  # a callback for progress: called with student and step
 
 
 class JudgesServer(Server):

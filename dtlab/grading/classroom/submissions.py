@@ -301,7 +301,7 @@ def _oddities(name: str, taken: _File | None, data: bytes | None) -> Iterator[st
 
 
 def _other_versions(data: bytes) -> Iterator[str]:
-    """Yields a note if the notebook was made with another version of dtlab."""
+    """Yields a note if the notebook was made with a different version of dtlab."""
     from importlib.metadata import version
 
     ours = version("dtlab")

@@ -77,7 +77,7 @@ class WalledBench:
         self.timed_out = self.timed_out or isinstance(result.error, RankTimeoutError)
         self.unwritten = self.unwritten or result.unwritten
         if result.error is not None and not _is_plain_hang(result.error):
-            problem = "the ranks do not come back" if result.hung else "a rank raises an exception"
+            problem = "the ranks did not finish" if result.hung else "a rank raises an exception"
             self._troubles.append((result.trouble, f"{result.trial.words()}: {problem}. {_LOOK}"))
         return result
 

@@ -108,7 +108,7 @@ class _Places:
             return max(copy.place, home), 1, rank
         self.said["missing"].append(name)
         if home < 0:
-            home = self.end if self.sheet.is_check(name) else self._behind_what_is_above(rank)
+            home = self.end if self.sheet.is_check(name) else self._place_above(rank)
         return home, 1, rank
 
     def _home(self, answer: str) -> int:
@@ -134,10 +134,13 @@ class _Places:
         copies = [self.match.of[check].place for check in checks if check in self.match.of]
         if checks and not copies:
             return self.end, 1, rank
-        return self._behind_what_is_above(rank, min(copies, default=self.end)), 1, rank
+        return self._place_above(rank, min(copies, default=self.end)), 1, rank
 
-    def _behind_what_is_above(self, rank: int, below: int | None = None) -> int:
-        """Returns the place of the nearest released cell above that the learner also has."""
+    def _place_above(self, rank: int, below: int | None = None) -> int:
+        """Returns the place of the nearest released cell above that the learner also has.
+
+        Only places before `below` count. Returns -1 if there is none.
+        """
         limit = self.end if below is None else below
         above = [other for other, at in self.found_at.items() if other < rank and at < limit]
         return self.found_at[max(above)] if above else -1
@@ -148,7 +151,7 @@ class _Places:
         for rank, cell in enumerate(self.sheet.cells[: max(self.found_at, default=0)]):
             if cell.cell_type == "code" and rank not in known and rank not in self.found_at:
                 self.said["gap"].append(cell.id)
-                yield (self._behind_what_is_above(rank), 1, rank), _as_released(cell)
+                yield (self._place_above(rank), 1, rank), _as_released(cell)
 
 
 def _as_released(cell: NotebookNode) -> NotebookNode:

@@ -51,7 +51,7 @@ class Salvaged:
 
 
 def salvage(submitted: bytes | None, kernel: str) -> Salvaged:
-    """Recovers all readable cells of a file; notes if it asks for another kernel than `kernel`."""
+    """Recovers all readable cells of a file; adds a note if its kernel is not `kernel`."""
     if submitted is None:
         return Salvaged(notes=["This notebook was not handed in."])
     if len(submitted) > _LARGEST:

@@ -88,9 +88,9 @@ def _objection(rank: int, answer: Wait | None, actual: Wait | None, company: set
     if answer == actual:
         return ""
     if actual is None:
-        return f"rank {rank} waits for nobody: it has returned. Which calls did it make before?"
+        return f"rank {rank} waits for no rank: it has returned. Which calls did it make before?"
     if answer is None:
-        return f"rank {rank} does not come back either. In which operation does it wait?"
+        return f"rank {rank} has not finished either. In which operation does it wait?"
     if answer.operation != actual.operation:
         return (
             f"rank {rank} does not wait in {answer.operation}. Go through the program as this "
@@ -124,7 +124,7 @@ def _why_not(rank: int, strange: frozenset[int], company: set[int]) -> str:
     if rank in strange:
         return "a rank does not wait for itself."
     if strange & company:
-        return "who waits in the same call has called it."
+        return "a rank that waits in the same call has already called it."
     return "a rank is not a member of its group."
 
 

@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Training(TrainingRun):
-    """`script(model, data, epochs, *more)` on `samples` random images with random labels.
+    """A run of `script(model, data, epochs, *more)` on `samples` random images and labels.
 
     The model is an MLP with one hidden layer, with different initial parameters on each rank. In a
     step each rank makes `passes` forward passes, of `micro_batch` samples each.

@@ -31,7 +31,7 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
         if len(other.before) and len(begin) and not other.before[0].equal(begin[0]):
             return (
                 f"{copies} in their first forward pass: the ranks begin with different "
-                "parameters. Who hands rank 0's to all?"
+                "parameters. What gives rank 0's parameters to all ranks?"
             )
         far = off(other.after, end, case.start(0))
         if far < NEAR:
@@ -153,7 +153,7 @@ def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> 
                 "`no_sync` by then?"
             )
         if left < _SENT_LESS * gradients:
-            return f"{summary} Something has to be sent in every step."
+            return f"{summary} Something must be sent in every step."
     return ""
 
 

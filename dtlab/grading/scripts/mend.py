@@ -88,13 +88,12 @@ class MendScript(Mend):
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """See `Mend`."""
         if bench is HERE:
             warm_up()
         return super().run(symbol, answer, seed, learner, bench)
 
     def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
-        """Each entry of the diagnosis is a criterion."""
+        """Returns a rule for each entry of the diagnosis."""
 
         @cache
         def scene() -> Scene:

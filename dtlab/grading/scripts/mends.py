@@ -47,7 +47,7 @@ class Mend(ABC):
 
     @abstractmethod
     def rules(self, answer: Mapping[str, Any], bench: Bench) -> list[Rule]:
-        """The criteria of the diagnosis in this answer."""
+        """Returns the rules that judge the diagnosis in this answer."""
 
     def run(
         self,
@@ -61,7 +61,7 @@ class Mend(ABC):
         rules = self.rules(answer, bench)
         if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
             waiting = blocked("judged once the answer has this form")
-            why = f'{symbol} has to be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
+            why = f'{symbol} must be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             first, *rest = (*rules, *self.check.rules)
             return [first.closed(lost(why)), *(other.closed(waiting) for other in rest)]
         mended = self.check.run("mended", answer["mended"], seed, learner, bench)

@@ -1,8 +1,8 @@
 """The result of a training in one process, with which the ranks' training is compared.
 
-A step is described by the weights of its samples in the loss. So the whole batch, a sum in place
-of a mean, and one rank alone are steps with different weights. All computations are in float64,
-with the formulas of the optimizers.
+A step is described by the weight of each sample in the loss. So a step with the whole batch, one
+with the sum instead of the mean, and one with a single rank's samples differ only in their
+weights. All computations are in float64, with the formulas of the optimizers.
 """
 
 from __future__ import annotations

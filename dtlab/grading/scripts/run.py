@@ -60,7 +60,7 @@ class TrainingRun(Case):
     @staticmethod
     @abstractmethod
     def build(*sizes: int) -> nn.Module:
-        """Builds the model, with any parameters."""
+        """Builds the model, with arbitrary parameters."""
 
     def model(self) -> nn.Module:
         """Builds the model with its initial parameters, which are the same on all ranks."""
@@ -211,7 +211,7 @@ def other_losses(near: float) -> Objection:
             if case.has_loss(rank) and (len(got) != len(expected) or not all(close)):
                 return (
                     f"rank {rank} returns the losses {_listed(got)}; in one process those of its "
-                    f"batches are {_listed(expected)}. Only what is broken has to change."
+                    f"batches are {_listed(expected)}. Change only what is broken."
                 )
         return ""
 
@@ -230,9 +230,10 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation
 
 
 def other_steps(near: float) -> Objection:
-    """Parameters do not move as in one process, up to a part of the distance that they move.
+    """Returns an objection to final parameters that differ from those of one process.
 
-    For programs that round: their losses say little about the optimizer's steps.
+    Allowed is a difference of `near` times the distance that the parameters of one process moved.
+    Use it for programs in low precision, whose losses say little about the optimizer's steps.
     """
 
     def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
@@ -248,9 +249,9 @@ def other_steps(near: float) -> Objection:
                     moved += float((end - begin).square().sum())
             if off > near**2 * moved:
                 return (
-                    f"the parameters of rank {rank} do not move as in one process: they end "
-                    f"{(off / moved) ** 0.5:.0%} of the way apart. Only what is broken has to "
-                    "change: are gradients cleared, computed and stepped once for each batch?"
+                    f"the parameters of rank {rank} do not move as in one process: the difference "
+                    f"is {(off / moved) ** 0.5:.0%} of the distance moved. Change only what is "
+                    "broken: are gradients cleared, computed and stepped once for each batch?"
                 )
         return ""
 

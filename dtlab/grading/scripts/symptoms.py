@@ -52,7 +52,7 @@ class Symptom:
     def find(self, scene: Scene) -> Finding:
         """Measures the symptom in a run."""
         if self.comes_back and scene.one.hung:
-            return Finding(False, "the ranks never came to the end")
+            return Finding(False, "the ranks did not finish")
         if self.comes_back and scene.one.error is not None:
             return Finding(False, "a rank stopped with an exception before it trained")
         return self.measure(scene)

@@ -40,7 +40,7 @@ class ParallelAttention(nn.Module):
         group: the ranks that share the heads; None: all.
 
     One weight, [q; k; v] of the dense layer, computes queries, keys and values; a rank has the
-    rows of its heads in each. Raises: ValueError for numbers of heads that do not divide.
+    rows of its heads in each. Raises: ValueError for sizes that are not multiples as required.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class ParallelMLP(nn.Sequential):
-    """Column, GELU, row: [b, s, hidden_size] to the same shape.
+    """An MLP of column-parallel layer, GELU and row-parallel layer: [b, s, hidden_size] to same.
 
     Args:
         hidden_size: size of input and output.

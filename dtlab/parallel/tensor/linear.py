@@ -118,7 +118,7 @@ class Split:
     def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a copy of a rank's part.
 
-        Raises: ValueError if the tensor has another size in this dim.
+        Raises: ValueError if the tensor does not have the size of the whole dim.
         """
         if whole.dim() <= self.dim or whole.shape[self.dim] != self.size:
             raise ValueError(
@@ -181,7 +181,7 @@ class ShardedLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
     def check_input(self, tensor: Tensor, expected: int, hint: str) -> None:
-        """Raise ValueError if the input has another last dim, before communication."""
+        """Raise ValueError, before communication, if the last dim is not `expected`."""
         if tensor.shape[-1] != expected:
             raise ValueError(
                 f"{type(self).__name__} on rank {self.rank} of {self.ranks} needs {expected} "
@@ -231,7 +231,7 @@ class ColumnParallelLinear(_ParallelLinear):
         group: the ranks that share the weight; None: all.
 
     Raises: ValueError for fewer outputs than ranks, pieces whose sum is not out_features, pieces
-        together with gather_output, or an input of another size.
+        together with gather_output, or an input of the wrong size.
     """
 
     def __init__(
@@ -283,8 +283,8 @@ class RowParallelLinear(_ParallelLinear):
         sequence_parallel: the output is this rank's tokens, [..., s / ranks, out].
         group: the ranks that share the weight; None: all.
 
-    Raises: ValueError for fewer inputs than ranks, an input of another size, or a number of tokens
-        that is not divisible by the ranks.
+    Raises: ValueError for fewer inputs than ranks, an input of the wrong size, or token numbers
+        that are not divisible by the ranks.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class RowParallelLinear(_ParallelLinear):
         self.load_part_of(nn.Linear(in_features, out_features, bias, device, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return all outputs, of all tokens or of this rank's tokens."""
+        """Return all outputs for all tokens; with `sequence_parallel`, for this rank's tokens."""
         if not self.input_is_parallel:
             self.check_input(x, self.in_features, "input_is_parallel=False takes all features.")
             x = scatter_to_region(x, self.group)

@@ -60,15 +60,16 @@ def gather_from_sequence(
 ) -> Tensor:
     """Concatenate the tokens of all ranks; each rank must have the same number.
 
-    `then_sharded=True`: each rank continues with different weights, so it has a part of the
-    gradient, and the parts are summed. False: all ranks compute the same from here on, as at the
-    end of a model, so each has the whole gradient and backward does not communicate.
+    `then_sharded` is about the computation after this call. True: each rank uses different
+    weights, so it computes a part of the gradient, and backward sums the parts. False: all ranks
+    compute the same, as at the end of a model, so each has the whole gradient, and backward does
+    not communicate.
     """
     return _Gather.apply(tensor, group, dim, then_sharded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reduce_scatter_to_sequence(tensor: Tensor, group: Group = None, dim: int = 1) -> Tensor:
-    """Return the sum over ranks of this rank's tokens of the tensors.
+    """Sum the tensors of all ranks, and return this rank's tokens of the sum.
 
     Raises: ValueError if the tokens are not divisible by the ranks.
     """

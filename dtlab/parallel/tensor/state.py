@@ -48,7 +48,7 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Load the state of `full_state_dict` or of the dense module, on any number of ranks.
 
     Each rank takes its part of the dense tensors, without communication.
-    Raises: RuntimeError for names that are missing or unknown, ValueError for other shapes.
+    Raises: RuntimeError for names that are missing or unknown, ValueError for wrong shapes.
     """
     shards, current = _shards(module), module.state_dict()
     parts = dict(state)
@@ -91,7 +91,10 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
 
 
 def _shards(module: nn.Module) -> dict[int, tuple[ShardedLayer, Split]]:
-    """Return layer and split of each divided parameter, by address: names depend on wrappers."""
+    """Return layer and split of each divided parameter, keyed by the address of its data.
+
+    Names cannot be keys, because wrappers change them.
+    """
     shards = {}
     for layer in module.modules():
         if isinstance(layer, ShardedLayer):
@@ -105,7 +108,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def gathered(shard: Tensor, layer: ShardedLayer, split: Split) -> Tensor:
-    """The dense tensor of which each rank of the layer's group gives its shard."""
+    """Gather a dense tensor from the shards of all ranks in the layer's group."""
     lengths = [split.length(rank, layer.ranks) for rank in range(layer.ranks)]
     ends = start_gather(shard.detach(), split.dim, layer.group, split.size)()
     return split.whole(torch.split(ends, lengths, split.dim))

@@ -77,7 +77,7 @@ class VocabParallelEmbedding(ShardedLayer):
         return layer
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the rows of the dense table, of all tokens or of this rank's tokens."""
+        """Look up the embeddings of all tokens; with `sequence_parallel`, return this rank's."""
         _check_ids(type(self).__name__, tokens, self.num_embeddings)
         if self.sequence_parallel:
             check_tokens(type(self).__name__, tokens, self.group, 1)

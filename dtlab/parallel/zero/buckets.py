@@ -114,7 +114,7 @@ class ShardedBucket:
 
     @property
     def full(self) -> bool:
-        """Whether the gradients of all parameters have arrived and are not sent."""
+        """Whether the gradients of all parameters have arrived and have not been sent."""
         return len(self._arrived) == len(self.parameters) and not self.is_sent
 
     def mark_arrived(self, place: int) -> None:

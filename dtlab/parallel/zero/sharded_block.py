@@ -281,7 +281,7 @@ class ShardedBlock:
             shard.finish_reduce()
 
     def drop_gradients(self) -> None:
-        """Discard gradients that have not been added to those of the pieces."""
+        """Discard gradients that have not yet been added to `.grad` of the pieces."""
         for shard in self.trained:
             shard.drop_gradients()
 

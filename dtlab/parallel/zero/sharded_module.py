@@ -148,10 +148,10 @@ class ShardedModule(nn.Module):
     def whole_tensors(
         self, take: Callable[[nn.Parameter], Tensor | None]
     ) -> dict[nn.Parameter, Tensor]:
-        """Whole tensors, gathered from what `take` gives for each of this rank's pieces.
+        """Gather whole tensors from the tensors that `take` returns for this rank's pieces.
 
-        For parameters `lambda piece: piece.detach()`, for gradients `lambda piece: piece.grad`.
-        The keys are the pieces. All ranks call it.
+        `take` is `lambda piece: piece.detach()` for parameters, `lambda piece: piece.grad` for
+        gradients. Returns the whole tensors by piece. Call it on all ranks.
         """
         pieces = dict(self.module.named_parameters())
         return {pieces[name]: whole for name, whole in _gathered(self, take)}
@@ -161,7 +161,7 @@ class ShardedModule(nn.Module):
         state: Mapping[str, Any] | Iterable[Mapping[str, Any]],
         optimizer: Optimizer | None = None,
     ) -> None:
-        """Load this rank's part of a state, which may come from another number of ranks.
+        """Load this rank's part of a state, which any number of ranks may have saved.
 
         `state` is a list or generator of what `state_dict` returned on all ranks, in any order: a
         generator may read one file at a time. It may also be what `full_state_dict` returned, or
@@ -259,7 +259,7 @@ def buffers_of(model: ShardedModule) -> dict[str, Tensor]:
 
 
 def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
-    """Return the optimizer's parameter groups, with names in place of parameters."""
+    """Return the optimizer's parameter groups, with names instead of parameters."""
     names = {parameter: name for name, parameter in model.module.named_parameters()}
     groups: list[State] = []
     for number, group in enumerate(optimizer.param_groups):
@@ -445,9 +445,11 @@ class _Loading:
         missing = {name: count for name, count in self.missing.items() if count}
         if missing:
             name, count = next(iter(missing.items()))
+            others = len(missing) - 1
+            more = f", and elements of {others} more parameters" if others else ""
             raise ValueError(
-                f"the saved state lacks {count} elements of {name} that this rank needs, and "
-                f"elements of {len(missing) - 1} more parameters. Pass the states of all ranks."
+                f"the saved state lacks {count} elements of {name} that this rank needs{more}. "
+                "Pass the states of all ranks."
             )
         buffers = buffers_of(self.model)
         for name, buffer in buffers.items():
@@ -478,7 +480,10 @@ class _Loading:
 
 
 def _copy_overlap(values: Tensor, start: int, into: Tensor, span: Span) -> int:
-    """Copy elements from `start` on into a tensor that has those of `span`; return how many."""
+    """Copy the elements that `values` and `into` have in common; return their number.
+
+    `values` has the elements from `start` on, and `into` has those of `span`.
+    """
     first, last = max(start, span[0]), min(start + values.numel(), span[1])
     if first >= last:
         return 0

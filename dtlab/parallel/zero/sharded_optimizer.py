@@ -179,7 +179,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "bucket_elements": sizes}  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard of the state, without communication; load it on this rank."""
+        """Return this rank's shard of the state, without communication.
+
+        Only the same rank, with the same world size, can load it; see `full_state_dict`.
+        """
         assert self._inner is not None
         state = shard_state(self._buckets, self._inner, self.param_groups)
         return {**state, "shard": self._shard_name()}
@@ -217,7 +220,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_full_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load this rank's part of a whole state. Load the parameters with the model.
 
-        Raises: ValueError if the state has other parameters.
+        Raises: ValueError if the state is not of these parameters.
         """
         self._load(state_dict, is_whole=True)
 
@@ -319,7 +322,10 @@ def _made(
 
 
 def _stepped(optimizer: torch.optim.Optimizer, part: int | None = None) -> Tensor:
-    """Return all elements after some steps on random gradients; for a part, on their part."""
+    """Return all elements after some steps on random gradients.
+
+    If `part` is 0 or 1, the optimizer has only that part of the elements, and gets its gradients.
+    """
     parameters = optimizer.param_groups[0]["params"]
     begin, length = {None: (0, 15), 0: (0, _CUT), 1: (_CUT, 15 - _CUT)}[part]
     for step in range(_STEPS):

@@ -61,7 +61,7 @@ def full_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Group
 
 
 def _numbered(groups: Groups) -> list[dict[str, Any]]:
-    """Return parameter groups with numbers in place of parameters."""
+    """Return parameter groups with numbers instead of parameters."""
     packed, start = [], 0
     for group in groups:
         count = len(group["params"])
@@ -134,7 +134,7 @@ def load_state(
 ) -> None:
     """Load this rank's part of a state and of master weights, from a whole state or a shard's.
 
-    Raises: ValueError if the state has other parameters.
+    Raises: ValueError if the state is not of these parameters.
     """
     sizes = [len(group["params"]) for group in groups]
     saved_sizes = [len(group["params"]) for group in saved["param_groups"]]

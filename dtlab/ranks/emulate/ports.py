@@ -70,7 +70,7 @@ class Ports:
             return self._words[at + _END] or None
 
     def message(self, key: int, src: int, dst: int, nbytes: int, posted: int) -> int | None:
-        """Post one end of a message; its arrival time, or None if the other end is not posted.
+        """Post one end of a message; returns its arrival time, None until both ends are posted.
 
         `key` is the same for both ends and for no other message. Once both have been posted,
         posting again changes nothing.
@@ -91,7 +91,7 @@ class Ports:
     def collective(
         self, key: int, group: int, route: Route, ports: Sequence[int], nbytes: int, posted: int
     ) -> int | None:
-        """Post one member's part of a collective; its end, or None if not all have posted it.
+        """Post one member's part of a collective; returns its end, None until all have posted.
 
         `key` is the same for all members and for no other operation. `group` is the key of all
         collectives of the group. `ports` is the result of `ports_on` for the route's pairs.

@@ -131,7 +131,10 @@ def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
 
 
 def _try(cards: Sequence[str], count: int) -> tuple[list[str], int]:
-    """`count` GPUs, unused ones first, and `count`; or no GPU, and the number that is free."""
+    """Reserve `count` GPUs, unused ones first; returns them and `count`.
+
+    If fewer are free, it reserves none, and returns an empty list and the number that is free.
+    """
     with _lock:
         fresh: dict[str, socket.socket] = {}
         for card in cards:

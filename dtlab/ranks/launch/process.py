@@ -88,6 +88,7 @@ def run_rank(
             _take_part(rank, spec, call, ends, outcome)
         except BaseException as error:  # noqa: BLE001  an error of dtlab, for instance while joining the group
             outcome.failure = describe(error)
+            outcome.recorder = None  # it may be what failed
             outcome.deliver()
         ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
         code = 0

@@ -135,7 +135,10 @@ class _Chores:
         self.tidy, self.requests, self._waited = True, 0, 0
 
     def had_better_wait(self) -> bool:
-        """Whether to wait a millisecond: pages shared with ranks that still end stay untidy."""
+        """Whether to wait a millisecond before the next request, so that memory can be tidied.
+
+        Pages that ranks of the last launch still share cannot be tidied.
+        """
         if self.tidy or self.requests < MANY or self._waited >= A_MOMENT:
             return False
         self._waited += 1

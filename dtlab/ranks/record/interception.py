@@ -111,10 +111,11 @@ class Doors:
                 journal.end(index, _now())
                 raise
             boxed = result if work_at is None else result[work_at]
-            if boxed is None:  # no Work: the operation is complete
+            work = None if boxed is None else unbox(boxed)
+            if work is None:  # complete; or, on NCCL, next on the GPU's current stream
                 journal.block(index, start)
             else:
-                follow(index, unbox(boxed), args[0], group, tag, is_async, announced)
+                follow(index, work, args[0], group, tag, is_async, announced)
             return result
 
         return kernel

@@ -91,7 +91,7 @@ def _new_processes() -> str:
     """Put later forks into a new PID namespace; returns the reason if that fails, or ""."""
     if os.geteuid() != 0:
         with contextlib.suppress(OSError):
-            _be_root_of_oneself()
+            _create_user_namespace()
     try:
         kernel.unshare(kernel.NEW_PROCESSES)
     except OSError as error:
@@ -99,7 +99,7 @@ def _new_processes() -> str:
     return ""
 
 
-def _be_root_of_oneself() -> None:
+def _create_user_namespace() -> None:
     """Create a user namespace with only this user, as its root."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.NEW_USERS)

@@ -58,7 +58,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ a turn
 
     def _next_turn(self) -> Turn:
-        """Wait for the next turn, which will also report ranks that die before it."""
+        """Wait for the next turn. Deaths of ranks until then are recorded, for it to report."""
         while True:
             watched: list[Any] = [self.control, self.child_ended]
             ready, _, _ = select.select(watched, [], [])
@@ -115,30 +115,33 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ interrupting ranks
 
     def _free(self) -> str:
-        """Interrupt all ranks that still run their turn; why the session must end, or ""."""
-        if self._back_within(0.0):
-            return self._who_died()
+        """Interrupt all ranks that still run their turn.
+
+        Returns the reason if the session must end, otherwise "".
+        """
+        if self._finish_within(0.0):
+            return self._deaths_in_words()
         for rank in self._missing():
             system.kill(rank.pid, signal.SIGINT)
-        if not self._back_within(SIGNAL_LIMIT):
+        if not self._finish_within(SIGNAL_LIMIT):
             self._cut_off = True
             for request in (protocol.CUT, protocol.CUT_STORE):
                 for rank in self.ranks:
                     rank.cut(request)
-                if self._back_within(CUT_LIMIT):
+                if self._finish_within(CUT_LIMIT):
                     break
         missing = [rank.rank for rank in self._missing() if rank.alive]
         if missing:
             return f"{ranks_in_words(missing)} did not stop when interrupted"
-        return self._who_died()
+        return self._deaths_in_words()
 
     def _missing(self) -> list[Rank]:
         return [rank for rank in self.ranks if not rank.has(protocol.DELIVERED)]
 
-    def _back_within(self, seconds: float) -> bool:
+    def _finish_within(self, seconds: float) -> bool:
         return self._wait_until(lambda: all(not rank.alive for rank in self._missing()), seconds)
 
-    def _who_died(self) -> str:
+    def _deaths_in_words(self) -> str:
         verb = "has" if len(self.deaths) == 1 else "have"
         return f"{ranks_in_words([*self.deaths])} {verb} ended" if self.deaths else ""
 
@@ -147,7 +150,10 @@ class SessionSupervisor(Supervisor):
         return self._cut_off or reason == "deadlock" or self.watcher.anything_open()
 
     def _rejoin(self) -> str:
-        """Have all ranks create a new process group; why the session must end, or ""."""
+        """Have all ranks create a new process group.
+
+        Returns the reason if the session must end, otherwise "".
+        """
         if self.spec.cluster is not None:
             return "messages that are in flight on emulated links cannot be withdrawn"
         for rank in self.ranks:
@@ -176,8 +182,7 @@ class SessionSupervisor(Supervisor):
         return joined() and not failed()
 
     def _wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Process events until `condition` holds. Return False if it does not hold in `seconds`.
-        """
+        """Process events until `condition` holds; return False if it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()

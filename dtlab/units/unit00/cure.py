@@ -87,7 +87,10 @@ def _limited(draw: random.Random, topic: str) -> Plan:
 
 @dataclass(frozen=True)
 class Curing(Faulty):
-    """A call of `cure(setting)`. The setting has the limit; the field `cure` is the topic."""
+    """A call of `cure(setting)`. The setting contains the memory limit.
+
+    `cure` is a key of `_PLANS` or `_NEVER`, which say which plans fit and which do not.
+    """
 
     alone = True
     topic = "fits"

@@ -55,7 +55,7 @@ def _clear_setting(draw: Random, kind: str) -> Setting:
 
 
 def _limit(draw: Random, sizes: Mapping[str, int]) -> int:
-    """A limit in bytes that one of the phases with a new maximum exceeds first, or no phase."""
+    """Draws a memory limit: either the model fits, or a phase with a new maximum exceeds it."""
     highest = [0, *accumulate(sizes.values(), max)]
     gaps = [(before, after) for before, after in pairwise(highest[1:]) if after > _CLEAR * before]
     forward = round(0.8 * highest[1]), highest[1]

@@ -14,7 +14,7 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
 from dtlab.units.unit00.shares import efficiencies
 
-_NEAR = 1e-3  # of a number
+_NEAR = 1e-3  # relative tolerance of a number
 _ADVICE = {
     "strong": "Strong scaling: all ranks together do the work of one. How many times as fast is "
     "the run, and which fraction of the ideal N times is that?",
@@ -40,7 +40,7 @@ class Grown(Faulty):
 
     @property
     def guilty(self) -> str:
-        """The criterion that a fault counts against. "base" is judged for each scaling apart."""
+        """The criterion of a fault in this case. Each kind of scaling has its own "base"."""
         return f"base, {self.job.scaling}" if self.topic == "base" else self.topic
 
     def shows(self, criterion: str) -> bool:
@@ -123,7 +123,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _judge_base(seen: Seen) -> Verdict:
-    """Judge "base" by those kinds of scaling that are right if a trace of one rank is given."""
+    """Judges traces without one rank, for each kind of scaling that is right with one rank."""
     right = "right without a trace of one rank, with traces in any order"
     verdicts = {
         name: rule(f"base, {name}", 0, right, "form").judge(seen) for name in ("strong", "weak")

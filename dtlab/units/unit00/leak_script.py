@@ -39,7 +39,11 @@ def mended(
     *,
     fault: str = "",
 ) -> tuple[Any, list[Any]]:
-    """Do the same in less memory. `fault` puts one fault back: leak, evaluation or gradients."""
+    """Compute the results of `broken` in less memory; `fault` names one fault to put back.
+
+    "leak" keeps all outputs with their graphs, "evaluation" records a graph for the held-out
+    rows, and "gradients" clears the gradients only after the next forward pass.
+    """
     inputs, targets = held_out
     kept, total, count, losses = [], 0.0, 0, []
     for x, y in batches:

@@ -20,7 +20,7 @@ def run(
 ) -> list[Any] | str:
     """The result of `fn` for a drawn model, and the peak bytes of all tensors during the call.
 
-    Returns a message in its place if the result is not a pair of a mean and a list of losses.
+    If the result is not a pair of a mean and a list of losses, returns a message instead.
     """
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):

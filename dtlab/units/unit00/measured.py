@@ -49,7 +49,10 @@ class Watch(Storages):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Context manager: count the memory used in its block as this phase."""
+        """Context manager: record the peak bytes in its block under the phase `name`.
+
+        Inside another phase, the outer phase counts.
+        """
         before, self._phase = self._phase, self._phase or name
         self.note()
         yield

@@ -16,7 +16,7 @@ KINDS: Final = ("activations", "states", "weights", "late", "frozen", "checkpoin
 
 
 def draw_setting(draw: Random, kind: str) -> Setting:
-    """The setting of a model of this kind; each kind has its largest memory use elsewhere."""
+    """Draws the setting of a model; `kind` says what takes most of its memory, or when."""
     inner = [16 * draw.randint(5, 10) for _ in range(draw.randint(2, 4))]
     widths = [16 * draw.randint(3, 6), *inner, 16 * draw.randint(1, 3)]
     adam = {"optimizer": "Adam"}

@@ -96,7 +96,7 @@ class Running(Faulty):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """For each fault a run in which it takes most memory; the last batch has half the rows."""
+    """A trial with a run for each fault, in which that fault takes the most memory."""
     draw = random.Random(seed)
     wide, narrow = (16 * draw.randint(*bounds) for bounds in ((8, 12), (1, 3)))
     rows = 8 * draw.randint(2, 4)

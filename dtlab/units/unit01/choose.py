@@ -1,8 +1,8 @@
 """01/choose: choose the fastest all-reduce for each tensor size, on networks of two levels.
 
-A rank calls `choose(nbytes, cluster) -> name`. `dtlab.predict` judges the answers, and so do real
-ranks that run the chosen algorithm on an emulated interconnect. These ranks run only our code,
-since a learner's code could stop the clock.
+A rank calls `choose(nbytes, cluster) -> name`. The answers are judged by the predictions of
+`dtlab.predict`, and by the times of ranks that run the chosen algorithm on an emulated
+interconnect. These ranks run only our code, since a learner's code could falsify the times.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def seconds_of(algorithm: str, nbytes: float, cluster: Cluster) -> float:
     nodes, per_node = cluster.nodes, cluster.gpus_per_node
 
     def on_both_levels(seconds: Callable[[float, int, Link], float]) -> float:
-        """Whole tensors to ranks at distance 1, 2, 4, ...: first in the node, then in others."""
+        """Seconds if whole tensors go to ranks at distance 1, 2, 4, ..., first inside a node."""
         inside = seconds(nbytes, per_node, cluster.intra)
         return inside + seconds(nbytes, nodes, cluster.inter)
 
@@ -238,7 +238,7 @@ def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> 
 
 
 def _over_budget(seen: Seen) -> str:
-    """Whether the table exceeds its time budget on the network of the notebook."""
+    """A message if the table exceeds its time budget on the notebook's network; else empty."""
     rows = [
         (count * seconds_of(name, nbytes, NETWORK), count, nbytes, name)
         for (nbytes, count), name in zip(TABLE, seen[0].results[0][0], strict=True)
@@ -256,7 +256,7 @@ def _over_budget(seen: Seen) -> str:
 
 
 def _slow_elsewhere(seen: Seen) -> str:
-    """Whether the choices on some other network are too far from the best, averaged over sizes."""
+    """A message if, averaged over sizes, the choices on some network are too slow; else empty."""
     asked = list(zip(seen[0].trial.cases, seen[0].results, strict=True))[1 : -len(_WIRE)]
     for case, results in asked:
         assert isinstance(case, Questions)
@@ -275,7 +275,7 @@ def _slow_elsewhere(seen: Seen) -> str:
 
 
 def _slow_on_the_wire(seen: Seen) -> str:
-    """Whether a real run on the emulated interconnect, of either tensor, is too slow."""
+    """A message if a real run on the emulated interconnect is too slow; empty otherwise."""
     for observation in seen[1:]:
         (case,) = observation.trial.cases
         assert isinstance(case, OnTheWire)

@@ -110,7 +110,7 @@ def by_luck(seen: Seen) -> str:
 
 
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
-    """A judge of the result over all ranks, with the message `right` if it is right.
+    """Makes a judge of the result over all ranks; `right` is its message for a right result.
 
     `pattern` returns advice if right and wrong calls follow a known pattern.
     """
@@ -126,7 +126,11 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
 
 
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
-    """A judge that calls `wrong` once the learner's own messages give the right result."""
+    """Makes a judge that is blocked until the learner's own messages give the right result.
+
+    Then `wrong` returns what is wrong; if that is empty, the criterion is ok, with `right` as its
+    message.
+    """
 
     def judge(seen: Seen) -> Verdict:
         if _not_your_own(seen):

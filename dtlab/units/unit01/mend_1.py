@@ -70,7 +70,7 @@ def _strangers(trace: Trace) -> str:
         others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
         if others:
             peers = ranks_in_words(sorted(others))
-            return f"rank {rank} exchanges messages with {peers}. In a ring only neighbours talk."
+            return f"rank {rank} exchanges messages with {peers}, but they are not neighbours."
     return ""
 
 

@@ -107,7 +107,11 @@ def compared(
     right: str,
     wrong: Callable[[Observation, Mapping[str, Any]], str],
 ) -> Callable[[Observation, Any], Verdict]:
-    """A judge of a dict with these entries. `form` says how to write it, `wrong` what is wrong."""
+    """Makes a judge of a diagnosis that is a dict with these two entries.
+
+    `form` says how to write the dict. `wrong` returns what is wrong with its values; if that is
+    empty, the message is `right`.
+    """
 
     def judge(run: Observation, diagnosis: Any) -> Verdict:
         if diagnosis is None:
@@ -144,7 +148,7 @@ def traffic(
     advice: str,
     *more: Callable[[Trace], str],
 ) -> Callable[[Seen], str]:
-    """A function that says what is wrong with the traffic of the last trial; "" if nothing is.
+    """Makes a function that returns what is wrong with the traffic of the last trial, or "".
 
     Each rank may make `calls` calls of these operations and of barriers, and may send
     `payload(world_size, rank)` bytes. `more` are further functions that say what is wrong.

@@ -107,7 +107,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 5 ranks, with chunks of several elements and of one."""
+    """Trials on 1 to 5 ranks, with chunks of several elements and of a single one."""
     draw = random.Random(seed)
     trials = [Trial(RANKS, [ReduceScatter(seed, BYTES // 4)])]
     for ranks in range(1, 6):

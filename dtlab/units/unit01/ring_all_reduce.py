@@ -13,7 +13,7 @@ from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 5 ranks, with sizes that N divides or does not divide, and fewer than N elements."""
+    """Trials on 1 to 5 ranks, with sizes divisible by N or not, and with fewer than N elements."""
     draw = random.Random(seed)
     trials = [Trial(RANKS, [AllReduce(seed, BYTES // 4)])]
     for ranks in range(1, 6):

@@ -46,7 +46,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _not_once(call: Broadcast, trace: Trace) -> str:
-    """A message if the source receives anything, or another rank more than the tensor."""
+    """A message if the source receives anything, or another rank receives too many bytes."""
     source, sent = call.seat, messages(trace)
     came = [sum(m.bytes for m in sent if m.target == rank) for rank in range(_RANKS)]
     if came[source]:

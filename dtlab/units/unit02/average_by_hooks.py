@@ -112,7 +112,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _advise_on_order(trials: Seen, words: str) -> str:
-    """A hint if only the model fails whose layers are defined in another order than used."""
+    """A hint if only models fail that use their layers in another order than they define them."""
     wrong: list[Any] = [case for trial in trials if trial.mistakes for case in trial.trial.cases]
     if not wrong or any(case.net.kind != "head first" for case in wrong):
         return ""

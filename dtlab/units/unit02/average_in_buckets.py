@@ -49,7 +49,10 @@ def closed_before(sizes: Sequence[int], bucket_bytes: int) -> int:
 
 
 def _numbers_of_buckets(sizes: Sequence[int], bucket_bytes: int) -> set[int]:
-    """The numbers of buckets when filled from either end; `order` judges which end it is."""
+    """The numbers of buckets if tensors are packed from the first or from the last one.
+
+    Both are accepted here, because another criterion, "order", judges the direction.
+    """
     return {len(packed(order, bucket_bytes)) for order in (sizes, sizes[::-1])}
 
 
@@ -71,10 +74,11 @@ def _exact_limits(sizes: Sequence[int]) -> list[int]:
 
 
 def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
-    """Draws a net of one frozen and five other layers, and limits that tell mistakes apart.
+    """Draws a net of one frozen and five other layers, a bucket limit, and four exact limits.
 
-    Counted from the first layer, the first limit yields as many buckets of other sizes. If a
-    bucket is closed before it is full, it yields another number. The rest are `_exact_limits`.
+    The limit separates two mistakes. Packing from the first layer gives the same number of
+    buckets, but of other sizes. Closing a bucket before it reaches the limit gives another number
+    of buckets. For the exact limits see `_exact_limits`.
     """
     while True:
         widths = tuple(draw.sample(range(8, 33), 7))
@@ -209,7 +213,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _wrong_number_of_a_dtype(seen: Seen) -> str:
-    """Loses "dtypes" only if the number of buckets is right for gradients of one dtype."""
+    """A message if the number of buckets is wrong for mixed dtypes, but right for one dtype."""
     return "" if fault(seen, "all_reduces") else fault(seen, _NUMBER_OF_A_DTYPE)
 
 

@@ -81,7 +81,7 @@ class Overlapping(Counted):
 
 
 def _wrong_times(step: Step) -> Iterator[Fault]:
-    """Yields faults in when buckets are sent and when the rank waits, during backward."""
+    """Yields a fault if a bucket is sent too late, or if the rank waits during backward."""
     layers, sizes = step.marks("layer"), step.case.sizes
     if not layers:
         yield "overlap", "backward was not recorded. Do not change the backward pass."
@@ -116,7 +116,7 @@ def _wrong_times(step: Step) -> Iterator[Fault]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials that count all-reduces, look at times, vary the ranks, the order, and the groups.
+    """Trials that count all-reduces, judge times, and vary ranks, orders of gradients and groups.
 
     If gradients come in different orders, each is a bucket by itself at first. Then a bucket
     holds one branch and the last gradient of the other, which comes first on some ranks.
@@ -149,7 +149,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _where_to_look(trials: Seen, words: str) -> str:
-    """A hint from what right and wrong trials have in common, or from a failure or a number."""
+    """A hint on the cause, from the error message and from which trials fail; may be empty."""
     if "has no attribute 'wait'" in words or "has no attribute 'work'" in words:
         return (
             "A bucket was never sent: whose gradients does its hook count? And after step 1: "

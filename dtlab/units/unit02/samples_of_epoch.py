@@ -20,7 +20,7 @@ __all__ = ["PART", "Epochs"]
 
 @dataclass(frozen=True)
 class Epochs(Faulty):
-    """Calls `fn(num_samples, batch_size, epoch, seed)` for some epochs, in another order per rank.
+    """Calls `fn(num_samples, batch_size, epoch, seed)` for some epochs, in each rank's own order.
 
     The global random state differs between ranks. At the end the first epoch is requested again,
     and then with another seed.

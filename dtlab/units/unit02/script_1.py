@@ -16,6 +16,6 @@ PART = script_part(
     equal_copies(ADAM),
     SYMPTOMS,
     ["loss = F.cross_entropy(model(images), labels)"],
-    "Who is called here, and who would have averaged the gradients?",
+    "Which object is called here, and which object would have averaged the gradients?",
     optimizer=ADAM,
 )

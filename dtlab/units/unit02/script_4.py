@@ -99,7 +99,11 @@ def not_as_one_process_on_shards(optimizer: Optimizer) -> Objection:
 
 
 def _aligned(case: Training, results: Sequence[Seen]) -> Iterator[list[Step]]:
-    """The steps, aligned by epoch; then as if ranks began their next epoch without waiting."""
+    """Yields the ranks' steps in two versions, both of which are accepted.
+
+    First, all ranks begin an epoch in the same step. Second, a rank that has no batches left
+    begins its next epoch at once.
+    """
     fresh = [_without_repeats(own, case.epochs) for own in results]
     yield steps_of(case, fresh)
     most = max(len(own.passes) for own in fresh)

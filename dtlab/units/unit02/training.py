@@ -71,7 +71,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Training(Reducing):
-    """A case: `topic` is the criterion of its gradients, `hint` is told if that is lost."""
+    """A case: `topic` is the criterion of its gradients, `hint` is shown if that is lost."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -206,7 +206,7 @@ def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str
 def _marked_waits() -> Iterator[None]:
     """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
 
-    The recorder itself notes no wait for an operation that had already ended.
+    The recorder itself does not record a wait for an operation that has already ended.
     """
     from unittest.mock import patch
 

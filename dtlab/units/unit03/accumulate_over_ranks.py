@@ -39,9 +39,9 @@ _FEW = 1024  # bytes of "a few numbers" that may be sent besides
 
 
 def travels_once(events: Sequence[Event], size: int, what: str) -> str:
-    """What is wrong unless `what`, of `size` bytes, is sent in one all-reduce or in pieces of it.
+    """A message unless `what`, of `size` bytes, is all-reduced exactly once; empty otherwise.
 
-    Nothing else may be sent except a few numbers. Empty if nothing is wrong.
+    It may be divided among several all-reduces. A few more numbers may be sent.
     """
     sent: Counter[str] = Counter()
     for event in events:
@@ -64,7 +64,7 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
 
 
 def _travels_often(seen: Seen) -> str:
-    """Says that more is sent in a step than the gradients once and a few numbers."""
+    """A message if a step sends more than the gradients once and a few numbers; else empty."""
     for where, size, events in in_each_step(seen, "equal"):
         wrong = travels_once(events, size, "the gradients")
         if wrong:
@@ -84,7 +84,7 @@ class Breaking(Accumulating):
 
     @property
     def reduced(self) -> list[int]:
-        """Nothing: this case does not judge what is sent."""
+        """No bytes, because this case does not judge what is sent."""
         return []
 
     @staticmethod

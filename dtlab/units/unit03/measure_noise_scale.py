@@ -235,7 +235,7 @@ def _same(got: float, wanted: float) -> bool:
 
 
 def _travels_often(seen: Seen) -> str:
-    """Says that more is sent than one all-reduce of the gradient and a few numbers."""
+    """A message if more is sent than one all-reduce of the gradient and a few numbers."""
     for where, size, events in in_each_step(seen, "scale"):
         wrong = travels_once(events, size, "the gradient")
         if wrong:

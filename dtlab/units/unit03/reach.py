@@ -151,7 +151,7 @@ _REHEARSED = 40  # updates
 
 @dataclass(frozen=True)
 class Rehearsal(Faulty):
-    """Runs the first updates of a plan at a low rate: what is sent, and do copies stay equal."""
+    """Runs the first updates of a plan at a low rate, to judge traffic and equality of copies."""
 
     topic = "traffic"
     guilty = ""  # a failure here is not the plan's fault
@@ -182,9 +182,10 @@ class Rehearsal(Faulty):
 
 @dataclass(frozen=True)
 class Trainings(Faulty):
-    """Runs a whole training by the plan for each seed, on one rank: test errors in %.
+    """Runs a whole training by the plan for each seed, on one rank, and judges the test errors.
 
-    The rank takes the samples of an update in one pass, which is equal up to rounding.
+    The rank processes all samples of an update in one pass, which gives the same gradient up to
+    rounding.
     """
 
     topic = "error"
@@ -251,7 +252,7 @@ def _too_much_sent(seen: Seen) -> str:
     for one in seen:
         if isinstance(one.trial.cases[0], Rehearsal) and one.trace is not None:
             gradient, left = 4 * one.results[0][0]["copy"].numel(), bytes_left(one.trace, 0)
-            # Once the start, 64 KiB of gloo's own traffic, and a quarter more than the gradients.
+            # Allowed: the initial parameters, 1.25 times the gradients, 64 KiB for gloo itself.
             if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
                 return (
                     f"{amount(left)} left rank 0 in {_REHEARSED} updates, "

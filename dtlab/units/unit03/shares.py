@@ -187,7 +187,7 @@ def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str
 
 
 def _of_what_was_before(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """The new gradient is right, but the old content of `.grad` was scaled."""
+    """The mistake of losing or scaling the old content of `.grad`, if the new part is right."""
     old, rest = shares.before, got - shares.mean
     if old.any():
         times = float(rest @ old) / float(old @ old)

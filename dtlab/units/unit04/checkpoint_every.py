@@ -98,7 +98,7 @@ class Spanning(Faulty):
                 held, least = amount(step["saved"]), amount(right["saved"])
                 yield (
                     "groups",
-                    f"{held} are bytes_kept for backward; {least} are enough. {_GOES_ON}",
+                    f"{held} are kept for backward; {least} are enough. {_GOES_ON}",
                 )
             if last in spans:
                 yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"

@@ -1,4 +1,4 @@
-"""Layers and steps on which ranks run a learner's checkpoint. Imports torch, so import it late."""
+"""Layers and steps with which ranks test a learner's checkpoint. This module imports torch."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -20,9 +20,9 @@ Apply = Callable[..., Tensor]
 
 
 class Gated(nn.Module):
-    """Two linear layers, with the other inputs applied in between: a scale, a mask, places.
+    """Two linear layers; other inputs scale, mask or index the rows of the tensor between them.
 
-    Counts its runs, and knows which of the tensors that it created are still alive.
+    `runs` counts the forward passes; `alive` counts the tensors of these that still exist.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -32,7 +32,7 @@ class Gated(nn.Module):
         self._made: list[weakref.ref[Any]] = []
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """[n, width] to [n, width], or [places, width]."""
+        """Map [n, width] to [n, width], or to a row for each index if `others` has indices."""
         self.runs += 1
         hidden = self._note(torch.tanh(self._note(self.first(x))))
         for other in others:
@@ -51,7 +51,10 @@ class Gated(nn.Module):
 
 
 class Saved:
-    """The bytes that autograd saves in a forward pass: each storage once, without some tensors."""
+    """The bytes that autograd saves in a forward pass, without the storages of the tensors `but`.
+
+    A storage that is saved several times counts once.
+    """
 
     def __init__(self, but: Sequence[Tensor]) -> None:
         self._but = {tensor.untyped_storage().data_ptr() for tensor in but}
@@ -149,13 +152,13 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
 
 
 def weights_of(output: Tensor) -> Tensor:
-    """The gradient of the loss by the output; its numbers differ from one another."""
+    """The weights of the outputs in the loss, all different; the loss is the weighted sum."""
     numbers = torch.arange(output.numel(), dtype=torch.float32)
     return (numbers.cos() + 0.5).view(output.shape)
 
 
 def _backward(loss: Tensor | None, changed: Tensor | None) -> str | None:
-    """Runs backward; if a tensor is changed before, returns the error that this raises."""
+    """Changes `changed` in place, if given, and runs backward; returns the error, if any."""
     if loss is None:
         raise RuntimeError("the output has no gradient: requires_grad is False")
     if changed is None:

@@ -33,8 +33,8 @@ FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.traini
 class Recomputing(Faulty):
     """Calls `fn.apply(layer, *inputs)`, with inputs of these `kinds`.
 
-    Topics: "result" runs forward alone, "gradients" also backward, "chain" two layers behind one
-    without a checkpoint. "changed" changes x in place before backward.
+    Topics: "result" runs forward alone, "gradients" also backward. "chain" runs a layer without a
+    checkpoint, then two with one. "changed" changes x in place before backward.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED

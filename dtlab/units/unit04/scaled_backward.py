@@ -107,7 +107,7 @@ class Backwards(Faulty):
         return list(torch.autograd.grad(loss, parameters))
 
     def factors(self, gradients: Sequence[Tensor | None]) -> list[float] | None:
-        """The factor by which each gradient is too large; None if one has another direction."""
+        """The factor by which each gradient is too large; None if any has a wrong direction."""
         factors = []
         for got, want in zip(gradients, self.true, strict=False):
             if got is None or not bool(got.isfinite().all()):

@@ -90,7 +90,7 @@ def _why_scale(row: Row, new: float) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Rows with overflows, with good steps within an interval, and with steps that end it."""
+    """Trials with overflows, with good steps inside an interval, and with steps that end one."""
     draw = random.Random(seed)
 
     def row(good: int | None = None, overflow: bool = False, interval: int = 0) -> Row:

@@ -125,7 +125,7 @@ def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: floa
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, with max_norm below and above the norm; then missing gradients."""
+    """Trials on 1 to 4 ranks, with max_norm below and above the norm; then missing gradients."""
     draw = random.Random(seed)
 
     def case(low: float, high: float, topic: str = "norm") -> Clipping:

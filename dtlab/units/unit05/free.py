@@ -129,7 +129,7 @@ class LargeFree(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Calls after forward, and before the first gather."""
+    """Trials with calls after a forward pass, and before the first gather."""
     draw = random.Random(seed)
 
     def cases(topic: str) -> list[Freeing]:

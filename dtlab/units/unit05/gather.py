@@ -84,7 +84,7 @@ _SENT = traffic(
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; two gathers for backward; and a block large enough to measure bytes."""
+    """Trials on 1 to 4 ranks, with two gathers, and with a block large enough to measure bytes."""
     draw = random.Random(seed)
 
     def cases(topic: str, *nets: Net) -> list[Gathering]:

@@ -2,7 +2,8 @@
 
 The models are drawn from the learner's id. Plans are judged by arithmetic, by comparison with all
 allowed plans. A plan earns a point for each of four steps, in order, until the first that fails:
-it is allowed, it fits, no plan that fits sends less, and none of these computes less twice.
+it is allowed, it fits, no plan that fits sends less, and none of the plans that send as little
+recomputes less.
 """
 
 from __future__ import annotations
@@ -327,7 +328,7 @@ def _more(model: Model, row: Row, best: Row) -> str:
 
 @dataclass(frozen=True)
 class PlanOf:
-    """The kind of answer that is a plan for one of the models."""
+    """A kind of answer (see `grading.questions.kinds`): a plan for the model named `model`."""
 
     model: str
     mistakes = tuple(starmap(Mistake, (LEFT_OUT | _SENDS_MORE).items()))

@@ -42,7 +42,7 @@ _SENT = traffic(
 
 @dataclass(frozen=True)
 class Reducing(OnBlock):
-    """A call of `fn(block, piece)` for each of the `passes`, with other gradients on each rank.
+    """A call of `fn(block, piece)` for each of the `passes`, with different gradients by rank.
 
     With the topic "missing", rank 0 has no gradient for the first parameter, and no rank has one
     for the second.
@@ -118,7 +118,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
     known = {
         "is 0 everywhere.": 0 * wanted,
-        "is half of the right value: add the gradients of two passes, no mean.": wanted / 2,
+        "is half of the right value: sum the gradients of two passes.": wanted / 2,
         "is the sum over the ranks, not the mean.": parts[rank] * ranks,
         "is divided twice by the number of ranks.": parts[rank] / ranks,
         "is this rank's own gradient: average over all ranks.": flats[rank].chunk(ranks)[rank],
@@ -130,7 +130,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
 
 
 class LargeReduce(OnLargeBlock):
-    """Memory after the whole gradients have been reduced to a piece."""
+    """A case that measures memory after the whole gradients have been reduced to a piece."""
 
     moments = (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 
@@ -149,7 +149,7 @@ class LargeReduce(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; missing gradients; two passes; a block large enough to measure bytes."""
+    """Trials on 1 to 4 ranks; missing gradients, two passes, a block large enough to measure."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str, passes: int = 1) -> Reducing:

@@ -33,7 +33,7 @@ _LIMIT = 30.0  # seconds; the first program that uses PyTorch's FSDP must import
 
 @dataclass(frozen=True)
 class ShardedRun(TrainingRun):
-    """A run of `program(model, batches)`, with other batches on each rank.
+    """A run of `program(model, batches)`, with different batches on each rank.
 
     With `watched`, the bytes of all tensors are recorded whenever a batch is drawn; with `kept`,
     also the memory outside of tensors.
@@ -104,7 +104,10 @@ def scene(ranks: int = 2, **more: Any) -> Trial:
 def trials_of(
     ranks: int, *, half: tuple[int, int] = (9, 12), **more: Any
 ) -> Callable[[int], list[Trial]]:
-    """Trials on a model of another size; half of its width is drawn from the range `half`."""
+    """Makes a function that draws a trial, with a model unlike the notebook's.
+
+    Half of the model's width is drawn from the range `half`.
+    """
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)

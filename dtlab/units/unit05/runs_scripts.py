@@ -32,20 +32,20 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 class Layer(nn.Module):
-    """To twice the width and back, beside a way round."""
+    """An MLP with a residual connection; its inner size is twice the width."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, width] to the same."""
+        """Map [n, width] to [n, width]."""
         out: Tensor = x + self.narrow(F.gelu(self.wide(x)))
         return out
 
 
 class Net(nn.Module):
-    """64 pixels to 10 classes, through so many layers of one width."""
+    """A classifier of images: `depth` layers of one width, from 64 pixels to 10 classes."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Net(nn.Module):
         self.leave = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[n, 64] to [n, 10]."""
+        """Map [n, 64] to [n, 10]."""
         out: Tensor = self.leave(self.layers(self.enter(images)))
         return out
 

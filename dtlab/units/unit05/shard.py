@@ -82,7 +82,7 @@ class Sharding(OnBlock):
 
 
 class LargeShard(OnLargeBlock):
-    """Memory that piece keeps after flat is deleted."""
+    """A case that measures the memory that `piece` keeps after `flat` is deleted."""
 
     moments = (Moment("memory", "with only piece left", lambda size, n: size / n, _VIEW),)
 
@@ -95,7 +95,7 @@ class LargeShard(OnLargeBlock):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks, each with a chain of layers and with tied weights."""
+    """Trials on 1 to 4 ranks, with a chain of layers and tied weights; then one of memory."""
     draw = random.Random(seed)
     return [
         *(

@@ -176,7 +176,7 @@ class Owned(OnBlock):
 
 
 class LargeStage2(OnLargeBlock):
-    """Memory after one step, when all state exists, and after the next gradients are reduced."""
+    """A case that measures memory after one step and after the next gradients are reduced."""
 
     moments = (
         Moment("optimizer", "after a step", lambda size, n: 3 * size / n, _STATE),
@@ -205,7 +205,7 @@ def _loss(module: nn.Module, inputs: Tensor) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; memory and bytes on 4; and parameters that the loss does not use."""
+    """Trials on 1 to 4 ranks; of memory and bytes on 4; with parameters the loss does not use."""
     draw = random.Random(seed)
 
     def case(net: Net, topic: str = "result") -> Owned:

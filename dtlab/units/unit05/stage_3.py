@@ -232,7 +232,7 @@ _ALL = "Reduce once in each backward pass, when the last gradient of the block e
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Four blocks on 2, 3 and 1 ranks."""
+    """Trials with four blocks, on 2, 3 and 1 ranks."""
     draw = random.Random(seed)
 
     def case() -> Hooked:

@@ -169,7 +169,7 @@ def _in_turn(inside: Sequence[Event], due: int) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; uneven outputs, with and without a bias, x without a gradient, two groups."""
+    """Trials on 1 to 4 ranks: uneven outputs, a bias or none, x without gradient, two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> Column:

@@ -76,7 +76,10 @@ class Region(Pass):
 
 
 def trials_of(kind: type[Region], on_two: str) -> Callable[[int], list[Trial]]:
-    """Trials on 1 to 4 ranks, with a larger x and with two groups; two ranks test `on_two`."""
+    """Makes a function that draws trials on 1 to 4 ranks, with a large x and with two groups.
+
+    The trial on two ranks has the topic `on_two`.
+    """
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)

@@ -126,7 +126,7 @@ class Refusing(OfAttention):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Construction; 1 to 4 ranks; fewer heads of keys and values; heads that do not divide."""
+    """Trials of construction, 1 to 4 ranks, grouped heads, and heads that do not divide."""
     draw = random.Random(seed)
 
     def case(topic: str, heads: int, kv_heads: int = 0, **more: Any) -> OfAttention:

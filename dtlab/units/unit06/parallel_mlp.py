@@ -236,7 +236,7 @@ class OfMLP(ModuleCase):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Construction; 1 to 4 ranks, with even and uneven inner features; and two groups."""
+    """Trials of construction; of 1 to 4 ranks, with even and uneven inner sizes; of two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> OfMLP:

@@ -43,8 +43,8 @@ Tensors = dict[str, "Tensor"]
 class Pass(Faulty):
     """One forward and one backward, over all ranks or over each of `groups` at the same time.
 
-    Trials of the topic `main` test all criteria except those in `apart`, each of which has trials
-    of its own. `hints` are the advice on wrong calls in forward and in backward.
+    Trials of the topic `main` test all criteria except those in `apart`, each of which has
+    separate trials. `hints` are the advice on wrong calls in forward and in backward.
     """
 
     finished: ClassVar[tuple[str, ...]] = FINISHED

@@ -52,7 +52,11 @@ class Block(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Bytes of weights on a rank; calls forward, backward; bytes that a rank sends in a step."""
+    """The cost of a plan on one rank.
+
+    `weights` are bytes, `forward` and `backward` numbers of communication calls in a step, and
+    `sent` the bytes that the rank sends in it.
+    """
 
     weights: float
     forward: int = 0

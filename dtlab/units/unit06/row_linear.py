@@ -52,7 +52,7 @@ class Row(LinearCase):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """1 to 4 ranks; uneven inputs, with and without a bias, and two groups."""
+    """Trials on 1 to 4 ranks, with uneven inputs, with and without a bias, and with two groups."""
     draw = random.Random(seed)
 
     def case(topic: str = "output", **more: Any) -> Row:

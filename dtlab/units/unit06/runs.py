@@ -85,7 +85,10 @@ class SharedRun(TrainingRun):
 
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """Also record how many times the first layer adds the bias of `narrow` at first."""
+        """Run the program as `TrainingRun` does; record how often the bias is added, as `times`.
+
+        It is measured in the first layer and the first forward pass, for the layer `narrow`.
+        """
         dense, times = deepcopy(model.layers[0]), [0.0]
 
         def note(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
@@ -103,7 +106,10 @@ def scene(ranks: int) -> Trial:
 
 
 def trials_of(left: int) -> Callable[[int], list[Trial]]:
-    """Trials on a model of another size, whose inner features divided by three leave `left`."""
+    """Makes a function that draws a trial on three ranks, with a model unlike the notebook's.
+
+    The number of inner features has the remainder `left` when divided by three.
+    """
 
     def trials(seed: int) -> list[Trial]:
         draw = random.Random(seed)
@@ -122,7 +128,7 @@ def bytes_of(scene: Scene, name: str) -> int:
 
 
 def not_shared(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
-    """A message if a rank has another shape of a parameter than its part; empty otherwise."""
+    """A message if the shape of a rank's parameter is not that of its part; empty otherwise."""
     for name, whole in named(case.model()).items():
         for rank, result in enumerate(results):
             shape = tuple(result["after"][name].shape)

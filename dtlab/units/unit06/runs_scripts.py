@@ -28,7 +28,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 class Layer(nn.Module):
-    """The MLP of a transformer's block: a norm, to many features and back, beside a way round."""
+    """The MLP of a transformer block: a norm and two linear layers, with a residual connection."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class Layer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, width] to the same."""
+        """Map [n, width] to [n, width]."""
         out: Tensor = x + self.narrow(F.gelu(self.wide(self.norm(x))))
         return out
 
 
 class Net(nn.Module):
-    """64 pixels to 10 classes, through so many layers."""
+    """A classifier of images: `depth` layers, from 64 pixels to 10 classes."""
 
     def __init__(self, width: int, inner: int, depth: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Net(nn.Module):
         self.leave = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[n, 64] to [n, 10]."""
+        """Map [n, 64] to [n, 10]."""
         out: Tensor = self.leave(self.layers(self.enter(images)))
         return out
 

@@ -43,7 +43,7 @@ class Balancing(Faulty):
         return f"{shown} on {self.stages} stage{'s' * (self.stages != 1)}"
 
     def advice(self, trouble: str) -> str:
-        if self.topic != "large" or "do not come back" not in trouble:
+        if self.topic != "large" or "did not finish" not in trouble:
             return ""
         return (
             f"Or it would end, but takes too long: the limit is {LIMIT:g} seconds, and fewer "

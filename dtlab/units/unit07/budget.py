@@ -167,7 +167,7 @@ def draw_settings(draw: random.Random) -> list[Setting]:
 
 
 def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
-    """A setting whose limits only a plan of that name meets, not with too few microbatches."""
+    """Draws a setting whose limits are met only by plans with the name `story`."""
     for _ in range(1000):
         samples, *times = (draw.choice(each) for each in _STORIES[story])
         setting = Setting(ranks, samples, *(1e-3 * each for each in (10, *times)))
@@ -193,7 +193,7 @@ def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
 def _is_clear(target: Plan, plans: Sequence[Plan], setting: Setting) -> bool:
     """Whether all plans that hold no more are slower, and some plan that holds more is not.
 
-    Without chunks, the target must not have the most or the fewest microbatches.
+    Unless the target has chunks, its number of microbatches must not be an extreme either.
     """
     count = len(target.schedule[0]) // 3
     if "chunks" not in target.name and (count in (1, setting.samples) or count < setting.ranks):
@@ -301,7 +301,7 @@ class Stepping(Carried):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Three settings that a schedule of the library fits, and one that none of them fits."""
+    """A trial with three settings that library schedules fit, and one that none of them fits."""
     cases = [Planned(setting) for setting in draw_settings(random.Random(seed))]
     return [Trial(1, cases, limit=_ASKED)]
 

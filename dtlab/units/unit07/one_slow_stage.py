@@ -164,7 +164,8 @@ _SPARE: Final = 2  # with this many microbatches less, the answer must miss the 
 class Sight(Faulty):
     """Calls `one_slow_stage(trace, goal)` with the trace of some layers, split evenly.
 
-    An unreadable answer loses "stage", and "form", for which the other criteria wait.
+    An unreadable answer loses "stage". It also reports the fault "form", which blocks the other
+    criteria.
     """
 
     alone = True
@@ -335,7 +336,7 @@ def _goal(seen: Seen) -> Verdict:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two pipelines of four ranks, and one of three."""
+    """A trial with two pipelines of four ranks and one of three."""
     draw = random.Random(seed)
     four = [Sight(draw_layers(draw, 4, 3.4)), Sight(draw_layers(draw, 4, draw.choice((3.2, 3.3))))]
     return [Trial(1, [*four, Sight(draw_layers(draw, 3, 2.6))], limit=6.0)]

@@ -100,7 +100,7 @@ def _is_ready(action: Action, left: set[Action]) -> bool:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Schedules with whole backwards, with I and W, with two stages on a rank, and any order."""
+    """Trials of schedules: with B, with I and W, with two stages on a rank, in random orders."""
     draw = random.Random(seed)
     p, m = draw.randint(3, 5), draw.randint(6, 8)
     counts = [Holding(one_f_one_b(p, m), "1F1B"), Holding(gpipe(p, m), "GPipe")]

@@ -188,7 +188,7 @@ def _measured(scene: Scene) -> dict[str, float]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two pipelines of two stages, and two of three, with other widths than the notebook's."""
+    """Trials with two pipelines of two stages and of three; no width is the notebook's."""
     draw = random.Random(seed)
     cases = [Replica(draw.randrange(10**6), draw.randint(9, 24), stages) for stages in (2, 3)]
     return [Trial(2 * case.num_stages, [case], limit=_LIMIT) for case in cases]

@@ -32,10 +32,10 @@ __all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
 
 # The runs ----------------------------------------------------------------------------------------
 #
-#     mesh, outermost axis first    crosses the network    ranks wait most for
-#     data 2 x tensor 2             data                   gradients, although they are fewer
-#     the same, with many tokens    data                   activations, on the fast link
-#     pipeline 2 x tensor 2         pipeline               recv: what fills and drains
+#     mesh, outermost axis first    crosses the network    ranks wait longest for
+#     data 2 x tensor 2             data                   gradients, which have fewer bytes
+#     the same, with many tokens    data                   activations, whose link is fast
+#     pipeline 2 x tensor 2         pipeline               recv, as the pipeline fills and drains
 #     tensor 2 x data 2             tensor                 activations
 
 _DATA, _TENSOR = ({"data": 2, "pipeline": 1, "tensor": 2}, {"tensor": 2, "pipeline": 1, "data": 2})
@@ -50,7 +50,7 @@ _RUNS: Final = (  # the mesh; widths, numbers of layers and of sequences that ar
 
 @dataclass(frozen=True)
 class Stepping(Faulty):
-    """Some steps on one mesh. This case is recorded; nothing in it is judged."""
+    """Training steps on one mesh, run to record a trace. Nothing in this case is judged."""
 
     topic = "form"
 
@@ -81,7 +81,7 @@ class Stepping(Faulty):
 
 
 def draw_runs(seed: int) -> Trial:
-    """The runs, all on one emulated cluster: two nodes of two GPUs."""
+    """Draws the trial with all runs, on one emulated cluster of two nodes of two GPUs."""
     draw = random.Random(seed)
     network = Link(2e-6, draw.choice((3e9, 4e9, 5e9)))
     cluster = Cluster(2, 2, Link(1e-6, 300e9), network, slowdown=1000)
@@ -110,7 +110,7 @@ def last_step(trace: Trace, run: int = 0) -> Trace:
 
 
 def _bare(event: Event) -> Event:
-    """An event without places in files and numbers of runs."""
+    """A copy of an event that keeps only the `extra` entries that an answer may need."""
     extra = {
         name: event.extra[name]
         for name in ("group", "blocked", "tag", "thread", "stage", "microbatch")
@@ -123,7 +123,7 @@ def _bare(event: Event) -> Event:
 
 
 class Waits(NamedTuple):
-    """Seconds of waiting, over all ranks, by axis and operation; and those of the step."""
+    """Seconds that ranks wait, by axis, by operation and by rank; and each rank's step time."""
 
     by_axis: Counter[str]
     by_operation: Counter[tuple[str, str]]
@@ -132,23 +132,23 @@ class Waits(NamedTuple):
 
     @property
     def axis(self) -> str:
-        """The axis that costs most."""
+        """The axis on which the ranks wait longest."""
         return max(self.by_axis, key=lambda axis: self.by_axis[axis])
 
     @property
     def operation(self) -> str:
-        """The operation that costs most on that axis."""
+        """The operation in which the ranks wait longest on that axis."""
         own = {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
         return max(own, key=lambda name: own[name])
 
     @property
     def share(self) -> float:
-        """The part of the ranks' time in the step in which they wait."""
+        """The fraction of the step that the ranks wait, over all ranks."""
         return self.by_rank.total() / sum(self.step.values())
 
 
 def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
-    """What the ranks wait for in a trace of one step."""
+    """The waiting times in a trace of one step, which give the right answer."""
     from dtlab.parallel.mesh import group_of  # it imports torch
 
     step = {event.rank: event.end - event.start for event in trace.events if event.name == "step"}
@@ -169,12 +169,12 @@ def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
 # What is judged ----------------------------------------------------------------------------------
 
 _KEYS: Final = ("axis", "waiting", "operation")
-_SAME = 0.01  # of a step: as good as equal
+_SAME = 0.01  # tolerance of a share of the step
 
 
 @dataclass(frozen=True)
 class Reading(Faulty):
-    """`bottleneck(trace, sizes)` on the recorded trace of one step."""
+    """A call of `bottleneck(trace, sizes)` on the recorded trace of one step."""
 
     alone = True
     topic = "axis"
@@ -229,7 +229,7 @@ class Reading(Faulty):
             yield "waiting", self._which(waiting, found, trace)
 
     def _why_not(self, axis: Any, found: Waits) -> str:
-        """Why an axis is not the one that costs most."""
+        """A message on why `axis` is not the one on which the ranks wait longest."""
         if self.sizes.get(str(axis), 1) == 1:
             return f"{axis!r} has no group of several ranks in this mesh."
         own, most = (1e3 * found.by_axis[name] for name in (str(axis), found.axis))
@@ -240,7 +240,7 @@ class Reading(Faulty):
         )
 
     def _which(self, waiting: Any, found: Waits, trace: Trace) -> str:
-        """What a share is, if it is a known wrong one."""
+        """A message for a wrong share `waiting`; it names the mistake if that is known."""
         total, all_ranks = found.by_rank.total(), sum(found.step.values())
         comm = [event for event in trace.events if event.kind == "comm"]
         busy = sum(e.end - e.start for e in trace.events if e.name in ("forward", "backward"))
@@ -266,7 +266,7 @@ class Reading(Faulty):
         )
 
 
-# The check records before it asks ----------------------------------------------------------------
+# The check records the traces before it runs the answer ------------------------------------------
 
 
 @lru_cache(maxsize=8)
@@ -287,13 +287,13 @@ def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A check that records our own program before the answer reads the trace."""
+    """A check that records runs of our own program, and passes their traces to the answer."""
 
     rules: tuple[Rule, ...]
 
     @property
     def points(self) -> float:
-        """Points that can be had."""
+        """The highest possible score."""
         return sum(rule.points for rule in self.rules)
 
     def run(
@@ -304,7 +304,7 @@ class Recorded:
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Record the runs, and judge what `answer` says of each."""
+        """Record the runs, and judge the result of `answer` for each."""
         if bench is HERE:
             warm_up()
         try:

@@ -25,15 +25,16 @@ from dtlab.units.unit10.mesh_cases import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_CALLS, _BYTES = 2, 64  # collectives of a rank; bytes of all of them
-_NEAR = 1e-3  # times a norm
+_CALLS, _BYTES = 2, 64  # the most collectives of a rank; the most bytes of all of them
+_NEAR = 1e-3  # relative tolerance of a norm
 
 
 @dataclass(frozen=True)
 class Clipping(OnMesh):
-    """`fn(parameters, max_norm, groups)`; `part` is max_norm as a part of the true norm.
+    """A call of `fn(parameters, max_norm, groups)`; `part` is max_norm over the true norm.
 
-    With the topic "missing", the last pipeline stage has no gradients, the first one lacks one.
+    With the topic "missing", the last pipeline stage has no gradients, and `row.bias` has none on
+    any stage.
     """
 
     part: float = 0.5
@@ -48,15 +49,15 @@ class Clipping(OnMesh):
         return criterion in (self.topic, "calls") or of_part
 
     def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
-        """The reduced gradient, if there is one."""
+        """The reduced gradient of a parameter on one rank; None if it is missing."""
         lacks = stage == self.sizes[1] - 1 or which.name == "row.bias"
         return None if self.topic == "missing" and lacks else self.reduced(which, stage, tensor)
 
     def squares(self, tied: float = 1, copies: float = 1) -> list[list[float]]:
-        """The squared norm of each tensor rank of each stage.
+        """The squared norm of the gradients on each tensor rank of each pipeline stage.
 
-        All but the first tensor rank count `copies` times what they hold replicated, and the last
-        stage counts its tied table `tied` times.
+        Replicated parameters count once on the first tensor rank and `copies` times on the others;
+        the tied table counts once on the first stage and `tied` times on the last.
         """
         _, pipeline, tensor = self.sizes
         found = [[0.0] * tensor for _ in range(pipeline)]
@@ -72,11 +73,11 @@ class Clipping(OnMesh):
 
     @property
     def norm(self) -> float:
-        """Of the dense model's gradients."""
+        """The norm of the dense model's gradients."""
         return sqrt(sum(map(sum, self.squares(0, 0))))
 
     def arguments(self) -> tuple[Any, ...]:
-        """See `OnMesh`."""
+        """The argument `max_norm`."""
         return (self.part * self.norm,)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
@@ -112,7 +113,7 @@ class Clipping(OnMesh):
                     )
 
     def _known(self, got: float, rank: int) -> str:
-        """The known mistake that gives this norm, and what to look at."""
+        """The message for a known mistake that gives this norm; else a general hint."""
         data, ranks = self.sizes[0], self.sizes[2]
         _, stage, tensor = place_of(rank, self.sizes)
         once, held = self.squares(0, 0), self.squares()
@@ -125,15 +126,15 @@ class Clipping(OnMesh):
             (all_held, "All copies count: on each tensor rank, and on both ends of the pipeline."),
             (
                 all_held / ranks,
-                "Shards count only in part: their tensor ranks hold other elements.",
+                "Shards count only in part: each tensor rank has other elements, so add all.",
             ),
-            (sum(once[stage]), "That is this pipeline stage's. The stages add up."),
+            (sum(once[stage]), "That is the norm of this pipeline stage. Add up all stages."),
             (
                 sum(row[tensor] for row in held),
                 "The shards of the other tensor ranks are missing.",
             ),
             (data * total, "Data ranks have the same gradients: they count once, not each."),
-            (total**2, "That is its square."),
+            (total**2, "That is the square of the norm."),
             (sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."),
             (self.part**2 * total, "That is the norm afterwards. Return what it was before."),
         ]
@@ -142,7 +143,7 @@ class Clipping(OnMesh):
 
 
 def _too_many(seen: Seen) -> str:
-    """Says that a rank calls more than it takes to add up one number."""
+    """A message if a rank calls more collectives than one sum of one number needs; else ""."""
     for one in seen:
         for rank in range(one.trial.world_size):
             marks = inside_marks(one.trace, rank, ANSWER)
@@ -152,14 +153,14 @@ def _too_many(seen: Seen) -> str:
                 if len(calls) > _CALLS or total > _BYTES:
                     return (
                         f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
-                        f"on {amount(total)} in all. One number travels: first add up the squares "
+                        f"on {amount(total)} in all. Send one number: first add up the squares "
                         "of all that the rank holds, then over one or two groups."
                     )
     return ""
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Each axis, tied tables of both kinds, and ranks without gradients."""
+    """Trials on each axis, with tied tables of both kinds, and with ranks without gradients."""
     draw = random.Random(seed)
 
     def case(sizes: tuple[int, int, int], topic: str, table: str, below: bool = True) -> Clipping:

@@ -59,7 +59,7 @@ def _group(given: Values, *axes: str) -> list[int]:
 
 
 def _nodes(given: Values, turned: int) -> list[list[int]]:
-    """For each axis: the number of nodes that each of its groups touches.
+    """Returns, for each axis, the number of nodes that each of its groups touches.
 
     `turned` is 1 for the mesh whose outermost axis is the tensor axis.
     """
@@ -73,7 +73,7 @@ def _nodes(given: Values, turned: int) -> list[list[int]]:
 
 
 def _touched(given: Values, turned: int) -> list[int]:
-    """For each axis: the number of nodes that one of its groups touches."""
+    """Returns, for each axis, the number of nodes that its first group touches."""
     return [counts[0] for counts in _nodes(given, turned)]
 
 

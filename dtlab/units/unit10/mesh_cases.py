@@ -1,9 +1,9 @@
-"""What the parts on gradients share: a mesh, and the parameters that each of its ranks has.
+"""Test cases of 10/reduce_gradients and 10/clip_mesh: a mesh, and each rank's parameters.
 
-mesh             axes data, pipeline, tensor; the last one runs fastest
-column.weight    sharded    another part of the weight on each tensor rank
+mesh             axes data, pipeline, tensor; the last one varies fastest
+column.weight    sharded    each tensor rank has a different part of the weight
 row.bias         equal      a copy on each tensor rank, whose gradients are equal
-norm.weight      partial    a copy, used on this rank's tokens: each gradient is a part
+norm.weight      partial    a copy, used on this rank's tokens: each gradient is a part of the sum
 embedding        tied       on the first and the last pipeline stage, if these differ
 """
 
@@ -30,7 +30,7 @@ Sizes = tuple[int, int, int]  # of the axes, in their order
 
 
 class Marked(NamedTuple):
-    """A parameter of a pipeline stage, as it is marked on every rank."""
+    """A parameter of a pipeline stage: its name, its kind, and whether it is tied."""
 
     name: str
     kind: str  # over the tensor axis: sharded, partial or equal
@@ -39,7 +39,10 @@ class Marked(NamedTuple):
 
 @dataclass(frozen=True)
 class OnMesh(Faulty):
-    """Gradients drawn for every rank; `table` is the kind of the embedding, "" for none."""
+    """A case with gradients drawn for every rank.
+
+    `table` is the kind of the embedding; "" means that the model has none.
+    """
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.gpt",)
 
@@ -55,11 +58,11 @@ class OnMesh(Faulty):
         return f"{mesh}, the tied embedding is {self.table}" if is_tied else mesh
 
     def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
-        """The gradient that a rank is given."""
+        """The gradient of a parameter on one rank before the learner's function runs."""
         return self.gradient(which, data, stage, tensor)
 
     def arguments(self) -> tuple[Any, ...]:
-        """What the function gets between the parameters and the groups."""
+        """The arguments of the learner's function between the parameters and the groups."""
         return ()
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
@@ -91,14 +94,14 @@ class OnMesh(Faulty):
         }
 
     def where(self, rank: int) -> str:
-        """A rank and its place, in words."""
+        """A rank and its coordinates as text, for messages."""
         if prod(self.sizes) == 1:
             return "rank 0"
         places = zip(AXES, place_of(rank, self.sizes), strict=True)
         return f"rank {rank} ({', '.join(f'{axis} {at}' for axis, at in places)})"
 
     def parameters(self, stage: int) -> list[Marked]:
-        """What each rank of a pipeline stage has."""
+        """The parameters that each rank of a pipeline stage has."""
         last = self.sizes[1] - 1
         has_table = self.table and stage in (0, last)
         ends = [Marked("embedding", self.table, last > 0)] if has_table else []
@@ -110,7 +113,7 @@ class OnMesh(Faulty):
         ]
 
     def gradient(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor:
-        """What backward leaves on one rank."""
+        """The gradient of a parameter that backward computes on one rank."""
         import torch
 
         key = (which.name, data, stage, 0 if which.kind == "equal" else tensor)
@@ -119,7 +122,7 @@ class OnMesh(Faulty):
         return torch.randint(-99, 100, (self.elements,), generator=draw) * scale
 
     def reduced(self, which: Marked, stage: int, tensor: int) -> Tensor:
-        """What one process would have, as far as this rank's elements go."""
+        """The correct gradient after reduction: that of one process, for this rank's elements."""
         data, pipeline, ranks = self.sizes
         stages = (0, pipeline - 1) if which.tied else (stage,)
         parts = range(ranks) if which.kind == "partial" else (tensor,)
@@ -128,7 +131,7 @@ class OnMesh(Faulty):
     def mean(
         self, which: Marked, data: Sequence[int], stages: Sequence[int], parts: Sequence[int]
     ) -> Tensor:
-        """The sum over stages and tensor ranks, and the mean over data ranks."""
+        """The ranks' gradients, summed over stages and tensor ranks, averaged over data ranks."""
         first, *others = (
             self.gradient(which, d, stage, part)
             for d in data
@@ -139,13 +142,13 @@ class OnMesh(Faulty):
 
 
 def place_of(rank: int, sizes: Sizes) -> Sizes:
-    """The coordinates of a rank on data, pipeline and tensor."""
+    """The coordinates of a rank on the axes data, pipeline and tensor."""
     _, pipeline, tensor = sizes
     return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor
 
 
 def members_on(rank: int, axis: int, sizes: Sizes) -> list[int]:
-    """The ranks that differ from this one on one axis only."""
+    """The ranks that differ from this rank on one axis only, including the rank itself."""
     stride = prod(sizes[axis + 1 :])
     first = rank - place_of(rank, sizes)[axis] * stride
     return [first + stride * number for number in range(sizes[axis])]
@@ -155,7 +158,10 @@ def members_on(rank: int, axis: int, sizes: Sizes) -> list[int]:
 
 
 def groups_on(sizes: Sizes) -> dict[str, Any]:
-    """This rank's group on each axis; as "embedding" the ends of its pipeline, or None."""
+    """Creates this rank's process group on each axis.
+
+    The group "embedding" has the first and the last rank of a pipeline; None on other ranks.
+    """
     import torch.distributed as dist
 
     groups: dict[str, Any] = {"embedding": None}

@@ -20,7 +20,7 @@ _NAMES = ("data", "pipeline", "tensor", "context", "expert")
 
 @dataclass(frozen=True)
 class Grouping(Faulty):
-    """`fn(sizes)` on all ranks of a mesh; with the topic "edges", an axis has a single rank."""
+    """A call of `fn(sizes)` on all ranks of a mesh; topic "edges": some axis has a single rank."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.mesh", "torch.distributed.device_mesh")
     guilty = "returns"
@@ -84,7 +84,7 @@ class Grouping(Faulty):
                         "same",
                         f"ranks {first} and {rank} hold two different process groups of the axis "
                         f"{axis}, with the same members. A collective would wait forever: each "
-                        "rank calls it on its own one. Which call of new_group does each keep?",
+                        "rank calls it on its own group. Which call of new_group does each keep?",
                     )
                     return
         enough = sum(prod(sizes.values()) // size for size in sizes.values())
@@ -105,7 +105,7 @@ class Grouping(Faulty):
         return ""
 
     def _wrong_group(self, rank: int, axis: str, result: Noted) -> str:
-        """What is wrong with the members of one group; empty if nothing is."""
+        """What is wrong with this rank's group on one axis; empty if nothing is."""
         from dtlab.parallel.mesh import group_of
 
         found, sizes = result["groups"][axis], dict(self.axes)
@@ -127,7 +127,7 @@ class Grouping(Faulty):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two axes, then three; axes of one rank, a single axis, and a single rank."""
+    """Trials with two axes, three axes, an axis of one rank, a single axis, and a single rank."""
     draw = random.Random(seed)
 
     def trial(topic: str, *sizes: int) -> Trial:

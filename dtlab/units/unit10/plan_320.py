@@ -24,7 +24,9 @@ from dtlab.predict.transformer import Recompute
 __all__ = ["KEYS", "PART", "Setting", "draw_settings"]
 
 KEYS: Final = tuple(field.name for field in fields(Plan))
-_NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06  # times the best step: what counts, and the draw's limits
+# Ratios to the best step time: the largest that earns points; of the best plan in the small space,
+# at most; of every plan with a typical mistake, more than this.
+_NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06
 
 # The settings ------------------------------------------------------------------------------------
 #
@@ -39,7 +41,11 @@ _NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06  # times the best step: what counts, an
 
 @dataclass(frozen=True)
 class Setting:
-    """A model of about 20 B parameters, nodes of eight GPUs, a batch, and bytes for tensors."""
+    """A model of about 20 B parameters, nodes of eight GPUs, a batch, and the memory per GPU.
+
+    `story` names the constraint that determines the best plan: one node, a slow network between
+    nodes, or few tokens.
+    """
 
     story: str
     layers: int
@@ -57,7 +63,7 @@ class Setting:
 
     @property
     def cluster(self) -> Cluster:
-        """H100s: NVLink in the node."""
+        """The cluster: H100 GPUs, with NVLink inside a node."""
         return Cluster(self.nodes, 8, LINKS["NVLink 4"], Link(10e-6, self.network))
 
     @cached_property
@@ -66,7 +72,7 @@ class Setting:
         return search(self.model, self.cluster, self.batch, memory=self.memory).best(1)[0]
 
     def evaluate(self, plan: Plan) -> Estimate:
-        """What a plan costs here."""
+        """The memory and the step time of a plan in this setting."""
         return evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
 
     def __str__(self) -> str:
@@ -144,7 +150,10 @@ def _drawn(draw: random.Random, story: str) -> Setting:
 
 
 def _is_clear(setting: Setting) -> bool:
-    """Whether the small space holds a plan near the best, and each mistake of the story none."""
+    """Whether the small space has a plan close to the best, and no plan near it is a mistake.
+
+    `_SLOWER` defines the typical mistakes of each story, as tests on plans.
+    """
     found = [one for one in map(setting.evaluate, small_space(setting)) if not one.reason]
     limit = setting.best.step_seconds
     if not any(one.step_seconds <= _CLOSE * limit for one in found):
@@ -169,7 +178,7 @@ _ADVICE: Final = {
 
 @dataclass(frozen=True)
 class Planned(Faulty):
-    """`plan_320(model, cluster, batch, memory)` on one setting."""
+    """A call of `plan_320(model, cluster, batch, memory)` for one setting."""
 
     alone = True
     topic = "legal"
@@ -229,7 +238,7 @@ class Planned(Faulty):
         yield from self._slow(found)
 
     def _slow(self, found: Estimate) -> Iterator[Fault]:
-        """Whether another plan is more than 5 % faster, and which cost makes the difference."""
+        """Yields a fault that names the largest extra cost if the best plan is over 5 % faster."""
         best = self.setting.best
         times = found.step_seconds / best.step_seconds
         if times > _NEAR:
@@ -246,7 +255,7 @@ class Planned(Faulty):
 
 
 def _misfit(values: Mapping[str, Any]) -> str:
-    """Why a dict is no plan; empty if it is one."""
+    """Why these values are not a plan; empty if they are."""
     for name in ("tensor", "context", "pipeline", "data", "microbatch", "chunks"):
         value = values[name]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -263,7 +272,7 @@ def _misfit(values: Mapping[str, Any]) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """One launch of one rank, which plans for all three settings."""
+    """A single trial: one rank calls the function for all three settings."""
     cases = [Planned(setting) for setting in draw_settings(random.Random(seed))]
     return [Trial(1, cases, limit=20.0)]
 

@@ -26,11 +26,11 @@ from dtlab.units.unit10.mesh_cases import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OWN, _MORE = 8192, 1.05  # bytes of gloo's own; times what is due
+_OWN, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
 
 
 class Reducing(OnMesh):
-    """`fn(parameters, groups)`; with the topic "data", all gradients belong to that criterion."""
+    """A call of `fn(parameters, groups)`; topic "data": that criterion judges all gradients."""
 
     def shows(self, criterion: str) -> bool:
         if self.topic in ("data", "tied"):
@@ -52,7 +52,7 @@ class Reducing(OnMesh):
                     )
 
     def _known(self, which: Marked, rank: int, got: Tensor | None) -> str:
-        """The known mistake that gives this gradient, and what to look at."""
+        """The message for a known mistake that gives this gradient; else a general hint."""
         if got is None:
             return "it is None afterwards."
         data, stage, tensor = place_of(rank, self.sizes)
@@ -94,7 +94,7 @@ class Reducing(OnMesh):
         return f"the {AXES[axis]} group, {ranks_in_words(members)}"
 
     def due(self, rank: int) -> dict[tuple[int, ...], int]:
-        """The bytes that this rank has to reduce in each group, by the ranks in it."""
+        """The bytes that this rank must reduce in each group, by the members of the group."""
         marked, size = self.parameters(place_of(rank, self.sizes)[1]), 4 * self.elements
         counts = (
             len(marked),
@@ -111,7 +111,7 @@ class Reducing(OnMesh):
 
 
 def _too_much(seen: Seen) -> str:
-    """Says that a rank sends more than each sum once, and in which group."""
+    """A message if a rank sends more than one all-reduce per sum needs; empty otherwise."""
     for one in seen:
         for rank in range(one.trial.world_size if one.trace is not None else 0):
             goal = sum(
@@ -123,14 +123,14 @@ def _too_much(seen: Seen) -> str:
             sent = one.trace.bytes_wire(rank) if one.trace is not None else None
             if sent is not None and sent > goal * _MORE + _OWN:
                 return (
-                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}, and each sum once is "
-                    f"{amount(goal)}. {_which_group(one, rank)}"
+                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}; one all-reduce "
+                    f"for each sum takes {amount(goal)}. {_which_group(one, rank)}"
                 )
     return ""
 
 
 def _which_group(one: Observation, rank: int) -> str:
-    """The group in which a rank reduces more than is due."""
+    """A sentence that names the group in which a rank reduces too much; a hint if none does."""
     for case, events in zip(one.trial.cases, inside_marks(one.trace, rank, ANSWER), strict=False):
         assert isinstance(case, Reducing)
         reduced: Counter[tuple[int, ...]] = Counter()
@@ -148,7 +148,7 @@ def _which_group(one: Observation, rank: int) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """One axis at a time, two together; a pipeline with a stage between its ends."""
+    """Trials on one axis, on two axes, and with a pipeline stage between the first and last."""
     draw = random.Random(seed)
 
     def case(sizes: tuple[int, int, int], topic: str, table: str = "sharded") -> Reducing:

@@ -1,10 +1,14 @@
 """10/slightly_wrong: a run over three axes with two faults, each of which hides the other.
 
-gather_from_sequence    adds up t equal gradients: what is before it gets t times the right one
-/ (data x tensor)       divides by t too often: every gradient is 1/t of the right one
+With t tensor ranks:
 
-broken          before the gather t / t, the head after it 1 / t
-one mended      every gradient 1 / t; or the head right, and all others t times too large
+gather_from_sequence    its backward sums t equal gradients: all layers before it get t times the
+                        right gradient
+/ (data x tensor)       divides by t too: every gradient is 1/t of the right one
+
+both faults        layers before the gather: t/t, so right; the head after it: 1/t
+only the gather    layers before the gather: t; the head: right
+only the division  every gradient: 1/t
 """
 
 from __future__ import annotations
@@ -37,13 +41,13 @@ if TYPE_CHECKING:
 __all__ = ["PART", "MeshRun"]
 
 _VOCAB: Final = 20
-_NEAR, _FACTOR = 1e-4, 0.02  # of a loss; of the factor by which an update differs
+_NEAR, _FACTOR = 1e-4, 0.02  # tolerances: of a loss, relative; of an update's factor
 _LIMIT = 20.0  # seconds: a right answer takes one
 _HEAD: Final = "head.weight"
 
 
 def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """See `parallel.mesh.coordinates_of`, which imports torch."""
+    """Call `parallel.mesh.coordinates_of`, which is imported late because it imports torch."""
     from dtlab.parallel import mesh
 
     return mesh.coordinates_of(rank, sizes)
@@ -51,7 +55,7 @@ def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MeshRun(TrainingRun):
-    """`program(model, batches, sizes)`: some steps of a `Net` over a mesh."""
+    """A run of `program(model, batches, sizes)`: some training steps of a `Net` over a mesh."""
 
     mesh: tuple[int, int, int]  # data, pipeline, tensor
     width: int = 16
@@ -86,7 +90,7 @@ class MeshRun(TrainingRun):
         return Net(*sizes)
 
     def batch(self, replica: int, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and their successors."""
+        """Draws token ids and, as targets, the token that follows each of them."""
         import torch
 
         draw = torch.Generator().manual_seed((1009 * self.seed + replica) * 97 + step)
@@ -107,7 +111,7 @@ class MeshRun(TrainingRun):
         return super().run(partial(_called, fn, given["axes"]), model, given)
 
     def part(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor | None:
-        """This rank's shard of a parameter; None for one of another stage."""
+        """This rank's shard of a parameter; None if the parameter is on another pipeline stage."""
         place, stages, layers = coordinates_of(rank, self.axes), self.mesh[1], self.sizes[2]
         stage = 0 if name.startswith("embedding") else stages - 1
         if name.startswith("blocks."):
@@ -118,18 +122,21 @@ class MeshRun(TrainingRun):
         return _shard(name, whole, place["tensor"], self.mesh[2])
 
     def one_process(self, ranks: int) -> tuple[list[list[float]], list[dict[str, Tensor]]]:
-        """See `TrainingRun`; several criteria need it, so it is computed once."""
+        """As in `TrainingRun`, but cached, because several criteria need it."""
         return _in_one_process(self, ranks)
 
     @cached_property
     def first_step(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Every parameter before the first step and after it, in one process."""
+        """Each parameter by name, before and after the first step of training in one process."""
         _, (after, *_) = self.one_process(prod(self.mesh))
         before = named(self.model())
         return {name: (whole, after[name]) for name, whole in before.items()}
 
     def factor(self, name: str, rank: int, after: Tensor) -> float | None:
-        """The first update over that of one process; None if the two are not parallel."""
+        """The rank's first update of a parameter as a multiple of that of one process.
+
+        None if the two updates do not have the same direction.
+        """
         start, right = (self.part(name, one, rank, 0) for one in self.first_step[name])
         assert start is not None and right is not None
         moved, wanted = after - start, right - start
@@ -169,11 +176,11 @@ def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     return whole
 
 
-# What the mended program has to do ---------------------------------------------------------------
+# What the mended program must do -----------------------------------------------------------------
 
 
 def _factors(case: MeshRun, results: Sequence[Any]) -> list[tuple[str, int, float | None]]:
-    """Of every parameter on every rank: its name, the rank, and its factor in the first step."""
+    """Lists (name, rank, factor) for every parameter on every rank; see `MeshRun.factor`."""
     return [
         (name, rank, case.factor(name, rank, tensor))
         for rank, seen in enumerate(results)
@@ -182,7 +189,7 @@ def _factors(case: MeshRun, results: Sequence[Any]) -> list[tuple[str, int, floa
 
 
 def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
-    """The head, whose gradient needs nothing but the mean over data ranks, has another factor."""
+    """Objects if the head's first update is wrong: it needs only the mean over data ranks."""
     if case.num_steps > 1:
         return ""
     for name, rank, factor in _factors(case, results):
@@ -196,7 +203,7 @@ def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str
 
 
 def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
-    """Parameters before the gather have another factor than the head behind it."""
+    """Objects if the factor of a parameter before the gather differs from that of the head."""
     if case.num_steps > 1:
         return ""
     found = _factors(case, results)
@@ -218,13 +225,13 @@ _AS_ONE = criterion(
 )
 _SCALE = criterion("scale", 2, "the mean over the right ranks", _wrong_scale)
 _BALANCE = criterion(
-    "balance", 2, "the same factor before and behind the gather", _out_of_balance,
+    "balance", 2, "the same factor before and after the gather", _out_of_balance,
     waits=True,
 )  # fmt: skip
 
 
 def _training(seen: Seen) -> Verdict:
-    """Judged once both faults are mended: each of them changes everything that follows."""
+    """Judges the whole training; blocked until both faults are repaired, as each changes it."""
     if any(rule.judge(seen).status != "ok" for rule in (_SCALE, _BALANCE)):
         return blocked("judged once the first step is right")
     return _AS_ONE.judge(seen)
@@ -274,7 +281,7 @@ _LOOK = "Follow a gradient from the loss back to the optimizer: where is it adde
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Three meshes of the same four ranks; on each the first step alone, and some steps."""
+    """A trial of four ranks in three meshes: on each mesh one step alone, then several steps."""
     draw = random.Random(seed)
     cases = []
     for mesh in ((2, 1, 2), (1, 2, 2), (1, 1, 4)):

@@ -4,7 +4,7 @@ This file loads torch: it is imported when a check runs, never before.
 """
 
 # mypy: disable-error-code="union-attr, no-untyped-def, no-untyped-call, assignment"
-# The program is as people write it.
+# The program is written as most people write theirs, without full type annotations.
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ PART = Part(
                 "answer / 2": "half of it: did you count the all-reduces of backward, and that an "
                 "all-reduce is a reduce-scatter and an all-gather?",
                 "answer / own": "this is one layer. How many does a stage have?",
-                "answer * stages": "these are all layers. A stage has its own ones only.",
+                "answer * stages": "these are all layers. A stage has only its own layers.",
                 "2 * own": "this is b x s x h elements per all-reduce. What does a ring send?",
                 "answer * 2": "an activation goes to one neighbour, a gradient to the other.",
             },

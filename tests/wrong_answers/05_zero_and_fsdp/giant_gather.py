@@ -210,7 +210,7 @@ WRONG = {
     elements: {"number": "those are elements"},
     one_layer: {"number": "that is one layer, the size"},
     the_line_of_the_optimizer: {"line": "Which line decides"},
-    a_function_alone: {"symptom": "giant_gather has to be a dict"},
+    a_function_alone: {"symptom": "giant_gather must be a dict"},
     not_written: {"peak": "mended is not written yet"},
     still_broken: {"peak": "of the model is whole"},
     a_number_for_this_model: {"peak": "of the model is whole"},
@@ -221,8 +221,8 @@ WRONG = {
     the_container: {"peak": "of the model is whole"},
     not_sharded_any_more: {"peak": "of the model is whole"},
     layers_stay_whole: {"peak": "stayed whole since forward"},
-    another_rate: {"training": "Only what is broken has to change"},
-    gradients_pile_up: {"training": "Only what is broken has to change"},
+    another_rate: {"training": "Change only what is broken"},
+    gradients_pile_up: {"training": "Change only what is broken"},
     a_batch_too_few: {"training": "returns the losses"},
 }
 

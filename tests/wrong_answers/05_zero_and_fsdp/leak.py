@@ -349,7 +349,7 @@ WRONG = {
     in_16_bits: {"number": "a rank's own pieces"},
     the_line_of_the_losses: {"line": "does what it should here"},
     the_line_of_the_mean: {"line": "which variable still holds them in the next step?"},
-    a_function_alone: {"symptom": "leak has to be a dict"},
+    a_function_alone: {"symptom": "leak must be a dict"},
     not_written: {"memory": "mended is not written yet"},
     still_broken: {"memory": "bytes more before the last batch"},
     a_whole_sum: {"memory": "Is the mean whole?"},
@@ -367,7 +367,7 @@ WRONG = {
     without_the_first_step: {"training": "is not the mean over the steps"},
     views_of_the_pieces: {"training": "It has the parameters of the last step"},
     a_mean_that_forgets: {"training": "is not the mean over the steps"},
-    another_rate: {"training": "Only what is broken has to change"},
+    another_rate: {"training": "Change only what is broken"},
 }
 
 _SAID = "diagnosis_leak = {'symptom': 'grows', 'number': 110248, 'line': 12}"

@@ -213,7 +213,7 @@ WRONG = {
     the_root: {"number": "which is right"},
     the_line_of_the_root: {"line": "does what it should here"},
     the_line_of_the_wrapper: {"line": "does what it should here"},
-    a_function_alone: {"symptom": "policies has to be a dict"},
+    a_function_alone: {"symptom": "policies must be a dict"},
     not_written: {"gradients": "mended is not written yet"},
     still_broken: {"gradients": "are sent in 16 bits"},
     without_it_at_the_root: {"gradients": "are sent in 16 bits"},
@@ -224,7 +224,7 @@ WRONG = {
     all_in_float32: {"training": "layers compute in float32"},
     losses_rounded: {"training": "no more digits than bfloat16"},
     the_root_alone: {"training": "still a separate block"},
-    another_rate: {"training": "Only what is broken has to change"},
+    another_rate: {"training": "Change only what is broken"},
 }
 
 _IMPORT = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"

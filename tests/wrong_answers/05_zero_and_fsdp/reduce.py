@@ -252,7 +252,7 @@ WRONG = {
     expects_all_of_them: {"missing": "NoneType"},
     the_parameters_where_missing: {"missing": "put zeros of its parameter's size"},
     the_last_pass_only: {"adds": "only this pass's gradient"},
-    averages_what_was_there: {"adds": "add the gradients of two passes"},
+    averages_what_was_there: {"adds": "sum the gradients of two passes"},
     by_the_library: {"mean": "finished code"},
 }
 

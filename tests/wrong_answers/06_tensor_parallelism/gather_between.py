@@ -277,7 +277,7 @@ WRONG = {
     all_that_is_sent: {"number": "some of these are all-reduces"},
     the_line_of_the_product: {"line": "does what it should here"},
     the_line_of_the_sum: {"line": "which rank already has them?"},
-    a_function_alone: {"symptom": "gather_between has to be a dict"},
+    a_function_alone: {"symptom": "gather_between must be a dict"},
     not_written: {"bytes": "mended is not written yet"},
     still_gathered: {"bytes": "bytes in all_gather"},
     as_handed_out: {"bytes": "bytes in all_gather"},
@@ -287,10 +287,10 @@ WRONG = {
     nothing_shared: {"bytes": "Keep the layers sharded"},
     one_reduction_more: {"bytes": "1.50 times"},
     without_f: {"bytes": "A call is missing"},
-    another_rate: {"training": "Only what is broken has to change"},
-    no_gelu: {"training": "Only what is broken has to change"},
-    a_bias_per_rank: {"training": "Only what is broken has to change"},
-    no_way_round: {"training": "Only what is broken has to change"},
+    another_rate: {"training": "Change only what is broken"},
+    no_gelu: {"training": "Change only what is broken"},
+    a_bias_per_rank: {"training": "Change only what is broken"},
+    no_way_round: {"training": "Change only what is broken"},
 }
 
 # Mutants that no check can tell from the solution ------------------------------------------------

@@ -300,7 +300,7 @@ WRONG = {
     more_layers_than_stages: {"edges": "more layers than stages"},
     a_cut_at_least: {"edges": "makes 2 stages"},
     all_cuts: {"large": "takes too long"},
-    again_and_again: {"large": "do not come back"},
+    again_and_again: {"large": "did not finish"},
 }
 
 TWICE = "an option that is there twice is the same"

@@ -347,7 +347,7 @@ WRONG = {
     both_stages: {"number": "some of these are sent"},
     the_line_of_the_loss: {"line": "reach the all-reduce"},
     the_line_of_the_mesh: {"line": "reach the all-reduce"},
-    a_function_alone: {"symptom": "has to be a dict"},
+    a_function_alone: {"symptom": "must be a dict"},
     not_written: {"copies": "not written yet"},
     still_broken: {"copies": "the copies of stage 0"},
     the_other_ranks: {"copies": "the copies of stage 1"},

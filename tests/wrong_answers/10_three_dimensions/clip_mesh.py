@@ -258,7 +258,7 @@ WRONG = {
     untouched: {"data": "is not written yet"},
     returns_nothing: {"data": "returns NoneType"},
     over_the_world: {"data": "Data ranks have the same gradients"},
-    without_the_root: {"data": "That is its square"},
+    without_the_root: {"data": "That is the square of the norm"},
     the_norm_after: {"data": "the norm afterwards"},
     of_pytorch: {"tensor": "what this rank holds", "pipeline": "what this rank holds"},
     copies_on_each_tensor_rank: {"tensor": "are not sharded count on each"},
@@ -278,7 +278,7 @@ WRONG = {
     zeros_where_missing: {"missing": "has a gradient now"},
     stays_away_without_gradients: {"missing": "Rank 1 did not call"},
     an_all_reduce_for_each_parameter: {"calls": "calls 16 collectives"},
-    gathers_all_shards: {"calls": "One number travels"},
+    gathers_all_shards: {"calls": "Send one number"},
 }
 
 WIDER = "more digits than are needed"

@@ -292,7 +292,7 @@ WRONG = {
     tied_takes_no_mean: {"tied": ""},
     tied_on_the_first_stage_only: {"tied": ""},
     equal_averaged_too: {"bytes": "Between ranks"},
-    over_data_twice: {"bytes": "each sum once is"},
+    over_data_twice: {"bytes": "for each sum takes"},
     over_the_world: {"bytes": "ranks 0 to 3"},
 }
 

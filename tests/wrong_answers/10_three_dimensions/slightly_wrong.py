@@ -273,7 +273,7 @@ RIGHT = [
 SCALE = "that of one process. Which ranks have other samples"
 BALANCE = "Between the two is a collective"
 WRONG = {
-    a_function_alone: {"diagnosis": "has to be a dict"},
+    a_function_alone: {"diagnosis": "must be a dict"},
     a_block: {"diagnosis": "is that of one process"},
     no_parameter: {"diagnosis": "is no parameter"},
     the_factor_upside_down: {"diagnosis": "is not 2 times"},
