@@ -60,7 +60,7 @@ class Replay(Explorer):
         figure = timeline(trace, title=title, note=note)
         box = figure.axes[0].get_position()
         self._left, self._right = box.x0, box.x1
-        self._top, self._bottom = 100 * (1 - box.y1), 100 * box.y0
+        self._top, self._bottom = 100 * (1 - box.y1) - 1.5, 100 * box.y0
         self._end = float(figure.axes[0].get_xlim()[1])
         times = [float(each) for each in np.linspace(0, self._end, _STEPS + 1)]
         self._cover = widgets.HTML()
