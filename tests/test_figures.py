@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 
 from dtlab import collectives, launch
@@ -28,6 +29,7 @@ from dtlab.show import (
     cost_curves,
     crossover,
     ring,
+    ring_timeline,
     timeline,
     tree,
 )
@@ -40,6 +42,7 @@ from dtlab.show.figures.rounds import EMPTY
 from dtlab.show.figures.table import contributors
 from dtlab.show.words import byte_words, list_words, rank_words, time_words
 from dtlab.trace import Event, Trace
+from tests.drawn import check_layout
 
 
 def message(src: int, dst: int, start: float, end: float, size: int = 1000) -> list[Event]:
@@ -92,7 +95,7 @@ def texts(figure: Figure) -> set[str]:
     return {*on_axes, *(text.get_text() for text in figure.texts)}
 
 
-def patches(figure: Figure, kind: type, gid: str) -> list[object]:
+def patches(figure: Figure, kind: type, gid: str) -> list[Any]:
     """All patches of a kind whose name matches a pattern."""
     on_axes = [patch for axes in figure.axes for patch in axes.patches]
     return [p for p in on_axes if isinstance(p, kind) and re.fullmatch(gid, p.get_gid() or "")]
@@ -448,6 +451,45 @@ def test_a_tree_ends_as_it_should(num_ranks: int, operation: rounds.TreeOperatio
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_the_timeline_of_a_real_ring_shows_its_chunks_in_two_halves(num_ranks: int) -> None:
+    def summed() -> None:
+        import torch
+
+        collectives.ring_all_reduce(torch.ones(600))
+
+    figure = ring_timeline(launch(summed, world_size=num_ranks).trace)
+    bars = patches(figure, Rectangle, r"rank \d chunk .*")
+    shown: dict[int, list[tuple[str, str]]] = {rank: [] for rank in range(num_ranks)}
+    for bar in bars:
+        _, rank, _, name = bar.get_gid().split(" ", 3)
+        shown[int(rank)].append((name, to_hex(bar.get_facecolor())))
+    colours: dict[str, set[str]] = {}
+    for rank, found in shown.items():
+        moves = [m for each in rounds.ring_rounds(num_ranks) for m in each.moves if m.dst == rank]
+        complete = [""] * (num_ranks - 1) + [" complete"] * (num_ranks - 1)
+        wanted = [f"{m.chunk}{more}" for m, more in zip(moves, complete, strict=True)]
+        assert [name for name, _ in found] == wanted
+        for name, colour in found:
+            colours.setdefault(name, set()).add(colour)
+    assert {len(each) for each in colours.values()} == {1}  # a chunk has one colour on all ranks
+    assert len(set.union(*colours.values())) == 2 * num_ranks
+    hops = patches(figure, FancyArrowPatch, r"hop \d \d")
+    assert len(hops) == 2 * (num_ranks - 1)  # arrows follow one chunk only
+    for bar in bars:
+        rank = int(bar.get_gid().split()[1])
+        border = lines(figure)["halves"].get_xdata()[2 * rank]
+        middle = bar.get_x() + bar.get_width() / 2
+        assert (middle > border) == bar.get_gid().endswith("complete") or not bar.get_width()
+    check_layout(figure)
+
+
+def test_the_timeline_of_a_ring_refuses_another_trace() -> None:
+    for events in (message(0, 1, 0, 1), message(0, 1, 0, 1) + message(1, 0, 0, 1), []):
+        with pytest.raises(ValueError, match="draws one ring all-reduce of 2 to 8 ranks"):
+            ring_timeline(Trace(events))
+
+
 @pytest.mark.parametrize("num_ranks", [4, 5])
 def test_the_messages_of_a_tree_are_those_of_the_real_one(num_ranks: int) -> None:
     def summed() -> None:
@@ -926,6 +968,12 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def test_both_axes_of_time_against_size_have_a_title() -> None:
+    for figure in (cost_curves(measured={"a message": ([1e3, 1e6], [1e-4, 1e-3])}), crossover()):
+        assert figure.axes[0].get_xlabel() == "size of the tensor"
+        assert figure.axes[0].get_ylabel() == "time"
+
+
 @pytest.mark.parametrize("vision", VISIONS)
 def test_the_palette_is_told_apart_by_colour_blind_readers(vision: str) -> None:
     seen = [lab(VISIONS[vision] @ linear(colour)) for colour in PALETTE]
@@ -1028,6 +1076,40 @@ def test_a_notebook_gets_an_image_with_its_alt_text() -> None:
     assert data["text/plain"] == figure.alt_text
     assert f'<img alt="{html.escape(figure.alt_text)}"' in data["text/html"]
     assert data["image/png"] in data["text/html"]
+
+
+def hints(figure: Figure) -> dict[str, tuple[float, ...]]:
+    """The boxes over a figure in percent (left, top, width, height), by their words."""
+    found = re.findall(r'<i title="([^"]*)" style="([^"]*)"', figure.to_html())
+    return {html.unescape(words): tuple(map(float, re.findall(r":([-0-9.]+)%", style)))
+            for words, style in found}  # fmt: skip
+
+
+def test_the_mouse_finds_bytes_times_and_line_of_each_bar() -> None:
+    extra = {"blocked": [], "file": __file__, "line": 3}
+    send = Event(0, "comm", "send", (1,), 4_000_000, 0.5, 1.0, extra)
+    figure = timeline(Trace([*message(0, 1, 0, 1), send]))
+    words = "rank 0: send → 1\n4.00 MB, 500 ms to 1.00 s\n"
+    (found,) = [each for each in hints(figure) if each.startswith(words)]
+    assert "test_figures.py, line 3:   Structure is tested" in found
+    left, top, width, height = hints(figure)[found]
+    axes = figure.axes[0].get_position()
+    assert left + width == pytest.approx(100 * axes.x1, abs=0.1)
+    assert width == pytest.approx(50 * axes.width, abs=0.1)
+    assert 100 * (1 - axes.y1) <= top < top + height <= 100 * (1 - axes.y0)
+    assert "rank 1: waiting\n0 to 1.00 s" in hints(figure)
+    assert not hints(timeline(Trace([e for i in range(400) for e in message(0, 1, i, i + 1)])))
+
+
+def test_a_dark_page_dims_a_figure_and_its_text_stays_readable() -> None:
+    page = ring(2, 0).to_html()
+    assert 'body[data-jp-theme-light="false"]' in page and 'class="dtlab-figure"' in page
+    (share,) = map(float, re.findall(r"brightness\(([0-9.]+)\)", page))
+    sheet, ink, muted = (to_hex([share * part for part in to_rgb(each)])
+                         for each in (SHEET, INK, MUTED))  # fmt: skip
+    assert contrast(sheet, "#FFFFFF") > 1.5  # no longer white
+    assert contrast(sheet, ink) > 7
+    assert contrast(sheet, muted) > 4.5
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
@@ -17,6 +19,7 @@ from dtlab.show.figures.pipeline import SCHEDULES
 from dtlab.show.widgets.dials import Dial
 from dtlab.trace import Event, Trace
 from tests.drawn import boxes, check_layout, lines, texts
+from tests.test_figures import VISIONS, contrast, lab, linear
 
 COSTS = Costs(0.01, 0.01, 0.01)
 
@@ -61,9 +64,10 @@ def test_all_panels_have_one_axis_and_each_its_words() -> None:
     said = [each for each in texts(figure) if each.startswith(("short: ", "long: "))]
     for words, trace in zip(said, traces.values(), strict=True):
         total, ideal = bubble(trace), bubble(trace, of="ideal")
-        assert f"bubble {total:.1%} of it, {ideal:.1%} of the ideal 240 ms" in words
+        shares = f"; the bubble is {total:.1%} of the total, {ideal:.1%} of the ideal"
+        assert words.endswith(f"ideal (no bubble) 240 ms{shares}")  # the times before the shares
         assert words in figure.alt_text
-    assert figure.alt_text.startswith("Two (on paper). short: 330 ms")
+    assert figure.alt_text.startswith("Two (on paper). short: total 330 ms")
     for name in traces:
         assert lines(figure)[f"{name} ideal"].get_xdata()[0] == pytest.approx(8 * 0.03)
 
@@ -80,12 +84,34 @@ def test_beside_a_lane_stands_what_the_rank_holds(schedule: Any) -> None:
 
 def test_colours_are_those_of_the_course() -> None:
     figure = pipeline({"a": simulate(zb_h2(3, 6), COSTS), "b": simulate(gpipe(2, 2), COSTS)})
-    for gid, role in (("a forward", "forward"), ("a backward_input", "backward"),
-                      ("b backward", "backward")):  # fmt: skip
+    for gid, role in (("a forward", "forward"), ("b backward", "backward")):
         (found,) = drawn(figure, gid)
         assert to_hex(found.get_facecolor()[0]) == COLOURS[role].lower()
-    (weights,) = drawn(figure, "a backward_weight")
-    assert to_hex(weights.get_facecolor()[0]) != COLOURS["backward"].lower()
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_kinds_of_actions_have_colours_of_their_own(vision: str) -> None:
+    figure = pipeline({"a": simulate(zb_h2(3, 6), COSTS), "b": simulate(gpipe(2, 2), COSTS)})
+    names = ("a forward", "b backward", "a backward_input", "a backward_weight")
+    colours = [to_hex(drawn(figure, name)[0].get_facecolor()[0]) for name in names]
+    seen = [lab(VISIONS[vision] @ linear(colour)) for colour in (*colours, COLOURS["idle"])]
+    for one, other in combinations(range(len(seen)), 2):
+        assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
+    for colour in colours[1:]:
+        assert contrast(colour, "#FFFFFF") > 4.5  # the microbatch's number is white
+
+
+@pytest.mark.parametrize("communication", [0.0, 0.1, 0.2, 0.3, 0.5, 1.0])
+def test_a_number_is_left_out_for_lack_of_room_never_for_its_digits(communication: float) -> None:
+    figure = predicted_pipeline("interleaved, 2 chunks", 8, 8, 2.0, communication)
+    glyphs = sum(
+        len(list(patch.get_path().to_polygons(closed_only=True)))
+        for patch in figure.axes[0].patches if patch.get_gid() == "numbers"
+    )  # fmt: skip
+    outlines = {0: 2, 4: 2, 6: 2}  # a hole has an outline too
+    of_all = 8 * 2 * sum(outlines.get(number, 1) for number in range(8))  # ranks, chunks
+    assert glyphs in (of_all, 2 * of_all)  # on all backwards, and on all forwards or none
+    assert glyphs == 2 * of_all or communication == 1.0
 
 
 def test_a_trace_that_begins_late_and_says_no_stage_is_drawn_from_its_first_action() -> None:

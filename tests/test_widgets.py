@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import html
+import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import nbformat
 import pytest
+import torch
+from matplotlib.textpath import TextPath
 from nbclient import NotebookClient
 
 from dtlab.show import (
     Explorer,
     crossover,
+    explore_activations,
+    explore_block,
     explore_crossover,
+    explore_decision,
     explore_effective_batch,
+    explore_gradients,
+    explore_memory,
+    explore_mesh,
+    explore_number_line,
     explore_overlap,
+    explore_pipeline,
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    replay,
     ring,
     step_ring,
     step_tree,
+    timeline,
     tree,
 )
 from dtlab.show.figures.costs import ALL_REDUCES
 from dtlab.show.widgets.dials import Dial
+from dtlab.trace import Event, Trace
 
 REDRAW = 0.2  # seconds, the goal
 WIDGETS: dict[str, Callable[[], Explorer]] = {
@@ -39,6 +53,16 @@ WIDGETS: dict[str, Callable[[], Explorer]] = {
     "effective batch": explore_effective_batch,
     "schedule": explore_schedule,
     "published sweep": explore_published_sweep,
+}
+OTHERS: dict[str, Callable[[], Explorer]] = {
+    "activations": explore_activations,
+    "block": explore_block,
+    "decision": explore_decision,
+    "gradients": lambda: explore_gradients([torch.ones(3)]),
+    "memory": explore_memory,
+    "mesh": explore_mesh,
+    "number line": explore_number_line,
+    "pipeline": explore_pipeline,
 }
 
 
@@ -230,6 +254,35 @@ def test_every_control_has_a_name_that_reaches_the_page() -> None:
     assert (dial.value, dial.slider.value) == (2, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*WIDGETS, *OTHERS])
+def test_names_are_not_cut_and_no_box_gets_scrollbars(name: str) -> None:
+    """JupyterLab cuts a name with "..." where it is too wide, and scrolls a box that overflows."""
+    explorer = (WIDGETS | OTHERS)[name]()
+    for control in explorer.controls.values():
+        shown = control.field if isinstance(control, Dial) else control
+        if "description_width" not in shown.style.keys or not shown.style.description_width:
+            continue  # a checkbox is as wide as its name
+        room = 13 * float(shown.style.description_width.removesuffix("em"))  # in pixels
+        assert TextPath((0, 0), shown.description, size=13).get_extents().width < room
+        for option in getattr(shown, "options", ()):
+            words = option if isinstance(option, str) else option[0]
+            assert "_" not in words and "e9" not in words  # no raw values
+    *rows, _ = explorer.widget.children
+    for box in [*rows, *(each for row in rows for each in row.children)]:
+        if hasattr(box, "children"):
+            assert box.layout.overflow == "visible"
+    for dial in (each for each in explorer.controls.values() if isinstance(each, Dial)):
+        assert {each.layout.overflow for each in dial.widget.children} == {"visible"}
+
+
+def test_a_complaint_moves_no_control() -> None:
+    dial = explore_crossover().controls["num_ranks"]
+    dial.field.value = "many"
+    assert "position: absolute" in dial.complaint.value
+    assert dial.complaint.layout.height == "0"
+
+
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
@@ -242,6 +295,53 @@ def test_a_moved_slider_redraws_soon(name: str) -> None:
         move(control)
         used.append(time.process_time() - begun)
     assert min(used) < 3 * REDRAW
+
+
+def forward_and_message() -> Trace:
+    """Rank 0 computes for a second and sends; rank 1 waits for it."""
+    waits = {"blocked": [(0.0, 2.0)]}
+    return Trace(
+        [
+            Event(0, "compute", "forward", (), 0, 0.0, 1.0),
+            Event(0, "comm", "send", (1,), 4_000_000, 1.0, 2.0, {"blocked": []}),
+            Event(1, "comm", "recv", (0,), 4_000_000, 0.0, 2.0, waits),
+        ]
+    )
+
+
+def test_a_replay_covers_what_has_not_happened_yet() -> None:
+    shown = replay(forward_and_message(), title="A message")
+    _, frame, now = shown.widget.children
+    picture, cover = frame.children
+    assert 'style="' not in cover.value  # at first all of it is shown
+    assert now.value.count("finished") == 2
+    before = picture.value
+    dial, box = shown.controls["time"], shown.figure.axes[0].get_position()
+    for moment, words in (
+        (0.5, ["rank 0: forward", "rank 1: waiting; under way: recv ← 0 (4.00 MB)"]),
+        (1.5, ["rank 0: outside any span; under way: send → 1 (4.00 MB)", "rank 1: waiting"]),
+    ):
+        dial.value = moment
+        assert all(each in now.value for each in words)
+        (left,) = re.findall(r"left:([0-9.]+)%", cover.value)
+        assert float(left) == pytest.approx(100 * (box.x0 + box.width * moment / 2), abs=0.01)
+    assert picture.value == before  # drawn once
+    shown.play.value = 25
+    assert dial.value == pytest.approx(0.5)
+    dial.field.value = "1 s"
+    assert (dial.value, shown.play.value) == (1, 50)  # playing goes on from there
+    shown.play.playing = True
+    shown.play.value = 100
+    assert (dial.value, shown.play.value, shown.play.playing) == (2, 0, False)  # and begins anew
+
+
+def test_a_replay_without_widgets_is_the_timeline() -> None:
+    trace = forward_and_message()
+    data = replay(trace, title="A message")._repr_mimebundle_()
+    assert data["text/plain"] == timeline(trace, title="A message").alt_text
+    assert f'alt="{html.escape(data["text/plain"])}"' in data["text/html"]
+    with pytest.raises(ValueError, match="no events"):
+        replay(Trace())
 
 
 def test_readers_without_widgets_get_the_figure() -> None:

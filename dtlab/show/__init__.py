@@ -31,6 +31,7 @@ from dtlab.show.figures import (
     predicted_pipeline,
     published_sweep,
     ring,
+    ring_timeline,
     scaling_chart,
     schedule,
     staircase,
@@ -44,6 +45,7 @@ from dtlab.show.guess import Guess, guess
 from dtlab.show.preflight import preflight
 from dtlab.show.widgets import (
     Explorer,
+    Replay,
     explore_activations,
     explore_block,
     explore_crossover,
@@ -58,6 +60,7 @@ from dtlab.show.widgets import (
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    replay,
     step_ring,
     step_tree,
 )
@@ -67,6 +70,7 @@ __all__ = [
     "Explorer",
     "Figure",
     "Guess",
+    "Replay",
     "activation_bars",
     "bit_layouts",
     "bus_bandwidths",
@@ -105,7 +109,9 @@ __all__ = [
     "predicted_pipeline",
     "preflight",
     "published_sweep",
+    "replay",
     "ring",
+    "ring_timeline",
     "scaling_chart",
     "schedule",
     "staircase",

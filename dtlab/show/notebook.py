@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Kept", "has_front_end", "in_a_kernel", "kernel_variables", "show_bundle"]
+__all__ = [
+    "Kept", "has_front_end", "in_a_kernel", "kernel_variables", "place_words", "show_bundle",
+]  # fmt: skip
 
 # After a restart of the kernel, JupyterLab has no model for a widget and shows an error in its
 # place. It does not fall back to the output's other MIME types.
@@ -45,6 +47,15 @@ def kernel_variables() -> list[Any]:
     from IPython import get_ipython
 
     return list(get_ipython().user_ns.values())
+
+
+def place_words(file: str, line: int) -> str:
+    """Describe a line of a cell or a file, with its text: `cell 7, line 4:   dist.recv(...)`."""
+    from dtlab.errors import place_in_words
+    from dtlab.ranks.protocol import Frame
+    from dtlab.ranks.watch.locate import place
+
+    return place_in_words(**place(Frame(file, line, "")))
 
 
 def show_bundle(bundle: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ Kind = Literal["measured", "emulated", "predicted"]
 Numbers = npt.NDArray[np.float64]
 Curve = tuple[Numbers, Numbers]  # sizes in bytes, increasing, and times in seconds
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 2.35, 0.85, 0.6
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.9, 2.35, 0.85, 0.6
 _BAND, _BAND_GAP = 0.2, 0.06  # inches: height of the band naming the fastest, and gap below it
 _KNOWN: Final = (  # these algorithms have the same colour in every figure
     "ring", "central server", "recursive doubling", "halving-doubling", "tree", "hierarchical",
@@ -75,6 +75,7 @@ class CostAxes:
         _ticks(self._axes.xaxis, self.limits[0], byte_words)
         _ticks(self._axes.yaxis, self.limits[1], time_words)
         self._axes.set_xlabel("size of the tensor", fontsize=8, color=MUTED)
+        self._axes.set_ylabel("time", fontsize=8, color=MUTED)
         self._axes.grid(color="#E2E2DC", linewidth=0.7)
         self._axes.set_axisbelow(True)
         for side, spine in self._axes.spines.items():

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal
 
 from dtlab.show.drawing.style import Role, role_of
-from dtlab.show.words import rank_words
+from dtlab.show.notebook import place_words
+from dtlab.show.words import byte_words, rank_words, time_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Event
@@ -59,6 +60,15 @@ class Bar:
     peer: int | None = None
     tag: int = 0
     group: str = ""
+    place: tuple[str, int] | None = None  # file and line of the call, if known
+
+    @property
+    def words(self) -> str:
+        """What it is, how many bytes, and from when to when, in lines."""
+        times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
+        size = [byte_words(self.bytes)] if self.bytes else []
+        where = [place_words(*self.place)] if self.place else []
+        return "\n".join([f"rank {self.rank}: {self.label}", ", ".join([*size, times]), *where])
 
 
 @dataclass
@@ -179,6 +189,7 @@ def _operation(event: Event, track: int, several: bool) -> Bar:
     return Bar(
         event.rank, event.start, event.end, "communication", shade, label, track,
         bytes=event.bytes, peer=peer, tag=event.extra.get("tag", 0), group=group,
+        place=(event.extra["file"], event.extra["line"]) if event.extra.get("line") else None,
     )  # fmt: skip
 
 

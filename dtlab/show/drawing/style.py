@@ -5,8 +5,10 @@ compute), communication is orange, the optimizer is wine red, idle time is pale 
 Three colours are from Okabe and Ito (2008), the wine red from Paul Tol. Readers with protanopia,
 deuteranopia or tritanopia can tell all pairs apart; `tests/test_figures.py` computes this.
 
-A figure has a near-white background and dark ink, so that it looks the same in JupyterLab's light
-and dark themes, in exported HTML and on paper.
+A figure has a near-white background and dark ink in exported HTML, on paper, and in both themes
+of JupyterLab; in the dark theme the page dims it. Inverting it would swap light and dark: forward
+would look like backward, colour names in the lessons would be wrong, and readers with deuteranopia
+could not tell two colours of the palette apart.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "COLOURS",
+    "GRID",
     "INK",
+    "LANE",
     "MUTED",
     "PALETTE",
     "SHEET",
@@ -33,6 +37,7 @@ __all__ = [
     "blend",
     "centred",
     "edge",
+    "is_dark",
     "role_of",
 ]
 
@@ -52,8 +57,20 @@ PALETTE: Final = (  # for things without a role, such as ranks; the first six su
     "#117733", "#CC6677", "#332288", "#8C8C2E", "#661100", "#000000", "#F4A6C8", "#F0E442",
 )  # fmt: skip
 SHEET: Final = "#FAFAF7"
+GRID: Final = "#E2E2DC"
+LANE: Final = "#F1F1EC"
 INK: Final = "#22262A"
 MUTED: Final = "#5B6167"
+_DIMMED: Final = 0.8  # brightness in a dark theme; MUTED still has a contrast above 4.5
+_STYLE: Final = (
+    "<style>"
+    ':is(body[data-jp-theme-light="false"], body.vscode-dark) .dtlab-figure '
+    f"{{filter: brightness({_DIMMED})}}"
+    ".dtlab-frame {position: relative; display: inline-block; max-width: 100%}"
+    ".dtlab-frame i {position: absolute; min-width: 3px}"
+    ".dtlab-frame i:hover {outline: 2px solid #22262A}"
+    "</style>"
+)
 _SHARPNESS: Final = 2  # drawn at twice the displayed size, to be sharp on high-density screens
 
 _SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
@@ -86,6 +103,12 @@ def edge(colour: str) -> str:
     return blend(colour, "#000000", 0.45)
 
 
+def is_dark(colour: str) -> bool:
+    """Return whether letters on this fill should be white."""
+    red, green, blue = (255 * part for part in to_rgb(colour))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 128
+
+
 def centred(size: float, colour: str, weight: str = "normal") -> dict[str, Any]:
     """Return the settings of a text that is centred on its position."""
     return {"fontsize": size, "color": colour, "weight": weight, "ha": "center", "va": "center"}
@@ -100,11 +123,13 @@ class Figure(MatplotlibFigure):
     """
 
     alt_text: str
+    hints: list[str]  # HTML elements over parts of the picture, with words for the mouse
 
     def __init__(self, width: float, height: float, *, alt_text: str = "") -> None:
         """`width` and `height` are in inches; the figure is displayed at 96 pixels per inch."""
         super().__init__(figsize=(width, height), dpi=96, facecolor=SHEET, edgecolor=SHEET)
         self.alt_text = alt_text
+        self.hints = []
 
     def sheet(self, left: float, bottom: float, width: float, height: float) -> Axes:
         """Add empty axes, without frame or ticks; positions in inches from the lower left."""
@@ -119,6 +144,18 @@ class Figure(MatplotlibFigure):
         self._at_top(words, 0.25, "title", fontsize=11.5, color=INK, weight="bold")
         if below:
             self._at_top(below, 0.47, "subtitle", fontsize=8.5, color=MUTED)
+
+    def add_hint(
+        self, axes: Axes, box: tuple[float, float, float, float], words: str
+    ) -> None:
+        """Show `words` while the mouse is over a box of `axes`: left, right, lower, upper end."""
+        corners = axes.transData.transform([(box[0], box[2]), (box[1], box[3])])
+        (left, low), (right, high) = 100 * self.transFigure.inverted().transform(corners)
+        title = html.escape(words).replace("\n", "&#10;")
+        self.hints.append(
+            f'<i title="{title}" style="left:{left:.2f}%;top:{100 - high:.2f}%;'
+            f'width:{right - left:.2f}%;height:{high - low:.2f}%"></i>'
+        )
 
     def _at_top(self, words: str, inches: float, gid: str, **style: Any) -> None:
         width, height = self.get_size_inches()
@@ -145,11 +182,16 @@ class Figure(MatplotlibFigure):
     def _image(self, picture: str) -> str:
         """Return an `<img>` for a base64 PNG that can replace another one without a flicker."""
         width, height = self._pixels
-        return (
+        image = (
             f'<img alt="{html.escape(self.alt_text)}" width="{width}" height="{height}" '
-            f'style="max-width:100%;height:auto;border-radius:6px" decoding="sync" '
+            f'class="dtlab-figure" '
+            f'style="display:block;max-width:100%;height:auto;border-radius:6px" decoding="sync" '
             f'src="data:image/png;base64,{picture}">'
         )
+        if self.hints:
+            hints = f'<span aria-hidden="true">{"".join(self.hints)}</span>'
+            image = f'<div class="dtlab-frame">{image}{hints}</div>'
+        return _STYLE + image
 
     @property
     def _pixels(self) -> tuple[int, int]:

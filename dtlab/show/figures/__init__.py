@@ -14,7 +14,7 @@ from dtlab.show.figures.lines import line_chart, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
 from dtlab.show.figures.overlap import overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
-from dtlab.show.figures.ring import ring
+from dtlab.show.figures.ring import ring, ring_timeline
 from dtlab.show.figures.strategy import (
     decision_tree,
     mesh_figure,
@@ -50,6 +50,7 @@ __all__ = [
     "predicted_pipeline",
     "published_sweep",
     "ring",
+    "ring_timeline",
     "scaling_chart",
     "schedule",
     "staircase",

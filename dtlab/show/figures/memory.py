@@ -29,7 +29,7 @@ from dtlab.show.drawing.charts import BAND
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, SHEET, Figure, centred, edge
 from dtlab.show.words import byte_words, list_words, short_words
 
-__all__ = ["PIECES", "count_words", "memory_bar", "memory_bars", "staircase"]
+__all__ = ["PIECES", "count_words", "memory_bar", "memory_bars", "policy_words", "staircase"]
 
 Pieces = Mapping[str, float]
 
@@ -39,6 +39,13 @@ PIECES: Final[Mapping[str, tuple[str, str]]] = {  # colour and hatch of each pie
     "optimizer state": (COLOURS["optimizer"], ""),
     "gathered block": (COLOURS["communication"], "...."),
     "activations": (COLOURS["forward"], "\\\\\\\\"),
+}
+_POLICIES: Final[Mapping[str, str]] = {  # of `predict.memory.POLICIES`
+    "fp32": "all in fp32",
+    "mixed": "mixed precision",
+    "mixed_fp32_grads": "mixed with fp32 gradients",
+    "mixed_fp32_accumulation": "mixed with fp32 accumulation",
+    "half_only": "16 bits only",
 }
 _OTHER: Final = ("#B9C0C2", "xxxx")
 _OVER: Final = PALETTE[4]  # darker colour of verdicts on bars that do not fit
@@ -87,6 +94,10 @@ def memory_bars(
         axes.text(_WIDTH - _VERDICT, low + _BAR / 2, says[name], fontsize=8.5, weight=weight,
                   color=MUTED if totals[name] <= room else _OVER, va="center")  # fmt: skip
     _draw_key(axes, bars)
+    if max(totals.values()) > longest * 1.001:
+        y = float(axes.get_ylim()[1]) - _TOP + 0.16
+        axes.text(left + scale * longest, y, "longer bars are cut off here »", fontsize=8,
+                  color=MUTED, va="center", ha="right", gid="cut")  # fmt: skip
     figure.alt_text = _alt_text(title, note, bars, room_words, says)
     return figure
 
@@ -127,7 +138,7 @@ def memory_bar(
     chosen = f"stage {check_stage(stage)}"
     total = sum(bars[chosen].values())
     note = (
-        f"{count_words(num_params)} parameters, policy {named.name}: "
+        f"{count_words(num_params)} parameters, {policy_words(named.name)}: "
         f"{named.total:g} bytes for each; {world_size} ranks; a card of {room_words}"
     )
     heading = title or f"Stage {stage}: {byte_words(total)} on each rank"
@@ -157,6 +168,11 @@ def count_words(count: float) -> str:
         if count >= size:
             return f"{four_digits(count / size)} {word}"
     return f"{count:g}"
+
+
+def policy_words(name: str) -> str:
+    """Describe a precision policy; one that is not a preset by its name."""
+    return _POLICIES.get(name, name)
 
 
 def _verdict(fits: bool, fewest: int | None) -> str:

@@ -19,7 +19,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
-from matplotlib.ticker import MaxNLocator
 
 from dtlab.predict.simulate import Costs, bubble, peak_in_flight, simulate
 from dtlab.schedules import (
@@ -34,7 +33,8 @@ from dtlab.schedules import (
     zb_h2,
 )
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, edge
-from dtlab.show.words import time_unit, time_words
+from dtlab.show.drawing.time_axis import time_axes
+from dtlab.show.words import time_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -61,15 +61,17 @@ class _Look(NamedTuple):
 
 
 _BLUE: Final = COLOURS["backward"]
+_GREEN: Final = "#4B7F1F"  # tests tell it apart from B and W for colour-blind readers
 _LOOKS: Final[Mapping[str, _Look]] = {  # by the names of spans
     "forward": _Look("F forward", COLOURS["forward"], INK),
     "backward": _Look("B backward", _BLUE, "#FFFFFF"),
-    "backward_input": _Look("I input gradient", _BLUE, "#FFFFFF"),
+    "backward_input": _Look("I input gradient", _GREEN, "#FFFFFF"),
     "backward_weight": _Look("W weight gradient", blend(_BLUE, "#000000", 0.5), "#FFFFFF"),
 }
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 9.4, 0.75, 1.0, 1.0, 0.5
 _NAME, _LANE, _BOX, _GAP = 0.27, 0.24, 0.2, 0.12  # inches, like the line above
 _MOST_NUMBERS: Final = 400
+_NUMBER, _SMALLEST, _BESIDE_NUMBER = 7.0, 4.8, 0.025  # points, points, inches
 _FORWARD: Final = 10e-3  # seconds; only ratios to it matter
 
 
@@ -90,7 +92,9 @@ def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str
     height = _TOP + sum(tall) + _GAP * (len(panels) - 1) + _BOTTOM
     figure = Figure(_WIDTH, height)
     figure.heading(title, subtitle)
-    axes = _time_axes(figure, height, max(panel.end for panel in panels))
+    box = (_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
+    end = max(panel.end for panel in panels)
+    axes = time_axes(figure, box, end, "the first action", grid=False)
     top = height - _TOP
     for panel, inches in zip(panels, tall, strict=True):
         _draw_panel(axes, panel, top)
@@ -132,23 +136,6 @@ def predicted_pipeline(
     note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
             f"that; a message {communication:g} times that")  # fmt: skip
     return pipeline(traces, title=title or f"{' and '.join(names)}: {words}", note=note)
-
-
-def _time_axes(figure: Figure, height: float, end: float) -> Axes:
-    """Create axes with x in seconds and y in inches, and a time scale in a suitable unit."""
-    axes = figure.sheet(_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
-    unit, factor = time_unit(end)
-    ticks = MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
-    ticks = [tick for tick in ticks if 0 <= tick <= end * factor]
-    axes.set(xlim=(0, end), ylim=(_BOTTOM, height - _TOP))
-    axes.set_axis_on()
-    axes.set_yticks([])
-    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
-    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
-    axes.set_xlabel(f"{unit} since the first action", fontsize=8, color=MUTED)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=MUTED)
-    return axes
 
 
 def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
@@ -204,20 +191,25 @@ def _draw_boxes(
 def _draw_numbers(axes: Axes, panel: Panel, lows: Sequence[float]) -> None:
     """Draw the microbatch's number on each box that has room, as one artist for each colour.
 
-    As text objects the numbers would take twice as long to draw as the rest of the figure.
+    On a narrow box it is smaller. Its size depends on its number of digits only: a 4, which is
+    wider than a 3, is neither smaller nor left out. As text objects the numbers would take twice
+    as long to draw as the rest of the figure.
     """
     inches = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
     numbers = {box.action.microbatch for box in panel.boxes}
-    digits = {number: TextPath((0, 0), str(number), size=7) for number in numbers}
+    digits = {number: TextPath((0, 0), str(number), size=_NUMBER) for number in numbers}
     sizes = {number: path.get_extents() for number, path in digits.items()}
+    widest = TextPath((0, 0), "4", size=_NUMBER).get_extents().width / 72
     glyph_paths: dict[tuple[str, str], list[Path]] = defaultdict(list)  # by ink and halo
     for box in panel.boxes:
         size, look = sizes[box.action.microbatch], _LOOKS[box.name]
-        if size.width / 72 + 0.05 < (box.end - box.start) * inches:
+        room = (box.end - box.start) * inches - _BESIDE_NUMBER
+        share = min(1.0, room / (widest * len(str(box.action.microbatch)) * 1.1))
+        if share * _NUMBER >= _SMALLEST:
             middle = (box.start + box.end) / 2, lows[box.rank] + _BOX / 2
             around = (size.x0 + size.width / 2, size.y0 + size.height / 2)
             glyphs = digits[box.action.microbatch]
-            corners = (glyphs.vertices - around) / (72 * inches, 72) + middle
+            corners = share * (glyphs.vertices - around) / (72 * inches, 72) + middle
             crossed = box.start < panel.ideal < box.end  # by the dashed line
             glyph_paths[look.ink, look.fill if crossed else ""].append(Path(corners, glyphs.codes))
     for (ink, halo), paths in glyph_paths.items():
@@ -291,10 +283,11 @@ class Panel:
 
     @property
     def words(self) -> str:
-        """The duration of the longest rank, and the bubble's share of the total and ideal time."""
+        """The total and the ideal time, and then the bubble's share of each."""
         total, ideal = self.shares
-        return (f"{self.name}: {time_words(self.ideal * (1 + ideal))}, bubble {total:.1%} of it, "
-                f"{ideal:.1%} of the ideal {time_words(self.ideal)}")  # fmt: skip
+        return (f"{self.name}: total {time_words(self.ideal * (1 + ideal))}, ideal (no bubble) "
+                f"{time_words(self.ideal)}; the bubble is {total:.1%} of the total, "
+                f"{ideal:.1%} of the ideal")  # fmt: skip
 
 
 def panel_of(name: str, trace: Trace) -> Panel:

@@ -1,19 +1,32 @@
-"""Figure of a ring all-reduce, round by round.
+"""Figures of a ring all-reduce: its rounds (`ring`), and its messages in time (`ring_timeline`).
 
-Every rank is a box with one column per chunk. A column has one cell per rank, filled if that
-rank's contribution is in this copy of the chunk. A copy with more contributions is darker.
+In `ring` every rank is a box with one column per chunk. A column has one cell per rank, filled if
+that rank's contribution is in this copy of the chunk. A copy with more contributions is darker.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from dtlab.show.drawing.style import INK, MUTED, Figure, centred
+from dtlab.show.drawing.lanes import lanes, messages
+from dtlab.show.drawing.style import (
+    INK,
+    LANE,
+    MUTED,
+    PALETTE,
+    Figure,
+    blend,
+    centred,
+    edge,
+    is_dark,
+)
+from dtlab.show.drawing.time_axis import time_axes
 from dtlab.show.figures.rounds import (
     ARROW,
     EMPTY,
@@ -25,9 +38,12 @@ from dtlab.show.figures.rounds import (
     fill,
     ring_rounds,
 )
-from dtlab.show.words import list_words
+from dtlab.show.words import byte_words, list_words, time_words
 
-__all__ = ["ring"]
+if TYPE_CHECKING:
+    from dtlab.trace import Trace
+
+__all__ = ["ring", "ring_timeline"]
 
 _BOX = 0.74  # side of a rank's square of cells, in units of the radius of a ring of four
 _KEY_WIDTH, _KEY_HEIGHT = 2.35, 1.5  # inches
@@ -230,3 +246,195 @@ def _all_in_words(rounds: list[Round]) -> str:
         "In each round every rank sends one chunk to the next rank and receives one from the "
         f"previous rank. Number of the {num_ranks**2} copies that hold the full sum: {counts}."
     )
+
+
+# The messages of a real ring all-reduce on the clock ---------------------------------------------
+#
+#              reduce-scatter       ╎ all-gather           A bar is a chunk on its way to the rank.
+#     rank 0   [2][ 1 ][ 0]          ╎ [ 3][2 ][ 1 ]       It begins when the left neighbour sends
+#     rank 1     [3][ 2 ][ 1 ]        ╎  [ 0][ 3 ][ 2 ]    it, or when the chunk before it arrives.
+
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 9.6, 0.75, 1.15, 1.22, 0.55  # inches
+_LANE, _GAP = 0.34, 0.2
+_FOLLOWED: Final = 0  # the chunk with arrows
+_PARTIAL: Final = 0.55  # share of white in the colour of a chunk whose sum is not complete
+
+
+class _Arrival(NamedTuple):
+    """A chunk that arrived on `rank`: sent at `sent`, on its way from `start`, here at `end`."""
+
+    rank: int
+    round: int
+    chunk: int
+    sent: float
+    start: float
+    end: float
+    bytes: int
+
+    @property
+    def words(self) -> str:
+        """What arrived, how many bytes, and from when to when, in lines."""
+        times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
+        size = byte_words(self.bytes)
+        return f"chunk {self.chunk} on its way to rank {self.rank}\n{size}, {times}"
+
+
+def ring_timeline(trace: Trace, *, title: str = "A ring all-reduce in time") -> Figure:
+    """Draw the messages of one `ring_all_reduce` in time: a lane per rank, a bar per chunk.
+
+    A chunk has one colour on all ranks, pale while its sum is not complete. A dashed line
+    separates the two halves, and arrows follow chunk 0. The clock starts at the first send.
+    Chunks are numbered as in `ring`. Raises: ValueError if the trace is not one ring all-reduce
+    of 2 to 8 ranks, in which every rank sends 2(N-1) messages to its right neighbour.
+    """
+    num_ranks = trace.world_size
+    arrivals = _arrivals(trace)
+    height = _TOP + num_ranks * (_LANE + _GAP) - _GAP + _BOTTOM
+    figure = Figure(_WIDTH, height)
+    note = f"emulated: {trace.emulated}; " if trace.emulated else ""
+    note += "a bar begins at the send, or when the chunk before arrives, and ends at the arrival"
+    figure.heading(title, note)
+    box = (_LEFT, _BOTTOM, _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM)
+    axes = time_axes(figure, box, max(each.end for each in arrivals), "the first send")
+    lows = [height - _TOP - _LANE - rank * (_LANE + _GAP) for rank in range(num_ranks)]
+    for rank, low in enumerate(lows):
+        here = [each for each in arrivals if each.rank == rank]
+        _draw_lane(axes, rank, low, here)
+        for each in here:
+            figure.add_hint(axes, (each.start, each.end, low, low + _LANE), each.words)
+    for each in arrivals:
+        if each.chunk == _FOLLOWED:
+            _draw_hop(axes, each, lows)
+    _draw_halves(axes, arrivals, lows)
+    _draw_chunk_key(figure, num_ranks, height)
+    figure.alt_text = _timeline_in_words(title, note, arrivals, num_ranks)
+    return figure
+
+
+def _arrivals(trace: Trace) -> list[_Arrival]:
+    """Return the chunks that arrive on each rank, round by round, on a clock from the first send.
+
+    In round k, rank r sends chunk r - 1 - k (modulo N) to its right neighbour.
+    """
+    count = trace.world_size
+    pairs = sorted(messages(lanes(trace.events)), key=lambda pair: pair.send.start)
+    from_left = [[pair for pair in pairs if pair.send.peer == rank] for rank in range(count)]
+    if not 2 <= count <= 8 or any(
+        len(to_rank) != 2 * (count - 1) or {p.send.rank for p in to_rank} != {(rank - 1) % count}
+        for rank, to_rank in enumerate(from_left)
+    ):
+        raise ValueError(
+            f"ring_timeline draws one ring all-reduce of 2 to 8 ranks, in which each rank sends "
+            f"2(N-1) messages to its right neighbour. The trace has {count} ranks and "
+            f"{len(pairs)} messages. Use timeline for it."
+        )
+    zero = pairs[0].send.start
+    found = []
+    for rank, to_rank in enumerate(from_left):
+        before = zero
+        for number, (send, receive) in enumerate((pair.send, pair.receive) for pair in to_rank):
+            start = min(max(send.start, before), receive.end)
+            found.append(
+                _Arrival(rank, number, (rank - 2 - number) % count, send.start - zero,
+                         start - zero, receive.end - zero, send.bytes)
+            )  # fmt: skip
+            before = receive.end
+    return found
+
+
+def _is_complete(arrival: _Arrival, num_ranks: int) -> bool:
+    """Return whether the chunk holds every rank's contribution when it is sent."""
+    return arrival.round >= num_ranks - 1
+
+
+def _draw_lane(axes: Axes, rank: int, low: float, arrivals: Sequence[_Arrival]) -> None:
+    """Draw the rank's name, its bars with the numbers of their chunks, and the bytes beside it."""
+    num_ranks = len(arrivals) // 2 + 1
+    axes.axhspan(low, low + _LANE, color=LANE, linewidth=0, zorder=0, gid=f"lane {rank}")
+    for words, side, align, ink, size in (
+        (f"rank {rank}", 0, "right", INK, 9.0),
+        (f"{byte_words(sum(each.bytes for each in arrivals))}\narrived", 1, "left", MUTED, 8.0),
+    ):
+        axes.annotate(
+            words, (side, low + _LANE / 2), xycoords=("axes fraction", "data"),
+            xytext=(9 * (2 * side - 1), 0), textcoords="offset points", va="center", ha=align,
+            color=ink, fontsize=size, linespacing=1.2,
+        )  # fmt: skip
+    inches = (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
+    for each in arrivals:
+        complete = _is_complete(each, num_ranks)
+        fill = blend(PALETTE[each.chunk], "#FFFFFF", 0.0 if complete else _PARTIAL)
+        axes.add_artist(
+            Rectangle((each.start, low), each.end - each.start, _LANE, facecolor=fill,
+                      edgecolor=edge(fill), linewidth=0.6, zorder=2,
+                      gid=f"rank {rank} chunk {each.chunk}{' complete' * complete}")
+        )  # fmt: skip
+        if (each.end - each.start) * inches > 0.12:
+            ink = "#FFFFFF" if is_dark(fill) else INK
+            middle = (each.start + each.end) / 2, low + _LANE / 2
+            axes.text(*middle, str(each.chunk), zorder=5, **centred(8.5, ink, "bold"))
+
+
+def _draw_hop(axes: Axes, arrival: _Arrival, lows: Sequence[float]) -> None:
+    """Draw an arrow from the send, on the left neighbour's lane, to the arrival of the chunk."""
+    left = (arrival.rank - 1) % len(lows)
+    downwards = arrival.rank > left
+    start = (arrival.sent, lows[left] + (0 if downwards else _LANE))
+    end = (arrival.end, lows[arrival.rank] + (_LANE if downwards else 0))
+    axes.add_artist(
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, linewidth=1.4, color=INK,
+                        shrinkA=0, shrinkB=0, zorder=6,
+                        gid=f"hop {left} {arrival.rank}")
+    )  # fmt: skip
+
+
+def _draw_halves(axes: Axes, arrivals: Sequence[_Arrival], lows: Sequence[float]) -> None:
+    """Draw a line through all lanes where the second half begins, and name the halves."""
+    last = len(lows) - 2  # the last round of the first half
+    places = [each.end for each in arrivals if each.round == last]
+    xs = [place for place in places for _ in (0, 1)]
+    ys = [y for low in lows for y in (low + _LANE + _GAP / 2, low - _GAP / 2)]
+    axes.plot(xs, ys, linestyle=(0, (4, 2)), color=INK, linewidth=1.3, zorder=4, gid="halves")
+    for words, side, align in (
+        ("reduce-scatter: the rank adds the chunk to its own", 0, "left"),
+        ("all-gather: the rank copies the chunk", axes.get_xlim()[1], "right"),
+    ):
+        axes.text(side, lows[0] + _LANE + 0.2, words, fontsize=8.5, color=INK, va="center",
+                  ha=align)  # fmt: skip
+
+
+def _draw_chunk_key(figure: Figure, num_ranks: int, height: float) -> None:
+    """Draw a sample of each chunk, pale and full, in a row under the title."""
+    axes = figure.sheet(0, height - 0.88, _WIDTH, 0.3)
+    axes.set(xlim=(0, _WIDTH), ylim=(0, 0.3))
+    x = _LEFT
+    for share, words in (
+        (_PARTIAL, "partial sum of a chunk"), (0.0, "complete sum of a chunk")
+    ):  # fmt: skip
+        for chunk in range(num_ranks):
+            fill = blend(PALETTE[chunk], "#FFFFFF", share)
+            axes.add_artist(Rectangle((x, 0.07), 0.2, 0.17, facecolor=fill, linewidth=0.5,
+                                      edgecolor=edge(fill)))  # fmt: skip
+            ink = "#FFFFFF" if is_dark(fill) else INK
+            axes.text(x + 0.1, 0.155, str(chunk), **centred(7.5, ink, "bold"))
+            x += 0.2
+        axes.text(x + 0.08, 0.15, words, fontsize=8, color=MUTED, va="center")
+        x += 0.25 + 0.066 * len(words)
+    axes.add_artist(FancyArrowPatch((x, 0.15), (x + 0.3, 0.15), arrowstyle="-|>",
+                                    mutation_scale=9, linewidth=1.4, color=INK))  # fmt: skip
+    axes.text(x + 0.36, 0.15, f"path of chunk {_FOLLOWED}", fontsize=8, color=MUTED, va="center")
+
+
+def _timeline_in_words(
+    title: str, note: str, arrivals: Sequence[_Arrival], num_ranks: int
+) -> str:
+    """Describe the duration of the halves, and what arrives on each rank in which order."""
+    half = max(each.end for each in arrivals if each.round == num_ranks - 2)
+    end = max(each.end for each in arrivals)
+    parts = [f"{title} ({note}): {num_ranks} ranks over {time_words(end)}.",
+             f"The reduce-scatter ends on the last rank after {time_words(half)}; the all-gather "
+             "follows."]  # fmt: skip
+    for rank in range(num_ranks):
+        chunks = [str(each.chunk) for each in arrivals if each.rank == rank]
+        parts.append(f"On rank {rank} arrive chunks {list_words(chunks)}.")
+    return " ".join(parts)

@@ -11,7 +11,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MaxNLocator
 
 from dtlab.show.drawing.lanes import (
     STRIP,
@@ -24,8 +23,19 @@ from dtlab.show.drawing.lanes import (
     messages,
     without,
 )
-from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
-from dtlab.show.words import byte_words, list_words, time_unit, time_words
+from dtlab.show.drawing.style import (
+    COLOURS,
+    INK,
+    LANE,
+    MUTED,
+    Figure,
+    blend,
+    centred,
+    edge,
+    is_dark,
+)
+from dtlab.show.drawing.time_axis import time_axes
+from dtlab.show.words import byte_words, list_words, time_words
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -37,6 +47,7 @@ _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches: height of a strip, of a track,
 _ALL_TRACKS = 1.2  # inches: maximum for all tracks of one lane
 _SUBTITLE = 0.2  # inches
 _MOST_ARROWS = 32
+_MOST_HINTS = 600
 _FONT: Final = 7.0
 _CHARACTER = _FONT * 0.6 / 72  # inches, approximate
 
@@ -63,6 +74,7 @@ def timeline(
     waited for an operation. Below it are the operations from issue to completion; operations that
     overlap are on separate tracks. If collectives run in several process groups, each is labelled
     with its ranks. `arrows` connects each send to its receive (None: only if there are few).
+    The mouse shows the bytes, times and line of each bar, unless there are very many.
     `width` is in inches. `note` is written below the title, after a remark on emulated links.
     """
     drawn = lanes(trace.events)
@@ -78,7 +90,10 @@ def timeline(
     if not drawn:
         figure.text(0.5, 0.4, "Nothing was recorded.", **centred(9, MUTED))
         return figure
-    axes = _time_axes(figure, drawn, top)
+    box = (_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - top - _BOTTOM)
+    end = max(bar.end for lane in drawn for bar in lane.bars) or 1e-6
+    axes = time_axes(figure, box, end, "the first event")
+    axes.spines["bottom"].set_position(("outward", 4))
     tops = [height - top - sum(heights[:i]) - i * _GAP for i in range(len(drawn))]
     scale = (width - _LEFT - _RIGHT) / axes.get_xlim()[1]
     places = {
@@ -92,6 +107,10 @@ def timeline(
         for pair in pairs:
             _draw_arrow(axes, pair, places)
     _draw_legend(figure, drawn, top, marks)
+    if sum(len(lane.bars) for lane in drawn) <= _MOST_HINTS:
+        for place in places.values():
+            for bar in place.lane.bars:  # the waits are over the spans that they interrupt
+                figure.add_hint(axes, place.box(bar), bar.words)
     return figure
 
 
@@ -133,30 +152,6 @@ class _Place:
         return bar.start, bar.end, upper - 0.94 * track, upper - 0.06 * track
 
 
-def _time_axes(figure: Figure, drawn: Sequence[Lane], top: float) -> Axes:
-    """Create axes with x in seconds and y in inches, and a time scale in a suitable unit."""
-    width, height = figure.get_size_inches()
-    axes = figure.sheet(_LEFT, _BOTTOM, width - _LEFT - _RIGHT, height - top - _BOTTOM)
-    end = max(bar.end for lane in drawn for bar in lane.bars) or 1e-6
-    unit, factor = time_unit(end)
-    ticks = MaxNLocator(nbins=8, steps=[1, 2, 5, 10]).tick_values(0, end * factor)
-    ticks = [tick for tick in ticks if tick <= end * factor]
-    axes.set_xlim(0, end)
-    axes.set_ylim(_BOTTOM, height - top)
-    axes.set_axis_on()
-    axes.set_yticks([])
-    axes.set_xticks([tick / factor for tick in ticks], [f"{tick:g}" for tick in ticks])
-    axes.tick_params(axis="x", colors=MUTED, labelsize=8, length=3)
-    axes.grid(axis="x", color="#DDDDD7", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.set_xlabel(f"{unit} since the first event", fontsize=8, color=MUTED)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(MUTED)
-    axes.spines["bottom"].set_position(("outward", 4))
-    return axes
-
-
 def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
     """Draw a rank's name, its bars, and beside them the bytes sent and the time waited.
 
@@ -164,7 +159,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
     """
     axes, lane = place.axes, place.lane
     low = place.top - _lane_height(lane)
-    axes.axhspan(low, place.top, color="#F1F1EC", linewidth=0, zorder=0, gid=f"lane {lane.rank}")
+    axes.axhspan(low, place.top, color=LANE, linewidth=0, zorder=0, gid=f"lane {lane.rank}")
     _beside(place, f"rank {lane.rank}", 0, -9, fontsize=9, color=INK, ha="right")
     _beside(place, _sums(lane), 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
     for depth in sorted({bar.depth for bar in lane.bars}):
@@ -219,7 +214,7 @@ def _draw_label(place: _Place, bar: Bar) -> None:
     _, _, low, high = place.box(bar)
     if bar.shade == "waiting" or high - low < 0.12:
         return
-    ink = "#FFFFFF" if _is_dark(_fill(bar)) else INK
+    ink = "#FFFFFF" if is_dark(_fill(bar)) else INK
     short = bar.group or bar.label.split(" ")[0]
     for words in (bar.label, bar.label if bar.shade == "span" else short):
         middle = _middle_of_room(place, bar, len(words) * _CHARACTER + 0.06)
@@ -253,11 +248,6 @@ def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
             widest = max(free, key=lambda part: part[1] - part[0], default=room)
             room = widest if fits(*widest) else room
     return sum(room) / 2
-
-
-def _is_dark(colour: str) -> bool:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 128
 
 
 def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None:

@@ -15,11 +15,14 @@ from dtlab.show.widgets.memory import explore_memory as explore_memory
 from dtlab.show.widgets.pipeline import explore_block as explore_block
 from dtlab.show.widgets.pipeline import explore_pipeline as explore_pipeline
 from dtlab.show.widgets.plan import explore_mesh as explore_mesh
+from dtlab.show.widgets.replay import Replay as Replay
+from dtlab.show.widgets.replay import replay as replay
 from dtlab.show.widgets.training import explore_overlap as explore_overlap
 from dtlab.show.widgets.training import explore_straggler as explore_straggler
 
 __all__ = [
     "Explorer",
+    "Replay",
     "explore_activations",
     "explore_block",
     "explore_crossover",
@@ -34,6 +37,7 @@ __all__ = [
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
+    "replay",
     "step_ring",
     "step_tree",
 ]

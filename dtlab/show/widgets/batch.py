@@ -40,9 +40,9 @@ def explore_schedule() -> Explorer:
     """Show the learning rate under warm-up, decay and extra scheduler calls. See `schedule`."""
     shares = Scale(_SHARES, lambda each: f"{each:g}", lambda words: number_from_words(words, {}))
     dials = {
-        "warmup": Dial("Warm-up, share of the run", shares, 0.25),
+        "warmup": Dial("Warm-up, share of run", shares, 0.25),
         "times": Dial("Times the batch", count_scale(_PARTS), 8),
-        "calls_per_step": Dial("Scheduler calls in a step", count_scale(_CALLS), 1),
+        "calls_per_step": Dial("Scheduler calls a step", count_scale(_CALLS), 1),
     }
     decay = choice("Decay", ["cosine", "linear", "constant"])
     rows = [each.widget for each in dials.values()], [decay]

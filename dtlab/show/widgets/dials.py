@@ -13,7 +13,7 @@ import functools
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from dtlab.show.words import (
     BYTES,
@@ -22,6 +22,14 @@ from dtlab.show.words import (
     number_from_words,
     short_words,
     time_words,
+)
+
+_NAME: Final = "12em"  # width of the name of a control
+# Shown over what is below the field, as a browser's own message: nothing moves.
+_COMPLAINT: Final = (
+    "position: absolute; z-index: 5; max-width: 34em; padding: 2px 8px; line-height: 1.4; "
+    "white-space: normal; border: 1px solid var(--jp-error-color1, #d32f2f); border-radius: 3px; "
+    "background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111)"
 )
 
 __all__ = [
@@ -84,20 +92,24 @@ def box(name: str, value: bool = True) -> Any:
     return widgets.Checkbox(value, description=name, indent=False, layout=layout)
 
 
-def choice(name: str, options: Sequence[str]) -> Any:
-    """Build a drop-down list with its name; the first option is chosen at the start."""
+def choice(name: str, options: Sequence[str] | Mapping[str, Any]) -> Any:
+    """Build a drop-down list with its name; the first option is chosen at the start.
+
+    A mapping gives the value of each option by the words that the list shows.
+    """
     import ipywidgets as widgets
 
+    shown = options.items() if isinstance(options, Mapping) else options
     return widgets.Dropdown(
-        options=list(options), description=name, style={"description_width": "10.5em"},
-        layout=widgets.Layout(width="calc(10.5em + 17em)"),
+        options=list(shown), description=name, style={"description_width": _NAME},
+        layout=widgets.Layout(width=f"calc({_NAME} + 17em)"),
     )  # fmt: skip
 
 
 class Dial:
     """A field and a slider for one number; `value` is its current value, within its scale."""
 
-    def __init__(self, name: str, scale: Scale, start: Number, width: str = "10.5em") -> None:
+    def __init__(self, name: str, scale: Scale, start: Number, width: str = _NAME) -> None:
         """`width` is the width of the name, in CSS units."""
         import ipywidgets as widgets
 
@@ -112,13 +124,19 @@ class Dial:
         options = [(scale.write(each), each) for each in scale.values]
         self.slider = widgets.SelectionSlider(
             options=options, value=self._nearest(start), readout=False,
-            layout=widgets.Layout(width="13em"),
+            layout=widgets.Layout(width="11.5em"),
         )  # fmt: skip
-        self.complaint = widgets.HTML()
+        self.complaint = widgets.HTML(
+            layout=widgets.Layout(height="0", min_height="0", margin="0", overflow="visible")
+        )
         self.field.observe(self._typed, names="value")
         self.slider.observe(self._moved, names="value")
-        row = widgets.HBox([self.field, self.slider], layout=widgets.Layout(align_items="center"))
-        self.widget = widgets.VBox([row, self.complaint])
+        # The handle of a slider reaches beyond its end; without "visible", a box that it leaves
+        # gets scrollbars.
+        visible = widgets.Layout(overflow="visible")
+        in_row = widgets.Layout(align_items="center", overflow="visible")
+        row = widgets.HBox([self.field, self.slider], layout=in_row)
+        self.widget = widgets.VBox([row, self.complaint], layout=visible)
 
     @property
     def value(self) -> Number:
@@ -156,7 +174,8 @@ class Dial:
         try:
             self.value = self._checked(self._scale.read(change["new"]))
         except ValueError as error:
-            self.complaint.value = f'<span role="alert">{html.escape(str(error))}</span>'
+            words = html.escape(str(error))
+            self.complaint.value = f'<span role="alert" style="{_COMPLAINT}">{words}</span>'
 
     def _checked(self, value: Number) -> Number:
         low, high = self._scale.values[0], self._scale.values[-1]

@@ -43,7 +43,7 @@ class Explorer:
         self._picture = widgets.HTML()
         for control in controls.values():
             control.observe(self._redraw, names="value")
-        wrap = widgets.Layout(flex_flow="row wrap")
+        wrap = widgets.Layout(flex_flow="row wrap", overflow="visible")
         boxes = [widgets.HBox(list(row), layout=wrap) for row in rows]
         self.widget = widgets.VBox([*boxes, self._picture])
         self._redraw()

@@ -54,7 +54,7 @@ def explore_activations() -> Explorer:
     """
     dials = {
         "sequence_length": Dial("Tokens of a sequence", count_scale(_POWERS), 1024),
-        "microbatch_size": Dial("Sequences of a microbatch", count_scale(_POWERS[:8]), 4),
+        "microbatch_size": Dial("Microbatch size", count_scale(_POWERS[:8]), 4),
         "hidden_size": Dial("Hidden size", count_scale(_POWERS[7:]), 2048),
         "num_heads": Dial("Attention heads", count_scale(_POWERS[:8]), 16),
     }

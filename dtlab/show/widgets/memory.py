@@ -10,7 +10,7 @@ from typing import Final
 from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.memory import count_words, memory_bar
+from dtlab.show.figures.memory import count_words, memory_bar, policy_words
 from dtlab.show.widgets.dials import Dial, Scale, bytes_scale, choice, count_scale
 from dtlab.show.widgets.explorer import Explorer
 from dtlab.show.words import number_from_words
@@ -41,10 +41,11 @@ def explore_memory(
             [each * 1e9 for each in _GIGABYTES]), 0),
     }  # fmt: skip
     choices = {
-        "stage": choice("Stage", ["0", "1", "2", "3"]),
-        "policy": choice("Policy", list(POLICIES)),
-        "card": choice("Card", ["80e9 bytes", *CARDS]),
-    }
+        "stage": choice("ZeRO stage", ["0", "1", "2", "3"]),
+        "policy": choice("Precision", {policy_words(name): name for name in POLICIES}),
+        "card": choice("Card", {"80 GB, as in the exercises": "80e9 bytes"} | {
+            name: name for name in CARDS}),
+    }  # fmt: skip
     choices["stage"].value, choices["policy"].value = str(stage), policy
 
     def draw(

@@ -37,7 +37,7 @@ def explore_mesh(
     """
     names: Mapping[str, tuple[str, int]] = {
         "tensor": ("Tensor ranks", 8), "pipeline": ("Pipeline stages", 8),
-        "microbatch": ("Sequences in a microbatch", 1),
+        "microbatch": ("Microbatch size", 1),
     }  # fmt: skip
     dials = {
         name: Dial(label, count_scale(_POWERS), start) for name, (label, start) in names.items()
