@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlab.errors import DtlabError
-from dtlab.grading.checking.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, lost, ok
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.report import Report
 
@@ -25,11 +25,14 @@ def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Repo
     case = _Returns(args, tuple(map(_plain, returns)))
     check = Check(
         trials=lambda seed: [Trial(len(returns), [case])],
-        rules=(Rule("result", 1, _judge),),
+        rules=(Rule("result", 1, Judging(_RIGHT, _judge)),),
         wrapped=True,
     )
     name = getattr(fn, "__name__", "the answer")
     return Report(name, tuple(check.run(name, fn)))
+
+
+_RIGHT = "the result is right"
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class _Returns(Case):
 
 def _judge(observations: Sequence[Observation]) -> Verdict:
     mistakes = [mistake for observation in observations for mistake in observation.mistakes]
-    return lost(mistakes[0]) if mistakes else ok("right")
+    return lost(mistakes[0]) if mistakes else ok(_RIGHT)
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion, Status
 
-__all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
+__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "Rule", "Verdict", "blocked", "lost", "ok"]
 
 
 class Verdict(NamedTuple):
@@ -21,6 +21,18 @@ class Verdict(NamedTuple):
 
 
 Judge = Callable[[Sequence[Observation]], Verdict]
+UNANSWERED = Verdict("open", "not answered yet")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A judge, and the message `right` that says what its criterion demands."""
+
+    right: str
+    judge: Judge
+
+    def __call__(self, observations: Sequence[Observation]) -> Verdict:
+        return self.judge(observations)
 
 
 def ok(message: str) -> Verdict:
@@ -52,7 +64,15 @@ class Rule:
 
     def settle(self, observations: Sequence[Observation]) -> Criterion:
         """Judges the observations and returns the criterion."""
-        return self.closed(self.judge(observations))
+        verdict = self.judge(observations)
+        if verdict.status == "open":
+            verdict = verdict._replace(message=f"{self.name}: {verdict.message}")
+        return self.closed(verdict)
+
+    @property
+    def right(self) -> str:
+        """The demand of the criterion, as a report words it; else its name."""
+        return getattr(self.judge, "right", self.name)
 
     def closed(self, verdict: Verdict) -> Criterion:
         """Returns the criterion with this verdict: it earns all of its points or none."""
@@ -106,9 +126,9 @@ class Check:
             observations.append(bench.observe(trial, answer))
             if observations[-1].unwritten:
                 name = (self.wrapped and observations[-1].failed_function) or symbol
-                return self._nothing_to_judge(
-                    f"{name} is not written yet: it still raises NotImplementedError."
-                )
+                why = f"{name} is not written yet: it still raises NotImplementedError."
+                remark = Criterion(symbol, 0, 0, "open", why)
+                return [remark, *(rule.closed(Verdict("open", rule.right)) for rule in self.rules)]
             if observations[-1].hung:
                 break
         else:
