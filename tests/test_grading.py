@@ -225,6 +225,27 @@ def test_before_anything_is_written_each_criterion_is_open_and_says_what_it_dema
     )
 
 
+def takes_nothing() -> None:
+    """Stands for an answer with other arguments."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["01/ring_all_reduce", "02/average_gradients"])
+def test_the_quoted_line_is_the_learners_where_the_call_itself_fails(name: str) -> None:
+    message = check(name, takes_nothing).criteria[0].message
+    assert "takes_nothing() takes 0 positional arguments" in message
+    where = message.splitlines()[1]
+    assert re.fullmatch(r".*test_grading.py, line \d+:   def takes_nothing.. -> None:", where)
+
+
+def test_a_line_of_a_check_is_not_quoted_where_ranks_hang() -> None:
+    file = str(ROOT / "dtlab" / "units" / "unit01" / "calls.py")
+    waiting = [Waiting(0, "recv", (1,), file=file, line=9, code="fn(*given)", cell=None)]
+    error = DeadlockError("stuck", waiting=waiting, advice="Look.")
+    trouble = Observation(Trial(1, [OneStep(0)]), error=error).trouble
+    assert trouble.splitlines()[1:] == ["rank 0 is in recv", "Look."]
+
+
 def test_every_criterion_says_what_it_demands() -> None:
     checks = [(part.name, getattr(part.check, "check", part.check)) for part in known_parts()]
     rules = [(name, r) for name, one in checks if isinstance(one, Check) for r in one.rules]

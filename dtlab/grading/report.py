@@ -179,7 +179,8 @@ class Report:
             for criterion in self.criteria
         )
         return (
-            f'<table style="color:inherit;border-collapse:collapse;margin:0;width:100%">'
+            '<table style="color:inherit;border-collapse:collapse;margin:0;width:100%;'
+            'table-layout:auto">'
             f'<caption style="color:inherit;text-align:left;padding:.3em 0">'
             f'<b>{html.escape(self.title)}</b>&emsp;<span style="white-space:nowrap">'
             f"{self._earned}</span>"

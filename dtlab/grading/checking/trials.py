@@ -16,6 +16,8 @@ inputs of other ranks.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +27,15 @@ from functools import cached_property
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
+from dtlab.errors import (
+    DeadlockError,
+    Failure,
+    RankError,
+    RanksError,
+    RankTimeoutError,
+    Waiting,
+    place_in_words,
+)
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
@@ -40,6 +50,7 @@ UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
+_DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
 
 
 class Case(ABC):
@@ -186,7 +197,15 @@ class Observation:
         if self.failure is None:
             return f"{where}: {self.error}"
         message = next(iter(self.failure.message.splitlines()), self.failure.kind)
-        return f"{where}: {message}\n{self.failure.place}".rstrip()
+        return f"{where}: {message}\n{self._place(self.failure)}".rstrip()
+
+    @staticmethod
+    def _place(failure: Failure) -> str:
+        """The learner's line that failed; if it is one of the check, where the answer begins."""
+        if _is_learners(failure):
+            return failure.place
+        defined = _DEFINED.search(failure.traceback or "")
+        return defined[1] if defined else ""
 
 
 def drawn_seed(seed: int, purpose: str = "") -> int:
@@ -251,8 +270,29 @@ def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given
             results.append(on_rank(fn, inputs))
         except Exception as error:
             error.add_note(f"(in case {number} of this check)")
+            if definition := _definition(fn):
+                error.add_note(f"(the answer is defined in {definition})")
             raise
     return encode(results)
+
+
+def _definition(fn: Callable[..., Any]) -> str:
+    """The line with "def" of the learner's function, or of its class's `__init__`; or empty."""
+    from dtlab.ranks.protocol import Frame
+    from dtlab.ranks.watch.locate import is_learners, place
+
+    function = getattr(fn, "__init__", fn) if isinstance(fn, type) else inspect.unwrap(fn)
+    code = getattr(function, "__code__", None)
+    if code is None or not is_learners(code.co_filename):
+        return ""
+    return place_in_words(**place(Frame(code.co_filename, code.co_firstlineno, code.co_name)))
+
+
+def _is_learners(place: Failure | Waiting) -> bool:
+    """Whether the quoted line is in the learner's code, and not in a check or a library."""
+    from dtlab.ranks.watch.locate import is_learners
+
+    return place.cell is not None or is_learners(os.path.abspath(place.file or ""))
 
 
 def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
@@ -283,7 +323,8 @@ def _hang(error: RanksError, trial: Trial) -> str:
         lines = [f"{trial.words()}: the ranks do not come back{within}."]
     alike: dict[tuple[str, str], list[int]] = {}
     for entry in stuck:
-        alike.setdefault((entry.op, entry.place), []).append(entry.rank)
+        place = entry.place if _is_learners(entry) else ""
+        alike.setdefault((entry.op, place), []).append(entry.rank)
     for (operation, place), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"
