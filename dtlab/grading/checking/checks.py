@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
+from dtlab.grading.checking.numbered import case_of, numbered, printed_words
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion, Status
 
@@ -80,6 +81,23 @@ class Rule:
         return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
 
 
+def _is_own(bench: Bench) -> bool:
+    """Whether the learner runs the check, and nbgrader does not grade the answer."""
+    return bench is HERE and bench.student is None
+
+
+def _for_the_learner(
+    criteria: Sequence[Criterion], observations: Sequence[Observation]
+) -> list[Criterion]:
+    """Prints what the ranks printed in the case of the first lost criterion."""
+    cases = numbered(observations)
+    lost_ = (one.message for one in criteria if one.status == "lost")
+    first = next((case_of(message, cases) for message in lost_), None)
+    if words := printed_words(cases, first):
+        print(words)
+    return list(criteria)
+
+
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
     return ()
 
@@ -133,7 +151,8 @@ class Check:
                 break
         else:
             observations += [bench.observe(trial, fn) for trial, fn in self.then(observations)]
-        return self.settle(observations)
+        criteria = self.settle(observations)
+        return _for_the_learner(criteria, observations) if _is_own(bench) else criteria
 
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""

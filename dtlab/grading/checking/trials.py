@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch.launcher import Run
     from dtlab.trace import Trace
 
-__all__ = ["UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe", "observed",
-           "run_cases", "run_here"]  # fmt: skip
+__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe",
+           "observed", "run_cases", "run_here"]  # fmt: skip
 
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
+
+BEGIN = "\x1e"  # with the number of a case: begins what a rank prints in it
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
 _DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
@@ -132,7 +134,7 @@ class Observation:
 
     `results[case][rank]` is the result of a case; it is empty if the launch failed, and then
     `error` is set. `resident[rank]` are the kernel's counts of memory in bytes, in the order in
-    which cases requested them.
+    which cases requested them. `printed[rank]` is what the rank printed.
     """
 
     trial: Trial
@@ -140,6 +142,7 @@ class Observation:
     trace: Trace | None = None
     error: RanksError | None = None
     resident: list[list[int | None]] = field(default_factory=list)
+    printed: Sequence[str] = ()
 
     @property
     def hung(self) -> bool:
@@ -168,6 +171,12 @@ class Observation:
         return [
             f"{self.trial.words(number)}, {mistake}" for number, mistake in mistakes if mistake
         ]
+
+    def is_wrong(self, case: int) -> bool:
+        """Whether this case has a mistake, or may be the one in which the launch failed."""
+        if self.error is not None:
+            return self.failed_case in (case, None)
+        return bool(_mistake(self.trial.cases[case], self.results[case]))
 
     @property
     def failed_case(self) -> int | None:
@@ -215,7 +224,7 @@ def drawn_seed(seed: int, purpose: str = "") -> int:
 
 
 def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
-    """Launches `fn` on the ranks of `trial` and hides their output.
+    """Launches `fn` on the ranks of `trial`; what they print is only in the observation.
 
     Ranks use gloo even if there are GPUs, since the operating system counts gloo's traffic. Raises
     `LaunchError` if no ranks can run, which is not the learner's fault.
@@ -247,7 +256,7 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     try:
         run = attempt()
     except RanksError as error:
-        return Observation(trial, error=error)
+        return Observation(trial, error=error, printed=error.stdout)
     try:
         by_rank = [decode(value) for value in run.values]
         results = [
@@ -257,15 +266,24 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     except Exception as error:  # noqa: BLE001  ranks may send anything
         failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
-    return Observation(trial, results, run.trace, resident=run.resident)
+    return Observation(trial, results, run.trace, resident=run.resident, printed=run.stdout)
 
 
-def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank: calls the function of each case and encodes the results."""
+def run_cases(
+    fn: Callable[..., Any],
+    calls: Sequence[Callable[..., Any]],
+    given: Any,
+    begin: Callable[[int], None] = lambda _: None,
+) -> bytes:
+    """Runs on every rank: calls the function of each case and encodes the results.
+
+    Calls `begin` with the number of each case before it.
+    """
     from dtlab.ranks.plain import encode
 
     results = []
     for number, (on_rank, inputs) in enumerate(zip(calls, given, strict=True)):
+        begin(number)
         try:
             results.append(on_rank(fn, inputs))
         except Exception as error:
@@ -299,7 +317,7 @@ def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given:
     """Runs on every rank of a learner's own machine, where all ranks may get all inputs."""
     import torch.distributed as dist
 
-    return run_cases(fn, calls, given[dist.get_rank()])
+    return run_cases(fn, calls, given[dist.get_rank()], lambda case: print(f"{BEGIN}{case}"))
 
 
 def _mistake(case: Case, results: Sequence[Any]) -> str:
