@@ -1,17 +1,22 @@
-"""`dtlab.practice`: names the blank that is not written, and shows what ranks print."""
+"""`dtlab.practice` names a blank, shows what ranks print, and runs a case of a part again."""
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import dtlab
+from dtlab.errors import DtlabError
 from dtlab.grading.checking.numbered import case_of, numbered
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import check
 from dtlab.grading.practice import practice
+from dtlab.grading.report import Report
 from dtlab.units.unit01.calls import AllReduce, Answer
 
 
@@ -91,6 +96,72 @@ def test_nothing_is_shown_where_answers_are_graded(
     monkeypatch.setattr("dtlab.grading.checking.bench.graded_student", lambda: "ada")
     practice(talkative, 3, returns=[0, 4])
     assert capsys.readouterr().out == ""
+
+
+# A lost case, run again -------------------------------------------------------------------------
+
+
+def receives_first(tensor: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    print("I hold", tensor[:3].tolist())
+    if size > 1:
+        dist.recv(tensor, (rank + 1) % size)
+
+
+def keeps_its_own(module: Any, group: Any = None) -> None:
+    """Stands for an answer that sends nothing."""
+
+
+def shown_by(call: str, fn: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the call in a report shows."""
+    assert re.fullmatch(r'dtlab\.practice\("\d\d/(\w+)", \1, case=\d+\)', call)
+    capsys.readouterr()
+    symbol = call.split('"')[1].partition("/")[2]
+    assert eval(call, {"dtlab": dtlab, symbol: fn}) is None
+    return capsys.readouterr().out
+
+
+def calls_in(report: Report) -> list[str]:
+    return re.findall(r"Run this case: (.*)", str(report))
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    report = check("01/ring_all_reduce", receives_first)
+    (call,) = calls_in(report)  # criteria that are blocked have no case
+    assert html.escape(call) in report._repr_html_()
+    out = shown_by(call, receives_first, capsys)
+    assert out.startswith("Case 1 of 01/ring_all_reduce: 4 ranks, 1048576 elements. Here rank r")
+    assert "rank 2: I hold [100.0, 200.0, 300.0]" in out
+    assert "What each rank waits for: rank 0 waits in recv for rank 1; rank 1" in out
+    assert "Post the send first" in out
+
+
+@pytest.mark.slow
+def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown_by(
+        calls_in(check("02/average_gradients", keeps_its_own))[0], keeps_its_own, capsys
+    )
+    assert out.startswith("Case 1 of 02/average_gradients: 4 ranks, three layers.\nTimeline of 4")
+    assert out.count("this is the rank's own gradient") == 1
+
+
+def test_a_case_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DtlabError, match="has cases 1 to 17, and none of number 18"):
+        dtlab.practice("01/ring_all_reduce", receives_first, case=18)
+    with pytest.raises(DtlabError, match="01/results has no cases to run"):
+        dtlab.practice("01/results", {}, case=1)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_labelled_inputs_show_whose_values_a_sum_contains(size: int) -> None:
+    call, legend = AllReduce(1, size).labelled()
+    assert "the last digit of a sum comes from rank 0" in legend
+    inputs = call.inputs(4)
+    assert sum(inputs.values())[0] == 1111  # type: ignore[index]
+    assert (inputs[0] + inputs[2] + inputs[2])[0] == 201
+    wrong = call.wrong(Answer(inputs[0] + 2 * inputs[2]), 0, inputs)
+    assert "the values of ranks 0 and 2 only, those of rank 2 twice" in wrong
 
 
 def test_a_message_belongs_to_the_case_whose_words_it_begins_with() -> None:

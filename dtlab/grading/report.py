@@ -65,7 +65,7 @@ class Criterion:
 
     `status` is "ok", "lost", "blocked" if another failure kept the criterion from being judged, or
     "open" if there is no answer yet. `message` has names of code in backticks. A criterion without
-    points is a remark.
+    points is a remark. `case` is the number of a case to run again that shows a loss, 0 if none.
     """
 
     name: str
@@ -73,6 +73,7 @@ class Criterion:
     earned: float
     status: Status
     message: str
+    case: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,15 @@ class Report:
       ok    1/1  2(N-1) = 6 rounds
 
     The report of a passed part has the library's `reference` implementation, for comparison.
-    `cell_points` are the points of the graded cell, if an assignment sets them.
+    `cell_points` are the points of the graded cell, if an assignment sets them. With the name of
+    the `part`, lost criteria tell how to run a failing case again.
     """
 
     title: str
     criteria: Sequence[Criterion]
     reference: Reference | None = None
     cell_points: float | None = None
+    part: str = ""
 
     @property
     def score(self) -> float:
@@ -153,6 +156,12 @@ class Report:
             return earned
         return f"{earned}, for {self.credit:g} of {self.cell_points:g} in this assignment"
 
+    def _again(self, criterion: Criterion) -> str:
+        """The call that runs a case of a lost criterion again; empty if there is none."""
+        if not (criterion.case and self.part):
+            return ""
+        return f'dtlab.practice("{self.part}", {self.title}, case={criterion.case})'
+
     def __str__(self) -> str:
         width = max((len(criterion.status) for criterion in self.criteria), default=0)
         lines = [self.headline]
@@ -160,6 +169,8 @@ class Report:
             share = f"{criterion.earned:g}/{criterion.points:g}" if criterion.points else "   "
             label = f"  {criterion.status:<{width}}  {share}  "
             message = as_text(criterion.message)
+            if call := self._again(criterion):
+                message += f"\nRun this case: {call}"
             lines.append(label + indent(message, " " * len(label)).lstrip())
         if self.reference is not None:
             lines.append(f"  The library's version: {self.reference.name}, {self.reference.place}")
@@ -175,7 +186,8 @@ class Report:
         rows = "".join(
             f'<tr style="background:none"><td style="{narrow}">{_badge(criterion.status)}</td>'
             f'<td style="{narrow}">{_share(criterion)}</td>'
-            f'<td style="{rest}">{_shown(criterion.message)}</td></tr>'
+            f'<td style="{rest}">{_shown(criterion.message)}'
+            f"{_again_html(self._again(criterion))}</td></tr>"
             for criterion in self.criteria
         )
         return (
@@ -207,6 +219,11 @@ class Report:
 
 def _share(criterion: Criterion) -> str:
     return f"{criterion.earned:g} of {criterion.points:g}" if criterion.points else ""
+
+
+def _again_html(call: str) -> str:
+    shown = f"\nRun this case: {_CODE}{html.escape(call)}</code>"
+    return f'<span style="opacity:.8">{shown}</span>' if call else ""
 
 
 def _badge(status: Status) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
@@ -81,21 +81,22 @@ class Rule:
         return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
 
 
-def _is_own(bench: Bench) -> bool:
-    """Whether the learner runs the check, and nbgrader does not grade the answer."""
-    return bench is HERE and bench.student is None
-
-
 def _for_the_learner(
-    criteria: Sequence[Criterion], observations: Sequence[Observation]
+    criteria: Sequence[Criterion], observations: Sequence[Observation], runs: int
 ) -> list[Criterion]:
-    """Prints what the ranks printed in the case of the first lost criterion."""
+    """Prints what the ranks printed, and adds to lost criteria the number of a case to run again.
+
+    Only the first `runs` trials can be run again: the rest are of the library's functions.
+    """
     cases = numbered(observations)
-    lost_ = (one.message for one in criteria if one.status == "lost")
-    first = next((case_of(message, cases) for message in lost_), None)
-    if words := printed_words(cases, first):
+    about = [case_of(one.message, cases) if one.status == "lost" else None for one in criteria]
+    if words := printed_words(cases, next(filter(None, about), None)):
         print(words)
-    return list(criteria)
+    again = [case for case in numbered(observations[:runs]) if case.is_on_ranks]
+    return [
+        replace(one, case=case.number) if case in again else one
+        for one, case in zip(criteria, about, strict=True)
+    ]
 
 
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
@@ -152,7 +153,10 @@ class Check:
         else:
             observations += [bench.observe(trial, fn) for trial, fn in self.then(observations)]
         criteria = self.settle(observations)
-        return _for_the_learner(criteria, observations) if _is_own(bench) else criteria
+        if bench is not HERE or bench.student is not None:
+            return criteria
+        runs = len(self.trials(seed)) if seed == 0 else 0  # a case of another seed has no number
+        return _for_the_learner(criteria, observations, runs)
 
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""

@@ -15,7 +15,7 @@ from dtlab.grading.words import count_ranks
 __all__ = ["Numbered", "case_of", "numbered", "printed_words"]
 
 _BEGIN = re.compile(rf"{BEGIN}(\d+)\n")
-_LINES, _WIDTH = 40, 200  # most lines of one case, shared by its ranks; most characters of a line
+_LINES, _WIDTH = 40, 200  # lines of one case, shared by its ranks; characters of a line
 
 
 class Numbered(NamedTuple):
@@ -29,6 +29,11 @@ class Numbered(NamedTuple):
     def words(self) -> str:
         """Describes the case: "5 ranks, 7 elements"."""
         return self.one.trial.words(self.place)
+
+    @property
+    def is_on_ranks(self) -> bool:
+        """Whether the case concerns several ranks, or what happens on them."""
+        return self.one.trial.world_size > 1 or not self.one.trial.cases[self.place].alone
 
     @property
     def printed(self) -> list[str]:
@@ -45,8 +50,8 @@ def numbered(observations: Sequence[Observation]) -> list[Numbered]:
 def case_of(message: str, cases: Sequence[Numbered]) -> Numbered | None:
     """The case that a message of a lost criterion is about.
 
-    Messages begin with the words of the case, or with its number of ranks. If one begins with neither, the
-    first case is returned; a criterion that names no case is judged on the first trial.
+    Messages begin with the words of the case, or with its number of ranks. For a message that
+    begins with neither, this is the first case: such a criterion is judged on the first trial.
     """
 
     def fit(case: Numbered) -> tuple[int, bool]:
@@ -59,10 +64,13 @@ def case_of(message: str, cases: Sequence[Numbered]) -> Numbered | None:
     return max(cases, key=fit)
 
 
-def printed_words(cases: Sequence[Numbered], first: Numbered | None = None) -> str:
+def printed_words(
+    cases: Sequence[Numbered], first: Numbered | None = None, most: int = _LINES
+) -> str:
     """Returns what ranks printed in one case, under a heading; empty if they printed nothing.
 
-    This is the case `first` if there is one, else the first case in which a rank printed.
+    This is the case `first` if there is one, else the first case in which a rank printed. At most
+    about `most` lines are shown.
     """
     printed = [case for case in cases if any(case.printed)]
     if not printed:
@@ -70,7 +78,7 @@ def printed_words(cases: Sequence[Numbered], first: Numbered | None = None) -> s
     shown = first if first in printed else printed[0]
     others = len(printed) - 1
     also = f" ({others} other case{'s' * (others > 1)} printed too)" if others else ""
-    return "\n".join([f"Printed with {shown.words}{also}:", *_lines(shown.printed)])
+    return "\n".join([f"Printed with {shown.words}{also}:", *_lines(shown.printed, most)])
 
 
 def _by_case(text: str) -> dict[int, str]:
@@ -79,8 +87,8 @@ def _by_case(text: str) -> dict[int, str]:
     return {int(place): printed for place, printed in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def _lines(by_rank: Sequence[str]) -> Iterator[str]:
-    most = max(1, _LINES // len(by_rank))
+def _lines(by_rank: Sequence[str], total: int) -> Iterator[str]:
+    most = max(1, total // len(by_rank))
     for rank, text in enumerate(by_rank):
         lines = text.splitlines()
         for line in lines[:most]:

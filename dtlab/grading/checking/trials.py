@@ -87,6 +87,13 @@ class Case(ABC):
         """
         return result
 
+    def labelled(self) -> tuple[Case, str]:
+        """The case with inputs that show whose they are, and a sentence about them.
+
+        A case without such inputs returns itself.
+        """
+        return self, ""
+
     @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
         """Says what is wrong with the results of the ranks; empty if nothing is."""

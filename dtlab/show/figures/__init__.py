@@ -17,7 +17,7 @@ from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring
 from dtlab.show.figures.strategy import decision_tree, mesh_figure, plan_chart, plan_table
 from dtlab.show.figures.table import collective_table
-from dtlab.show.figures.timeline import timeline
+from dtlab.show.figures.timeline import timeline, waits
 from dtlab.show.figures.tree import tree
 
 __all__ = [
@@ -50,4 +50,5 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "waits",
 ]
