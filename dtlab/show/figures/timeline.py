@@ -14,6 +14,7 @@ from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from dtlab.ranks.words import ranks_in_words
 from dtlab.show.drawing.lanes import (
     STRIP,
     Bar,
@@ -401,5 +402,5 @@ def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
 def _wait_words(entry: Waiting, peers: Sequence[int]) -> str:
     if entry.op == "compute":
         return f"rank {entry.rank} is still computing"
-    source = f" for {list_words([f'rank {peer}' for peer in peers])}" if peers else ""
+    source = f" for {ranks_in_words(peers)}" if peers else ""
     return f"rank {entry.rank} waits in {entry.op}{source}"
