@@ -89,16 +89,14 @@ class Part:
         """Whether a person grades it; then the answer cell is also the graded cell."""
         return isinstance(self.check, Defence)
 
-    def cases_of(self, answer: Any) -> tuple[Check, str, Any]:
+    def cases_of(self, answer: Any) -> tuple[Check, str, Any] | None:
         """The check whose cases can be run again, the part's name, and the function in an answer.
 
-        Raises `DtlabError` if there are none, because the part does not run functions.
+        None if the part does not run functions, or the answer has none.
         """
         check = getattr(self.check, "check", self.check)
         fn = answer.get("mended") if isinstance(answer, Mapping) else answer
-        if not (isinstance(check, Check) and callable(fn)):
-            raise DtlabError(f"{self.name} has no cases to run. Pass the function that you wrote.")
-        return check, self.name, fn
+        return (check, self.name, fn) if isinstance(check, Check) and callable(fn) else None
 
     @property
     def answer_id(self) -> str:
@@ -179,8 +177,9 @@ def check(
         criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
     passed = all(criterion.status == "ok" for criterion in criteria)
     reference = Reference.of(part.reference) if passed and part.reference else None
-    report = Report(part.symbol, criteria, reference, points, part.name)
+    cases = part.cases_of(answer)
+    report = Report(part.symbol, criteria, reference, points, part.name if cases else "")
     record(part.name, report.score, report.max_score)
-    if any(criterion.case for criterion in criteria):
-        offer(*part.cases_of(answer), criteria)
+    if cases:
+        offer(*cases, criteria)
     return report

@@ -33,9 +33,11 @@ def practice(fn: Any, *args: Any, returns: Sequence[Any] = (), case: int = 0) ->
     again, and shows what the ranks print, their timeline and, if they hang, what they wait for.
     """
     if isinstance(fn, str):
-        check, part, answer = find_part(fn).cases_of(*args)
-        with notice(f"{part}: running case {case}"):
-            replay(check, part, answer, case)
+        cases = find_part(fn).cases_of(args[0] if args else None)
+        if cases is None:
+            raise DtlabError(f"{fn} has no cases to run. Pass the function that you wrote.")
+        with notice(f"{fn}: running case {case}"):
+            replay(*cases, case)
         return None
     if not returns:
         raise DtlabError("practice: returns= needs one value for each rank.")

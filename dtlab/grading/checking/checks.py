@@ -141,7 +141,8 @@ class Check:
             )
         self.prepare(bench)
         observations: list[Observation] = []
-        for trial in self.trials(seed):
+        trials = self.trials(seed)
+        for trial in trials:
             observations.append(bench.observe(trial, answer))
             if observations[-1].unwritten:
                 name = (self.wrapped and observations[-1].failed_function) or symbol
@@ -155,7 +156,7 @@ class Check:
         criteria = self.settle(observations)
         if bench is not HERE or bench.student is not None:
             return criteria
-        runs = len(self.trials(seed)) if seed == 0 else 0  # a case of another seed has no number
+        runs = len(trials) if seed == 0 else 0  # a case of another seed has no number
         return _for_the_learner(criteria, observations, runs)
 
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:

@@ -34,6 +34,7 @@ def replay(check: Check, name: str, fn: Callable[..., Any], number: int) -> None
         raise DtlabError(f"{name} has cases 1 to {len(cases)}, and none of number {number}.")
     trial, case = cases[number - 1]
     shown, legend = case.labelled()
+    check.prepare()
     one = observe(replace(trial, cases=[shown]), fn)
     print(f"Case {number} of {name}: {one.trial.words()}. {legend}".rstrip())
     if words := printed_words(numbered([one]), most=_MOST):
