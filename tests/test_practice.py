@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 import dtlab
 from dtlab.errors import DtlabError
@@ -144,6 +147,30 @@ def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert out.startswith("Case 1 of 02/average_gradients: 4 ranks, three layers.\nTimeline of 4")
     assert out.count("this is the rank's own gradient") == 1
+
+
+CELLS = [
+    "import dtlab, torch, torch.distributed as dist\n"
+    "def tree_broadcast(tensor, src, group=None):\n"
+    "    dist.all_reduce(tensor, group=group)",
+    'dtlab.check("01/tree_broadcast", tree_broadcast)',
+    "from ipywidgets.widgets.widget import _instances\n"
+    "[button for button in _instances.values() if hasattr(button, 'click')][0].click()",
+]
+
+
+@pytest.mark.slow
+def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "level-2.ipynb")  # as under JupyterLab
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in CELLS])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    *_, report, kept, buttons = notebook.cells[1].outputs  # a notice may come first
+    assert "text/html" in report.data
+    assert "dtlab-kept" in kept.data["text/html"]  # no error of a widget on the next day
+    assert "application/vnd.jupyter.widget-view+json" in buttons.data
+    widgets = json.dumps(notebook.metadata.widgets)
+    assert "Run this case: result" in widgets
+    assert "Timeline of 7 ranks" in widgets  # shown below the buttons
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:
