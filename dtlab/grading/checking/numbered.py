@@ -54,14 +54,14 @@ def case_of(message: str, cases: Sequence[Numbered]) -> Numbered | None:
     begins with neither, this is the first case: such a criterion is judged on the first trial.
     """
 
-    def fit(case: Numbered) -> tuple[int, bool]:
+    def fit(case: Numbered) -> int:
         named = (case.words, count_ranks(case.one.trial.world_size))
-        longest = max((len(words) for words in named if message.startswith(words)), default=0)
-        return longest, case.one.is_wrong(case.place)
+        return max((len(words) for words in named if message.startswith(words)), default=0)
 
-    if not any(fit(case)[0] for case in cases):
-        return next(iter(cases), None)
-    return max(cases, key=fit)
+    longest = max(map(fit, cases), default=0)
+    named = [case for case in cases if fit(case) == longest]
+    wrong = (case for case in named if longest and case.one.is_wrong(case.place))
+    return next(wrong, named[0] if named else None)
 
 
 def printed_words(
