@@ -18,6 +18,7 @@ import torch.distributed as dist
 import dtlab
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
 from dtlab.grading import Part, find_part
+from dtlab.grading.checking.checks import UNANSWERED
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.practice import practice
 from dtlab.grading.questions.waits import Wait, judge_waits, waits_of
@@ -259,7 +260,7 @@ def test_tags_that_differ_are_said_once() -> None:
 
 @pytest.mark.parametrize("said", [None, {}, {0: None, 1: None, 2: None}])
 def test_a_diagnosis_that_is_not_filled_in_waits(said: Any) -> None:
-    assert judge_waits(HANGS, said).message == "not answered yet"
+    assert judge_waits(HANGS, said) == UNANSWERED
 
 
 def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
@@ -277,7 +278,8 @@ def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
 def test_the_broken_program_earns_nothing(part: Part) -> None:
     broken = getattr(programs, program_of(part))
     criteria = part.check.run(part.symbol, {"diagnosis": None, "mended": broken}, bench=BENCH)
-    assert [one.status for one in criteria] == ["blocked", "lost", "blocked"]
+    assert [one.status for one in criteria] == ["open", "lost", "blocked"]
+    assert criteria[0].message == "diagnosis: not answered yet"
     assert [one.name for one in criteria] == ["diagnosis", "result", "traffic"]
 
 

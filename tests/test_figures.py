@@ -21,6 +21,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
 
 from dtlab import collectives, launch
+from dtlab.errors import Waiting
 from dtlab.predict.communication import Link
 from dtlab.show import (
     COLOURS,
@@ -36,7 +37,7 @@ from dtlab.show import (
 from dtlab.show.drawing.labels import Obstacles, Upright, places
 from dtlab.show.drawing.lanes import STRIP, lanes, merged, messages, without
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, edge, role_of
-from dtlab.show.figures import rounds
+from dtlab.show.figures import rounds, waits
 from dtlab.show.figures.costs import ALL_REDUCES, fastest
 from dtlab.show.figures.rounds import EMPTY
 from dtlab.show.figures.table import contributors
@@ -1032,6 +1033,27 @@ def assert_not_blank(figure: Figure) -> None:
     assert picture.shape[:2] == pytest.approx((192 * height, 192 * width), abs=2)
 
 
+def test_waits_draws_the_circle_of_ranks_that_wait() -> None:
+    circle = waits([Waiting(rank, "recv", ((rank + 1) % 3,)) for rank in range(3)], 3)
+    assert arrows_in(circle) == {(0, 1), (1, 2), (2, 0)}
+    assert circle.alt_text.endswith("rank 2 waits in recv for rank 0.")
+
+
+def test_waits_leaves_out_ranks_that_have_come_to_the_same_collective() -> None:
+    mixed = [Waiting(rank, "all_reduce", others) for rank, others in ((0, (1, 2)), (1, (0, 2)))]
+    assert arrows_in(waits([*mixed, Waiting(2, "compute")], 3)) == {(0, 2), (1, 2)}
+    assert arrows_in(waits(mixed, 4)) == {(0, 2), (1, 2)}
+    words = [text.get_text() for text in waits(mixed, 3).axes[0].texts]
+    assert words == ["0", "all_reduce", "1", "all_reduce", "2", "returned"]
+
+
+def arrows_in(figure: Figure) -> set[tuple[int, int]]:
+    """Pairs of a rank that waits, and the rank that it waits for."""
+    ids = [str(patch.get_gid()) for patch in figure.axes[0].patches]
+    found = [re.fullmatch(r"rank (\d+) waits for rank (\d+)", name) for name in ids]
+    return {(int(each[1]), int(each[2])) for each in found if each}
+
+
 CURVE = ([1e3, 1e6], [1e-3, 2e-3])
 SOME_OF_EACH = {
     "ring": lambda: ring(4),
@@ -1041,6 +1063,7 @@ SOME_OF_EACH = {
     "tree of one": lambda: tree(1),
     "start of a broadcast": lambda: tree(5, 0, operation="broadcast"),
     "timeline": lambda: timeline(training_step(), note="a note"),
+    "waits": lambda: waits([Waiting(0, "recv", (1,)), Waiting(1, "compute")], 2),
     "table": lambda: collective_table("reduce_scatter", labelled(2, 2), [[11], [22]]),
     "wide table": lambda: collective_table("all_gather", labelled(8, 1), [[1, 10**7]] * 8),
     "costs": lambda: cost_curves({"recursive doubling": CURVE}, predicted={"gloo": CURVE}),

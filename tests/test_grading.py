@@ -69,8 +69,9 @@ def test_report_is_a_table_that_takes_the_colours_of_the_page() -> None:
     table = REPORT._repr_html_()
     assert "&lt;25.2 MB&gt;" in table
     assert "color:inherit" in table
-    for status in ("ok", "lost", "blocked"):
-        assert f">{status}</span>" in table  # told by a word, not by colour alone
+    open_ = Report("part", (Criterion("result", 1, 0, "open", "the sum is right"),))._repr_html_()
+    for status in ("ok", "lost", "blocked", "open"):
+        assert f">{status}</span>" in table + open_  # told by a word, not by colour alone
 
 
 NAMED = "your `group=None` < `input`: a ` alone\nand `two\nlines` stay"
@@ -206,6 +207,50 @@ def test_what_is_not_a_function_gets_one_sentence() -> None:
     assert report.score == 0
     assert "is int here, not a function" in report.criteria[0].message
     assert {one.status for one in report.criteria[1:]} == {"blocked"}
+
+
+def not_written(tensor: torch.Tensor, group: Any = None) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.slow
+def test_before_anything_is_written_each_criterion_is_open_and_says_what_it_demands() -> None:
+    assert str(check("01/tree_broadcast", not_written)) == (
+        "tree_broadcast   0 of 6 points\n"
+        "  open       tree_broadcast is not written yet: it still raises NotImplementedError.\n"
+        "  open  0/2  all ranks have the source's tensor, on 1 to 9 ranks\n"
+        "  open  0/1  right on groups of some of the ranks too\n"
+        "  open  0/1  each rank receives the tensor once\n"
+        "  open  0/2  log2 N rounds, rounded up"
+    )
+
+
+def takes_nothing() -> None:
+    """Stands for an answer with other arguments."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["01/ring_all_reduce", "02/average_gradients"])
+def test_the_quoted_line_is_the_learners_where_the_call_itself_fails(name: str) -> None:
+    message = check(name, takes_nothing).criteria[0].message
+    assert "takes_nothing() takes 0 positional arguments" in message
+    where = message.splitlines()[1]
+    assert re.fullmatch(r".*test_grading.py, line \d+:   def takes_nothing.. -> None:", where)
+
+
+def test_a_line_of_a_check_is_not_quoted_where_ranks_hang() -> None:
+    file = str(ROOT / "dtlab" / "units" / "unit01" / "calls.py")
+    waiting = [Waiting(0, "recv", (1,), file=file, line=9, code="fn(*given)", cell=None)]
+    error = DeadlockError("stuck", waiting=waiting, advice="Look.")
+    trouble = Observation(Trial(1, [OneStep(0)]), error=error).trouble
+    assert trouble.splitlines()[1:] == ["rank 0 is in recv", "Look."]
+
+
+def test_every_criterion_says_what_it_demands() -> None:
+    checks = [(part.name, getattr(part.check, "check", part.check)) for part in known_parts()]
+    rules = [(name, r) for name, one in checks if isinstance(one, Check) for r in one.rules]
+    assert len(rules) > 200
+    assert not [(name, r.name) for name, r in rules if r.right == r.name]
 
 
 # Cases on real ranks ---------------------------------------------------------------------------

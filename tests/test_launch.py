@@ -423,6 +423,9 @@ def test_a_run_shows_itself() -> None:
     text = repr(dtlab.launch(lambda: dist.get_rank() * 10))
     assert text.startswith("2 ranks on gloo, ")
     assert text.endswith("  rank 0: 0\n  rank 1: 10")
+    alone = dtlab.launch(lambda: 5, world_size=1)
+    assert repr(alone).startswith("1 rank on gloo, ")
+    assert repr(alone.trace).startswith("<Trace: 1 rank, ")
 
 
 @pytest.mark.slow

@@ -1,12 +1,26 @@
-"""`dtlab.practice`: a blank that a lesson's own function calls is told by its own name."""
+"""`dtlab.practice` names a blank, shows what ranks print, and runs a case of a part again."""
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
+import dtlab
+from dtlab.errors import DtlabError
+from dtlab.grading.checking.numbered import case_of, numbered
+from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.parts import check
 from dtlab.grading.practice import practice
+from dtlab.grading.report import Report
+from dtlab.units.unit01.calls import AllReduce, Answer
 
 
 def average(value: float) -> float:
@@ -27,9 +41,9 @@ def raises_in_a_lambda() -> Any:
 )
 def test_the_function_that_is_not_written_is_named(handed_in: Any, arguments: Any) -> None:
     report = practice(handed_in, *arguments, returns=[5, 5])
-    (criterion,) = report.criteria
-    assert criterion.message == "average is not written yet: it still raises NotImplementedError."
-    assert criterion.status == "lost"
+    remark, criterion = report.criteria
+    assert remark.message == "average is not written yet: it still raises NotImplementedError."
+    assert (criterion.status, criterion.message) == ("open", "the result is right")
 
 
 def test_what_raises_something_else_is_no_blank() -> None:
@@ -39,3 +53,159 @@ def test_what_raises_something_else_is_no_blank() -> None:
     (criterion,) = practice(divided, returns=[0.0]).criteria
     assert "not written" not in criterion.message
     assert "ZeroDivisionError" in criterion.message
+
+
+# What ranks print -------------------------------------------------------------------------------
+
+
+def talkative(value: int) -> int:
+    rank = dist.get_rank()
+    for line in range(30 if rank == 1 else 1):
+        print(f"line {line} of {value}", "x" * 300 * (rank == 0))
+    return value * rank
+
+
+@pytest.mark.slow
+def test_what_ranks_print_is_shown_and_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    practice(talkative, 3, returns=[0, 4])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Printed with 2 ranks, as called here:"
+    assert lines[1].startswith("rank 0: line 0 of 3 xxx")
+    assert len(lines[1]) < 220
+    assert lines[2:4] == ["rank 1: line 0 of 3 ", "rank 1: line 1 of 3 "]
+    assert lines[-1] == "rank 1: ... 10 more lines"
+    assert len(lines) == 23
+
+
+def prints_and_fails(tensor: torch.Tensor, group: Any = None) -> None:
+    print(len(tensor), "elements on", dist.get_world_size())
+    if dist.get_world_size() == 2:
+        raise ValueError("two")
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_lost_case_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    report = check("01/ring_all_reduce", prints_and_fails)
+    where = report.criteria[0].message.partition(": ValueError")[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"Printed with {where} (")
+    assert lines[1] == f"rank 0: {where.split()[2]} elements on 2"
+
+
+@pytest.mark.slow
+def test_nothing_is_shown_where_answers_are_graded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dtlab.grading.checking.bench.graded_student", lambda: "ada")
+    practice(talkative, 3, returns=[0, 4])
+    assert capsys.readouterr().out == ""
+
+
+# A lost case, run again -------------------------------------------------------------------------
+
+
+def receives_first(tensor: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    print("I hold", tensor[:3].tolist())
+    if size > 1:
+        dist.recv(tensor, (rank + 1) % size)
+
+
+def keeps_its_own(module: Any, group: Any = None) -> None:
+    """Stands for an answer that sends nothing."""
+
+
+def shown_by(call: str, fn: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the call in a report shows."""
+    assert re.fullmatch(r'dtlab\.practice\("\d\d/(\w+)", \1, case=\d+\)', call)
+    capsys.readouterr()
+    symbol = call.split('"')[1].partition("/")[2]
+    assert eval(call, {"dtlab": dtlab, symbol: fn}) is None
+    return capsys.readouterr().out
+
+
+def calls_in(report: Report) -> list[str]:
+    return re.findall(r"Run this case: (.*)", str(report))
+
+
+@pytest.mark.slow
+def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    report = check("01/ring_all_reduce", receives_first)
+    (call,) = calls_in(report)  # criteria that are blocked have no case
+    assert html.escape(call) in report._repr_html_()
+    out = shown_by(call, receives_first, capsys)
+    assert out.startswith("Case 1 of 01/ring_all_reduce: 4 ranks, 1048576 elements. Here rank r")
+    assert "rank 2: I hold [100.0, 200.0, 300.0]" in out
+    assert "What each rank waits for: rank 0 waits in recv for rank 1; rank 1" in out
+    assert "Post the send first" in out
+
+
+@pytest.mark.slow
+def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown_by(
+        calls_in(check("02/average_gradients", keeps_its_own))[0], keeps_its_own, capsys
+    )
+    assert out.startswith("Case 1 of 02/average_gradients: 4 ranks, three layers.\nTimeline of 4")
+    assert out.count("this is the rank's own gradient") == 1
+
+
+CELLS = [
+    "import dtlab, torch, torch.distributed as dist\n"
+    "def tree_broadcast(tensor, src, group=None):\n"
+    "    dist.all_reduce(tensor, group=group)",
+    'dtlab.check("01/tree_broadcast", tree_broadcast)',
+    "from ipywidgets.widgets.widget import _instances\n"
+    "[button for button in _instances.values() if hasattr(button, 'click')][0].click()",
+]
+
+
+@pytest.mark.slow
+def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "level-2.ipynb")  # as under JupyterLab
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in CELLS])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    *_, report, kept, buttons = notebook.cells[1].outputs  # a notice may come first
+    assert "text/html" in report.data
+    assert "dtlab-kept" in kept.data["text/html"]  # no error of a widget on the next day
+    assert "application/vnd.jupyter.widget-view+json" in buttons.data
+    widgets = json.dumps(notebook.metadata.widgets)
+    assert "Run this case: result" in widgets
+    assert "Timeline of 7 ranks" in widgets  # shown below the buttons
+
+
+def test_a_case_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DtlabError, match="has cases 1 to 17, and none of number 18"):
+        dtlab.practice("01/ring_all_reduce", receives_first, case=18)
+    with pytest.raises(DtlabError, match="01/results has no cases to run"):
+        dtlab.practice("01/results", {}, case=1)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_labelled_inputs_show_whose_values_a_sum_contains(size: int) -> None:
+    call, legend = AllReduce(1, size).labelled()
+    assert "the last digit of a sum comes from rank 0" in legend
+    inputs = call.inputs(4)
+    assert sum(inputs.values())[0] == 1111  # type: ignore[index]
+    assert (inputs[0] + inputs[2] + inputs[2])[0] == 201
+    wrong = call.wrong(Answer(inputs[0] + 2 * inputs[2]), 0, inputs)
+    assert "the values of ranks 0 and 2 only, those of rank 2 twice" in wrong
+
+
+def test_a_message_belongs_to_the_case_whose_words_it_begins_with() -> None:
+    right, wrong = AllReduce(1, 7), AllReduce(2, 7)
+    groups = AllReduce(3, 7, groups=((0, 1),))
+    answers = [[Answer(tensor) for tensor in (right.inputs(2)[0] + right.inputs(2)[1],) * 2]] * 2
+    trials = [Trial(2, [right, wrong]), Trial(2, [groups]), Trial(3, [right])]
+    found = [answers, answers[:1], [[Answer(right.inputs(3)[0])] * 3]]
+    cases = numbered([Observation(*each) for each in zip(trials, found, strict=True)])
+
+    def number(message: str) -> int:
+        case = case_of(message, cases)
+        assert case is not None
+        return case.number
+
+    assert number("2 ranks, 7 elements, rank 0: element 3 is 4.") == 2  # not the right one before
+    assert number("2 ranks, 7 elements, groups (0, 1): stuck") == 3
+    assert number("3 ranks: 4 kB left rank 0") == 4
+    assert number("each rank sent 0 bytes") == 1
+    assert case_of("2 ranks", []) is None

@@ -42,6 +42,18 @@ def test_scores_and_criteria_are_counted() -> None:
     assert [one.missed for one in part.criteria] == [0.5, 0.75]
 
 
+def test_what_is_not_written_is_open() -> None:
+    remark = criterion("ring_all_reduce", 0, "open", "not written yet")
+    both = criterion("result", 4, "open"), criterion("bytes", 6, "open")
+    unwritten = record("eve", remark, *both)
+    (part,) = statistics_of([CLASS[0], unwritten])
+    assert [(one.name, one.earned, one.open) for one in part.criteria] == [
+        ("result", 1, 1),
+        ("bytes", 1, 1),
+    ]
+    assert [one.missed for one in part.criteria] == [0.5, 0.5]
+
+
 def test_the_command_prints_a_table_and_draws_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +66,7 @@ def test_the_command_prints_a_table_and_draws_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 submissions"
     assert lines[2] == f"{RING}   mean 3.50 of 10, median 2, all points 1 times"
-    assert " ".join(lines[3].split()) == "bytes 1 earned 2 lost 1 blocked 25 MB"
+    assert " ".join(lines[3].split()) == "bytes 1 earned 2 lost 1 blocked 0 open 25 MB"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["statistics", "week-9", *course]) == 1
     assert "run dtlab grade week-9" in capsys.readouterr().err

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol
 
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.defences import Defence
+from dtlab.grading.checking.replay import offer
 from dtlab.grading.learners import record
 from dtlab.grading.questions.answers import Given, Questions
 from dtlab.grading.report import Criterion, Reference, Report
@@ -86,6 +88,15 @@ class Part:
     def by_hand(self) -> bool:
         """Whether a person grades it; then the answer cell is also the graded cell."""
         return isinstance(self.check, Defence)
+
+    def cases_of(self, answer: Any) -> tuple[Check, str, Any] | None:
+        """The check whose cases can be run again, the part's name, and the function in an answer.
+
+        None if the part does not run functions, or the answer has none.
+        """
+        check = getattr(self.check, "check", self.check)
+        fn = answer.get("mended") if isinstance(answer, Mapping) else answer
+        return (check, self.name, fn) if isinstance(check, Check) and callable(fn) else None
 
     @property
     def answer_id(self) -> str:
@@ -166,6 +177,9 @@ def check(
         criteria = tuple(part.check.run(part.symbol, answer, seed, learner))
     passed = all(criterion.status == "ok" for criterion in criteria)
     reference = Reference.of(part.reference) if passed and part.reference else None
-    report = Report(part.symbol, criteria, reference, points)
+    cases = part.cases_of(answer)
+    report = Report(part.symbol, criteria, reference, points, part.name if cases else "")
     record(part.name, report.score, report.max_score)
+    if cases:
+        offer(*cases, criteria)
     return report

@@ -1,39 +1,61 @@
-"""`dtlab.practice`: checks a blank of a lesson on real ranks, without points."""
+"""`dtlab.practice`: checks a blank of a lesson, or runs a case of a part again; no points."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from dtlab.errors import DtlabError
-from dtlab.grading.checking.checks import Check, Rule, Verdict, lost, ok
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, lost, ok
+from dtlab.grading.checking.replay import replay
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.learners import record
+from dtlab.grading.parts import find_part
 from dtlab.grading.report import Report
+from dtlab.ranks.notices import notice
 
 __all__ = ["practice"]
 
 
-def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report:
+@overload
+def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report: ...
+@overload
+def practice(fn: str, answer: Any, /, *, case: int) -> None: ...
+
+
+def practice(fn: Any, *args: Any, returns: Sequence[Any] = (), case: int = 0) -> Report | None:
     """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
     Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
     written yet, the report says so. The result is stored under the name of `fn`, for
     `dtlab.progress`. Raises `DtlabError` if `returns` is empty.
+
+    `practice("01/ring_all_reduce", ring_all_reduce, case=2)` runs a case of the check of a part
+    again, and shows what the ranks print, their timeline and, if they hang, what they wait for.
     """
+    if isinstance(fn, str):
+        cases = find_part(fn).cases_of(args[0] if args else None)
+        if cases is None:
+            raise DtlabError(f"{fn} has no cases to run. Pass the function that you wrote.")
+        with notice(f"{fn}: running case {case}"):
+            replay(*cases, case)
+        return None
     if not returns:
         raise DtlabError("practice: returns= needs one value for each rank.")
-    case = _Returns(args, tuple(map(_plain, returns)))
+    called = _Returns(args, tuple(map(_plain, returns)))
     check = Check(
-        trials=lambda seed: [Trial(len(returns), [case])],
-        rules=(Rule("result", 1, _judge),),
+        trials=lambda seed: [Trial(len(returns), [called])],
+        rules=(Rule("result", 1, Judging(_RIGHT, _judge)),),
         wrapped=True,
     )
     name = getattr(fn, "__name__", "the answer")
     report = Report(name, tuple(check.run(name, fn)))
     record(f"practice/{name}", report.score, report.max_score)
     return report
+
+
+_RIGHT = "the result is right"
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,7 @@ class _Returns(Case):
 
 def _judge(observations: Sequence[Observation]) -> Verdict:
     mistakes = [mistake for observation in observations for mistake in observation.mistakes]
-    return lost(mistakes[0]) if mistakes else ok("right")
+    return lost(mistakes[0]) if mistakes else ok(_RIGHT)
 
 
 def _plain(value: Any) -> Any:

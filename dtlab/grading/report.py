@@ -18,10 +18,16 @@ from dtlab.ranks.system import in_a_kernel
 
 __all__ = ["Criterion", "Reference", "Report", "Status", "as_html", "as_text", "scaled"]
 
-Status = Literal["ok", "lost", "blocked"]
+Status = Literal["ok", "lost", "blocked", "open"]
 
 # White text on a filled badge is readable on light and dark pages. The status is also in words.
-_BADGES: dict[Status, str] = {"ok": "#1b7f4b", "lost": "#b3261e", "blocked": "#5f6368"}
+_FILLED = "color:#fff;background:"
+_BADGES: dict[Status, str] = {
+    "ok": f"{_FILLED}#1b7f4b",
+    "lost": f"{_FILLED}#b3261e",
+    "blocked": f"{_FILLED}#5f6368",
+    "open": "box-shadow:inset 0 0 0 1px",  # a frame in the page's text colour
+}
 
 # A page's colours for code may not suit the background of the table, so code inherits its colours.
 _CODE = '<code style="color:inherit;background:none;padding:0">'
@@ -57,8 +63,9 @@ def as_text(text: str) -> str:
 class Criterion:
     """One graded criterion: its points, the points earned, and the reason.
 
-    `status` is "ok", "lost", or "blocked" if another failure kept the criterion from being judged.
-    `message` has names of code in backticks. A criterion without points is a remark.
+    `status` is "ok", "lost", "blocked" if another failure kept the criterion from being judged, or
+    "open" if there is no answer yet. `message` has names of code in backticks. A criterion without
+    points is a remark. `case` is the number of a case to run again that shows a loss, 0 if none.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Criterion:
     earned: float
     status: Status
     message: str
+    case: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,13 +107,15 @@ class Report:
       ok    1/1  2(N-1) = 6 rounds
 
     The report of a passed part has the library's `reference` implementation, for comparison.
-    `cell_points` are the points of the graded cell, if an assignment sets them.
+    `cell_points` are the points of the graded cell, if an assignment sets them. With the name of
+    the `part`, lost criteria tell how to run a failing case again.
     """
 
     title: str
     criteria: Sequence[Criterion]
     reference: Reference | None = None
     cell_points: float | None = None
+    part: str = ""
 
     @property
     def score(self) -> float:
@@ -146,6 +156,12 @@ class Report:
             return earned
         return f"{earned}, for {self.credit:g} of {self.cell_points:g} in this assignment"
 
+    def _again(self, criterion: Criterion) -> str:
+        """The call that runs a case of a lost criterion again; empty if there is none."""
+        if not (criterion.case and self.part):
+            return ""
+        return f'dtlab.practice("{self.part}", {self.title}, case={criterion.case})'
+
     def __str__(self) -> str:
         width = max((len(criterion.status) for criterion in self.criteria), default=0)
         lines = [self.headline]
@@ -153,6 +169,8 @@ class Report:
             share = f"{criterion.earned:g}/{criterion.points:g}" if criterion.points else "   "
             label = f"  {criterion.status:<{width}}  {share}  "
             message = as_text(criterion.message)
+            if call := self._again(criterion):
+                message += f"\nRun this case: {call}"
             lines.append(label + indent(message, " " * len(label)).lstrip())
         if self.reference is not None:
             lines.append(f"  The library's version: {self.reference.name}, {self.reference.place}")
@@ -162,16 +180,22 @@ class Report:
 
     def _repr_html_(self) -> str:
         cell = "padding:.3em .8em .3em 0;vertical-align:top;text-align:left"
+        narrow = f"{cell};white-space:nowrap"
+        # Long words break, and a wide table in a message scrolls by itself: the report never does.
+        rest = f"{cell};width:100%;max-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
         rows = "".join(
-            f'<tr style="background:none"><td style="{cell}">{_badge(criterion.status)}</td>'
-            f'<td style="{cell};white-space:nowrap">{_share(criterion)}</td>'
-            f'<td style="{cell};white-space:pre-wrap">{_shown(criterion.message)}</td></tr>'
+            f'<tr style="background:none"><td style="{narrow}">{_badge(criterion.status)}</td>'
+            f'<td style="{narrow}">{_share(criterion)}</td>'
+            f'<td style="{rest}">{_shown(criterion.message)}'
+            f"{_again_html(self._again(criterion))}</td></tr>"
             for criterion in self.criteria
         )
         return (
-            f'<table style="color:inherit;border-collapse:collapse;margin:0">'
+            '<table style="color:inherit;border-collapse:collapse;margin:0;width:100%;'
+            'table-layout:auto">'
             f'<caption style="color:inherit;text-align:left;padding:.3em 0">'
-            f"<b>{html.escape(self.title)}</b>&emsp;{self._earned}"
+            f'<b>{html.escape(self.title)}</b>&emsp;<span style="white-space:nowrap">'
+            f"{self._earned}</span>"
             f"</caption><tbody>{rows}</tbody></table>{self._reference_html()}"
         )
 
@@ -197,11 +221,13 @@ def _share(criterion: Criterion) -> str:
     return f"{criterion.earned:g} of {criterion.points:g}" if criterion.points else ""
 
 
+def _again_html(call: str) -> str:
+    shown = f"\nRun this case: {_CODE}{html.escape(call)}</code>"
+    return f'<span style="opacity:.8">{shown}</span>' if call else ""
+
+
 def _badge(status: Status) -> str:
-    style = (
-        f"background:{_BADGES[status]};color:#fff;border-radius:.3em;padding:.1em .5em;"
-        "font-weight:600"
-    )
+    style = f"{_BADGES[status]};border-radius:.3em;padding:.1em .5em;font-weight:600"
     return f'<span style="{style}">{status}</span>'
 
 

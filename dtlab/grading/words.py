@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtlab.ranks.words import ranks_in_words
+from dtlab.ranks.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
@@ -22,11 +22,6 @@ def amount(count: float) -> str:
     if count >= 1e5:
         return f"{count / 1e6:.1f} MB"
     return f"{count / 1e3:.0f} kB" if count >= 1e3 else f"{count:.0f} bytes"
-
-
-def count_ranks(count: int) -> str:
-    """Returns a number of ranks in words: "1 rank", "4 ranks"."""
-    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def spelled(count: int) -> str:

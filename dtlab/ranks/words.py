@@ -16,6 +16,11 @@ def wrapped(text: str, indent: str) -> str:
     )  # fmt: skip
 
 
+def count_ranks(count: int) -> str:
+    """Returns a number of ranks in words: "1 rank", "4 ranks"."""
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
 def ranks_in_words(ranks: Sequence[int]) -> str:
     """`rank 2`, `ranks 0 and 3`, `ranks 0 to 3`."""
     ranks = sorted(ranks)

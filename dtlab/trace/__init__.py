@@ -268,7 +268,8 @@ class Trace:
 
     def __repr__(self) -> str:
         count = len(self._columns.rank)
-        return f"<Trace: {self.world_size} ranks, {count} events, {self.duration:.4g} s>"
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"<Trace: {ranks}, {count} events, {self.duration:.4g} s>"
 
     @cached_property
     def _meetings(self) -> Meetings:

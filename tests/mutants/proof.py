@@ -171,7 +171,7 @@ def losses_of(name: str, source: str) -> list[str]:
     else:
         criteria = part.check.run(part.symbol, answer, bench=BENCH)
     lost = [one.name for one in criteria if one.status == "lost"]
-    return lost or [f"{one.name} (blocked)" for one in criteria if one.status == "blocked"]
+    return lost or [f"{one.name} ({one.status})" for one in criteria if one.status != "ok"]
 
 
 def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:

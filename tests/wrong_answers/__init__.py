@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,9 @@ class Answers:
         """How the report differs from what the file says of this answer; empty if it does not."""
         expected = self.wrong.get(answer, {})
         said = {one.name: one.message for one in report.criteria if one.status == "lost"}
+        for remark, first in pairwise(report.criteria):
+            if remark.status == "open" and not remark.points:  # a function that is not written
+                said[first.name] = remark.message
         unsaid = [name for name in expected if name in said and expected[name] not in said[name]]
         return [
             *(f"{name} should be lost and is not" for name in expected if name not in said),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
+from dtlab.grading.checking.numbered import case_of, numbered, printed_words
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion, Status
 
-__all__ = ["Check", "Judge", "Rule", "Verdict", "blocked", "lost", "ok"]
+__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "Rule", "Verdict", "blocked", "lost", "ok"]
 
 
 class Verdict(NamedTuple):
@@ -21,6 +22,18 @@ class Verdict(NamedTuple):
 
 
 Judge = Callable[[Sequence[Observation]], Verdict]
+UNANSWERED = Verdict("open", "not answered yet")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A judge, and the message `right` that says what its criterion demands."""
+
+    right: str
+    judge: Judge
+
+    def __call__(self, observations: Sequence[Observation]) -> Verdict:
+        return self.judge(observations)
 
 
 def ok(message: str) -> Verdict:
@@ -52,12 +65,38 @@ class Rule:
 
     def settle(self, observations: Sequence[Observation]) -> Criterion:
         """Judges the observations and returns the criterion."""
-        return self.closed(self.judge(observations))
+        verdict = self.judge(observations)
+        if verdict.status == "open":
+            verdict = verdict._replace(message=f"{self.name}: {verdict.message}")
+        return self.closed(verdict)
+
+    @property
+    def right(self) -> str:
+        """The demand of the criterion, as a report words it; else its name."""
+        return getattr(self.judge, "right", self.name)
 
     def closed(self, verdict: Verdict) -> Criterion:
         """Returns the criterion with this verdict: it earns all of its points or none."""
         earned = self.points if verdict.status == "ok" else 0
         return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
+
+
+def _for_the_learner(
+    criteria: Sequence[Criterion], observations: Sequence[Observation], runs: int
+) -> list[Criterion]:
+    """Prints what the ranks printed, and adds to lost criteria the number of a case to run again.
+
+    Only the first `runs` trials can be run again: the rest are of the library's functions.
+    """
+    cases = numbered(observations)
+    about = [case_of(one.message, cases) if one.status == "lost" else None for one in criteria]
+    if words := printed_words(cases, next(filter(None, about), None)):
+        print(words)
+    again = [case for case in numbered(observations[:runs]) if case.is_on_ranks]
+    return [
+        replace(one, case=case.number) if case in again else one
+        for one, case in zip(criteria, about, strict=True)
+    ]
 
 
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
@@ -102,18 +141,23 @@ class Check:
             )
         self.prepare(bench)
         observations: list[Observation] = []
-        for trial in self.trials(seed):
+        trials = self.trials(seed)
+        for trial in trials:
             observations.append(bench.observe(trial, answer))
             if observations[-1].unwritten:
                 name = (self.wrapped and observations[-1].failed_function) or symbol
-                return self._nothing_to_judge(
-                    f"{name} is not written yet: it still raises NotImplementedError."
-                )
+                why = f"{name} is not written yet: it still raises NotImplementedError."
+                remark = Criterion(symbol, 0, 0, "open", why)
+                return [remark, *(rule.closed(Verdict("open", rule.right)) for rule in self.rules)]
             if observations[-1].hung:
                 break
         else:
             observations += [bench.observe(trial, fn) for trial, fn in self.then(observations)]
-        return self.settle(observations)
+        criteria = self.settle(observations)
+        if bench is not HERE or bench.student is not None:
+            return criteria
+        runs = len(trials) if seed == 0 else 0  # a case of another seed has no number
+        return _for_the_learner(criteria, observations, runs)
 
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""

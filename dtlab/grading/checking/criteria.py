@@ -24,7 +24,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judging, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.finished import called_by
 from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
@@ -171,7 +171,7 @@ def rule(
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 
-    return Rule(name, points, judged, after)
+    return Rule(name, points, Judging(right, judged), after)
 
 
 def _unfinished(seen: Seen) -> str:
@@ -298,7 +298,7 @@ def criterion(
         message = failure or next(_messages(seen, objections), "")
         return lost(message) if message else ok(right)
 
-    return Rule(name, points, judge, after=after)
+    return Rule(name, points, Judging(right, judge), after)
 
 
 def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:

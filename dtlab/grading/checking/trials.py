@@ -16,6 +16,8 @@ inputs of other ranks.
 from __future__ import annotations
 
 import hashlib
+import inspect
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +27,15 @@ from functools import cached_property
 from io import StringIO
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.errors import DeadlockError, Failure, RankError, RanksError, RankTimeoutError
+from dtlab.errors import (
+    DeadlockError,
+    Failure,
+    RankError,
+    RanksError,
+    RankTimeoutError,
+    Waiting,
+    place_in_words,
+)
 from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
@@ -33,13 +43,16 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch.launcher import Run
     from dtlab.trace import Trace
 
-__all__ = ["UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe", "observed",
-           "run_cases", "run_here"]  # fmt: skip
+__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe",
+           "observed", "run_cases", "run_here"]  # fmt: skip
 
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
+BEGIN = "\x1e"  # with the number of a case: begins what a rank prints in it
+
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
+_DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
 
 
 class Case(ABC):
@@ -73,6 +86,13 @@ class Case(ABC):
         May raise any exception if the result is invalid, since a rank may have sent anything.
         """
         return result
+
+    def labelled(self) -> tuple[Case, str]:
+        """The case with inputs that show whose they are, and a sentence about them.
+
+        A case without such inputs returns itself.
+        """
+        return self, ""
 
     @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
@@ -121,7 +141,7 @@ class Observation:
 
     `results[case][rank]` is the result of a case; it is empty if the launch failed, and then
     `error` is set. `resident[rank]` are the kernel's counts of memory in bytes, in the order in
-    which cases requested them.
+    which cases requested them. `printed[rank]` is what the rank printed.
     """
 
     trial: Trial
@@ -129,6 +149,7 @@ class Observation:
     trace: Trace | None = None
     error: RanksError | None = None
     resident: list[list[int | None]] = field(default_factory=list)
+    printed: Sequence[str] = ()
 
     @property
     def hung(self) -> bool:
@@ -157,6 +178,12 @@ class Observation:
         return [
             f"{self.trial.words(number)}, {mistake}" for number, mistake in mistakes if mistake
         ]
+
+    def is_wrong(self, case: int) -> bool:
+        """Whether this case has a mistake, or may be the one in which the launch failed."""
+        if self.error is not None:
+            return self.failed_case in (case, None)
+        return bool(_mistake(self.trial.cases[case], self.results[case]))
 
     @property
     def failed_case(self) -> int | None:
@@ -189,7 +216,16 @@ class Observation:
         ranks = [rank for rank, each in self.error.failures.items() if each == failure]
         if len(ranks) < self.trial.world_size and not re.match(r"\w+: rank \d", message):
             message = f"{ranks_in_words(ranks)}: {message}"
-        return "\n".join(filter(None, [f"{where}: {message}", failure.place, failure.advice]))
+        place = self._place(failure)
+        return "\n".join(filter(None, [f"{where}: {message}", place, failure.advice]))
+
+    @staticmethod
+    def _place(failure: Failure) -> str:
+        """The learner's line that failed; if it is one of the check, where the answer begins."""
+        if _is_learners(failure):
+            return failure.place
+        defined = _DEFINED.search(failure.traceback or "")
+        return defined[1] if defined else ""
 
 
 def drawn_seed(seed: int, purpose: str = "") -> int:
@@ -199,7 +235,7 @@ def drawn_seed(seed: int, purpose: str = "") -> int:
 
 
 def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
-    """Launches `fn` on the ranks of `trial` and hides their output.
+    """Launches `fn` on the ranks of `trial`; what they print is only in the observation.
 
     Ranks use gloo even if there are GPUs, since the operating system counts gloo's traffic. Raises
     `LaunchError` if no ranks can run, which is not the learner's fault.
@@ -231,7 +267,7 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     try:
         run = attempt()
     except RanksError as error:
-        return Observation(trial, error=error)
+        return Observation(trial, error=error, printed=error.stdout)
     try:
         by_rank = [decode(value) for value in run.values]
         results = [
@@ -241,28 +277,58 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     except Exception as error:  # noqa: BLE001  ranks may send anything
         failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
-    return Observation(trial, results, run.trace, resident=run.resident)
+    return Observation(trial, results, run.trace, resident=run.resident, printed=run.stdout)
 
 
-def run_cases(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank: calls the function of each case and encodes the results."""
+def run_cases(
+    fn: Callable[..., Any],
+    calls: Sequence[Callable[..., Any]],
+    given: Any,
+    begin: Callable[[int], None] = lambda _: None,
+) -> bytes:
+    """Runs on every rank: calls the function of each case and encodes the results.
+
+    Calls `begin` with the number of each case before it.
+    """
     from dtlab.ranks.plain import encode
 
     results = []
     for number, (on_rank, inputs) in enumerate(zip(calls, given, strict=True)):
+        begin(number)
         try:
             results.append(on_rank(fn, inputs))
         except Exception as error:
             error.add_note(f"(in case {number} of this check)")
+            if definition := _definition(fn):
+                error.add_note(f"(the answer is defined in {definition})")
             raise
     return encode(results)
+
+
+def _definition(fn: Callable[..., Any]) -> str:
+    """The line with "def" of the learner's function, or of its class's `__init__`; or empty."""
+    from dtlab.ranks.protocol import Frame
+    from dtlab.ranks.watch.locate import is_learners, place
+
+    function = getattr(fn, "__init__", fn) if isinstance(fn, type) else inspect.unwrap(fn)
+    code = getattr(function, "__code__", None)
+    if code is None or not is_learners(code.co_filename):
+        return ""
+    return place_in_words(**place(Frame(code.co_filename, code.co_firstlineno, code.co_name)))
+
+
+def _is_learners(place: Failure | Waiting) -> bool:
+    """Whether the quoted line is in the learner's code, and not in a check or a library."""
+    from dtlab.ranks.watch.locate import is_learners
+
+    return place.cell is not None or is_learners(os.path.abspath(place.file or ""))
 
 
 def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
     """Runs on every rank of a learner's own machine, where all ranks may get all inputs."""
     import torch.distributed as dist
 
-    return run_cases(fn, calls, given[dist.get_rank()])
+    return run_cases(fn, calls, given[dist.get_rank()], lambda case: print(f"{BEGIN}{case}"))
 
 
 def _mistake(case: Case, results: Sequence[Any]) -> str:
@@ -286,7 +352,8 @@ def _hang(error: RanksError, trial: Trial) -> str:
         lines = [f"{trial.words()}: the ranks did not finish{within}."]
     alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
-        alike.setdefault((entry.op, entry.place, entry.waits_in), []).append(entry.rank)
+        place = entry.place if _is_learners(entry) else ""
+        alike.setdefault((entry.op, place, entry.waits_in), []).append(entry.rank)
     for (operation, place, waits_in), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still computing" if operation == "compute" else f"in {operation}"

@@ -30,7 +30,7 @@ _LOST = "#B3261E"  # the colour of "lost" in reports
 
 @dataclass(frozen=True)
 class CriterionCount:
-    """The number of students who earned a criterion, lost it, or had it blocked by another."""
+    """The number of students who earned a criterion, lost it, had it blocked, or left it open."""
 
     name: str
     points: float
@@ -38,11 +38,13 @@ class CriterionCount:
     lost: int
     blocked: int
     message: str  # the most frequent message of lost points
+    open: int = 0
 
     @property
     def missed(self) -> float:
         """The share of the class without these points, 0 to 1."""
-        return (self.lost + self.blocked) / max(1, self.earned + self.lost + self.blocked)
+        missed = self.lost + self.blocked + self.open
+        return missed / max(1, self.earned + missed)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,12 @@ def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
 
 def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
     # If an answer could not be used, its report has the single criterion "answer".
-    rules = {criterion.name: criterion.points for part in judged for criterion in part.criteria}
+    rules = {
+        criterion.name: criterion.points
+        for part in judged
+        for criterion in part.criteria
+        if criterion.points
+    }
     without = [
         part for part in judged if [criterion.name for criterion in part.criteria] == ["answer"]
     ]
@@ -104,8 +111,8 @@ def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
         )
         messages = [criterion.message for criterion in criteria if criterion.status == "lost"]
         most = max(messages, key=messages.count, default="")
-        earned, lost, blocked = (states.count(state) for state in ("ok", "lost", "blocked"))
-        counts.append(CriterionCount(rule, points, earned, lost, blocked, most))
+        earned, lost, *rest = (states.count(state) for state in ("ok", "lost", "blocked", "open"))
+        counts.append(CriterionCount(rule, points, earned, lost, rest[0], most, rest[1]))
     scores = tuple(part.score for part in judged)
     return PartStatistics(name, judged[0].max_score, scores, tuple(counts))
 
@@ -123,7 +130,7 @@ def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
             first = clean((criterion.message.splitlines() or [""])[0])
             counts = (
                 f"{criterion.earned:>4} earned {criterion.lost:>4} lost "
-                f"{criterion.blocked:>4} blocked"
+                f"{criterion.blocked:>4} blocked {criterion.open:>4} open"
             )
             yield f"  {fitted(criterion.name, width)}{counts}   {first}"[:160].rstrip()
 
@@ -141,7 +148,7 @@ def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:
         alt_text=f"{heading}. Most often missed: {worst.name} of {worst_part}, by "
         f"{100 * worst.missed:.0f} % of the class.",
     )  # fmt: skip
-    figure.heading(heading, "share of the class; dark: lost, light: blocked by another criterion")
+    figure.heading(heading, "share of the class; dark: lost, light: blocked or left open")
     axes = figure.add_axes((0.33, 0.5 / (height + 1.2), 0.62, height / (height + 1.2)))
     place, shown = 0.0, ""
     for part, criterion in bars:
@@ -149,8 +156,9 @@ def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:
             title = axes.text(-2, -place, part, ha="right", va="center", fontsize=8, color=INK)
             title.set_fontweight("bold")
             place, shown = place + 1, part
-        total = max(1, criterion.earned + criterion.lost + criterion.blocked)
-        lost, blocked = 100 * criterion.lost / total, 100 * criterion.blocked / total
+        waiting = criterion.blocked + criterion.open
+        total = max(1, criterion.earned + criterion.lost + waiting)
+        lost, blocked = 100 * criterion.lost / total, 100 * waiting / total
         axes.barh(-place, lost, height=0.7, color=_LOST)
         axes.barh(-place, blocked, left=lost, height=0.7, color=_LOST, alpha=0.35)
         axes.text(-2, -place, criterion.name, ha="right", va="center", fontsize=8, color=MUTED)

@@ -14,13 +14,14 @@ from typing import Any
 
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Verdict, blocked, lost
+from dtlab.grading.checking.checks import UNANSWERED, Verdict, blocked, lost
 from dtlab.grading.learners import normalised, random_for
 from dtlab.grading.questions.kinds import Choice, Choices, Kind, Mistake, Number, Values
 from dtlab.grading.questions.shapes import kind_in_words
 from dtlab.grading.report import Criterion, as_html, as_text
 
-__all__ = ["Choice", "Choices", "Given", "Mistake", "Number", "Question", "Questions", "Values"]
+__all__ = ["Choice", "Choices", "Given", "Mistake", "Number", "Question", "Questions", "Values",
+           "unanswered"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Question:
 
     def settle(self, answer: Any, given: Values) -> Criterion:
         """Judges an answer and returns its criterion."""
-        if _unanswered(answer):
-            return self.closed(blocked("not answered yet"))
+        if unanswered(answer):
+            return self.closed(UNANSWERED)
         return self.closed(self.answer.judge(answer, given))
 
     def closed(self, verdict: Verdict) -> Criterion:
@@ -140,6 +141,10 @@ class Questions:
         """Judges the answers, a value for each question, with the values of this learner."""
         try:
             given = self.given(symbol, learner)
+        except DtlabError as error:  # no id yet
+            remark = Criterion(symbol, 0, 0, "open", str(error))
+            return [remark, *(question.closed(UNANSWERED) for question in self.questions)]
+        try:
             _refuse_others(normalised(learner), learner, bench.student)
             answers = self._by_name(symbol, answer)
         except DtlabError as error:
@@ -166,7 +171,7 @@ class Questions:
     def _unasked(self, answers: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]]:
         """Returns messages about misspelt names, by the question meant, and all other names."""
         names = [question.name for question in self.questions]
-        still_open = [name for name in names if _unanswered(answers.get(name))]
+        still_open = [name for name in names if unanswered(answers.get(name))]
         misspelt, unmatched = {}, []
         for unknown in (name for name in answers if name not in names):
             matches = get_close_matches(str(unknown).casefold(), still_open, n=1)
@@ -206,8 +211,13 @@ class Questions:
         return [head, *(question.closed(waiting) for question in others)]
 
 
-def _unanswered(answer: Any) -> bool:
-    """Whether the answer is still the blank of the notebook (None) or of an example (...)."""
+def unanswered(answer: Any) -> bool:
+    """Whether the answer is still the blank of the notebook (None) or of an example (...).
+
+    The blank of a dict has no other values either.
+    """
+    if isinstance(answer, Mapping):
+        return all(map(unanswered, answer.values()))
     return answer is None or answer is ...
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Verdict, lost, ok
 from dtlab.grading.questions.quantities import (
     Nested,
     Unreadable,
@@ -93,7 +93,7 @@ class Number:
         except Unreadable as error:
             return lost(rewrite(error, answer, wanted, self.each))
         if _empty(readings[0]):
-            return blocked("not answered yet")
+            return UNANSWERED
         for got in readings:
             if close(got, wanted, self.tolerance):
                 return ok(written(got, self.unit))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dtlab.errors import DeadlockError, Waiting
-from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.questions.quantities import short, whole
 from dtlab.grading.words import ranks_in_words
@@ -59,7 +59,7 @@ def judge_waits(observation: Observation, diagnosis: Any) -> Verdict:
     except _Unreadable as error:
         return lost(str(error))
     if not answer:
-        return blocked("not answered yet")
+        return UNANSWERED
     if not isinstance(observation.error, DeadlockError):
         return blocked(
             f"the broken program did not hang here: {observation.trouble or 'it returned'}"

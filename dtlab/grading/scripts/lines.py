@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Verdict, lost, ok
 from dtlab.grading.questions.quantities import short, whole
 
 __all__ = ["judge_line", "numbered"]
@@ -31,7 +31,7 @@ def judge_line(
     """
     lines = numbered(script)
     if answer is None or answer == "":
-        return blocked("not answered yet")
+        return UNANSWERED
     places = _places(lines, answer)
     if not places:
         return lost(f"{script.__name__} has no line {short(answer)}. {_FORM}")

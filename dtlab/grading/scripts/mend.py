@@ -13,7 +13,7 @@ from typing import Any
 
 from dtlab.errors import RankTimeoutError
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Check, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import formula
@@ -118,7 +118,7 @@ class MendScript(Mend):
             return lost(wrong) if is_first else blocked("judged once the diagnosis has its form")
         entry = diagnosis.get(name)
         if entry is None or (type(entry) is str and not entry):
-            return blocked("not answered yet")
+            return UNANSWERED
         if name == "line":
             return judge_line(self.broken, entry, self.lines, self.look)
         if name == "symptom":

@@ -113,11 +113,12 @@ def choose_backend(backend: str | None, world_size: int) -> str:
             f"backend={backend!r} is not known: use 'gloo', 'nccl', {system.WITH_GPUS!r}, or None."
         )
     if "nccl" in backend and _gpu_count() < world_size:
+        each = "the one rank" if world_size == 1 else f"each of the {world_size} ranks"
         raise LaunchError(
-            f"backend={backend!r} needs a GPU for each of the {world_size} ranks; there are "
+            f"backend={backend!r} needs a GPU for {each}; there are "
             f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
             if _gpu_count()
-            else f"backend={backend!r} needs a GPU for each of the {world_size} ranks; there is "
+            else f"backend={backend!r} needs a GPU for {each}; there is "
             "none. Use backend='gloo', which runs on the CPU."
         )
     return backend

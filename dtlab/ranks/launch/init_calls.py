@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dtlab.ranks.protocol import Spec
+from dtlab.ranks.words import count_ranks
 
 __all__ = ["InitCalls"]
 
@@ -52,7 +53,7 @@ class InitCalls:
         elif self._calls == 1 and self._rank == 0:
             print(
                 "note: dtlab.launch has already initialised the process group "
-                f"({self._spec.backend}, {self._spec.world_size} ranks). "
+                f"({self._spec.backend}, {count_ranks(self._spec.world_size)}). "
                 "init_process_group changes nothing."
             )
 

@@ -40,6 +40,7 @@ from dtlab.ranks.sandbox.enclosure import Enclosure
 from dtlab.ranks.sandbox.sealed import SealedConversation
 from dtlab.ranks.transport import Packed, pack
 from dtlab.ranks.watch import explain
+from dtlab.ranks.words import count_ranks
 from dtlab.trace import Trace
 
 
@@ -64,7 +65,7 @@ class Run:
     def __repr__(self) -> str:
         short = reprlib.Repr()
         short.maxother = short.maxstring = 60
-        head = f"{self.world_size} ranks on {self.backend}, {self.seconds:.2f} s"
+        head = f"{count_ranks(self.world_size)} on {self.backend}, {self.seconds:.2f} s"
         if self.cluster is not None:
             head += f", emulated {self.cluster!r}"
         if all(value is None for value in self.values):

@@ -22,7 +22,7 @@ from dtlab.ranks.protocol import Spec, Turn
 from dtlab.ranks.session.line import Line
 from dtlab.ranks.transport import Packed, pack
 from dtlab.ranks.watch import early, explain
-from dtlab.ranks.words import ranks_in_words
+from dtlab.ranks.words import count_ranks, ranks_in_words
 from dtlab.trace import Trace
 
 __all__ = ["IN_RANKS", "Session", "current", "session"]
@@ -123,7 +123,7 @@ class Session:
         return self._last.trace if self._last is not None else None
 
     def __repr__(self) -> str:
-        what = f"{self.world_size} ranks on {self.backend}"
+        what = f"{count_ranks(self.world_size)} on {self.backend}"
         if self._spec.cluster is not None:
             what += f", emulated {self._spec.cluster!r}"
         state = f"opened in {self.seconds:.2f} s" if self.is_open else "closed"

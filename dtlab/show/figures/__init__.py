@@ -23,7 +23,7 @@ from dtlab.show.figures.strategy import (
     ways_to_split,
 )
 from dtlab.show.figures.table import collective_table
-from dtlab.show.figures.timeline import timeline
+from dtlab.show.figures.timeline import timeline, waits
 from dtlab.show.figures.tree import tree
 
 __all__ = [
@@ -58,5 +58,6 @@ __all__ = [
     "sweep_chart",
     "timeline",
     "tree",
+    "waits",
     "ways_to_split",
 ]

@@ -1,17 +1,19 @@
-"""Figure of a trace's timeline: a lane for each rank, with its operations below its program."""
+"""Figures of a trace's timeline, a lane for each rank, and of what ranks that hang wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import cos, pi, sin
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.patches import FancyArrowPatch, PathPatch, Rectangle
+from matplotlib.patches import Circle, FancyArrowPatch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
+from dtlab.ranks.words import ranks_in_words
 from dtlab.show.drawing.lanes import (
     STRIP,
     Bar,
@@ -38,9 +40,10 @@ from dtlab.show.drawing.time_axis import time_axes
 from dtlab.show.words import byte_words, list_words, time_words
 
 if TYPE_CHECKING:
+    from dtlab.errors import Waiting
     from dtlab.trace import Trace
 
-__all__ = ["timeline"]
+__all__ = ["timeline", "waits"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.3, 0.86, 0.55  # inches around the lanes
 _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches: height of a strip, of a track, gap between lanes
@@ -323,3 +326,71 @@ def _alt_text(heading: str, drawn: Sequence[Lane]) -> str:
         facts += _sums(lane).splitlines()
         parts.append(f"Rank {lane.rank}: {', '.join(facts) or 'nothing'}.")
     return " ".join(parts)
+
+
+# What ranks wait for when they hang --------------------------------------------------------------
+
+_RADIUS, _NODE, _MARGIN = 1.15, 0.26, 0.85  # inches: of the circle, of a rank, around the circle
+
+
+def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = None) -> Figure:
+    """Draw the ranks on a circle, with an arrow from each rank to the ranks that it waits for.
+
+    Beside a rank is the operation that blocks it. Ranks that no entry names have returned.
+    """
+    heading = title or "What each rank waits for"
+    entries = {entry.rank: entry for entry in waiting}
+    arrows = {rank: _awaited(entries[rank], entries) for rank in sorted(entries)}
+    said = [_wait_words(entries[rank], peers) for rank, peers in arrows.items()]
+    size = 2 * (_RADIUS + _MARGIN)
+    figure = Figure(size + 1.6, size + 0.4, alt_text=f"{heading}: {'; '.join(said)}.")
+    figure.heading(heading)
+    axes = figure.sheet(0, 0, size + 1.6, size)
+    axes.set_xlim(-size / 2 - 0.8, size / 2 + 0.8)
+    axes.set_ylim(-size / 2, size / 2)
+    angles = [pi / 2 - 2 * pi * rank / world_size for rank in range(world_size)]
+    across = [(cos(angle), sin(angle)) for angle in angles]
+    points = [(_RADIUS * x, _RADIUS * y) for x, y in across]
+    for rank, (x, y) in enumerate(points):
+        is_stuck = rank in entries
+        fill = blend(_ORANGE, "#FFFFFF", 0.62) if is_stuck else COLOURS["idle"]
+        axes.add_patch(Circle((x, y), _NODE, facecolor=fill, edgecolor=edge(fill)))
+        axes.text(x, y, str(rank), **centred(10, INK, "bold"))
+        side = across[rank][0]
+        beside = axes.text(
+            x + side * (_NODE + 0.1), y + across[rank][1] * (_NODE + 0.16),
+            entries[rank].op if is_stuck else "returned", fontsize=8, va="center",
+        )  # fmt: skip
+        beside.set(
+            color=INK if is_stuck else MUTED,
+            ha="center" if abs(side) < 0.1 else "left" if side > 0 else "right",
+        )
+        for peer in arrows.get(rank, ()):
+            arrow = FancyArrowPatch(
+                (x, y), points[peer], connectionstyle="arc3,rad=0.16", arrowstyle="-|>",
+                mutation_scale=12, shrinkA=72 * _NODE, shrinkB=72 * _NODE,
+                color=_FILLS["collective"],
+                gid=f"rank {rank} waits for rank {peer}",
+            )  # fmt: skip
+            axes.add_patch(arrow)
+    return figure
+
+
+def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
+    """The ranks that a rank waits for, without those that have come to the same collective."""
+    if entry.op.startswith(("send", "recv")):
+        return [peer for peer in entry.peers if peer != entry.rank]
+    members = {entry.rank, *entry.peers}
+
+    def has_come(peer: int) -> bool:
+        other = entries.get(peer)
+        return other is not None and other.op == entry.op and {peer, *other.peers} == members
+
+    return [peer for peer in entry.peers if peer != entry.rank and not has_come(peer)]
+
+
+def _wait_words(entry: Waiting, peers: Sequence[int]) -> str:
+    if entry.op == "compute":
+        return f"rank {entry.rank} is still computing"
+    source = f" for {ranks_in_words(peers)}" if peers else ""
+    return f"rank {entry.rank} waits in {entry.op}{source}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -122,11 +122,13 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases) for cases in (strong, weak, base)]
 
 
+_BASE = "right without a trace of one rank, with traces in any order"
+
+
 def _judge_base(seen: Seen) -> Verdict:
     """Judges traces without one rank, for each kind of scaling that is right with one rank."""
-    right = "right without a trace of one rank, with traces in any order"
     verdicts = {
-        name: rule(f"base, {name}", 0, right, "form").judge(seen) for name in ("strong", "weak")
+        name: rule(f"base, {name}", 0, _BASE, "form").judge(seen) for name in ("strong", "weak")
     }
     for name, verdict in verdicts.items():
         if verdict.status == "lost" and rule(name, 0, "").judge(seen).status == "ok":
@@ -147,7 +149,7 @@ PART = Part(
         rules=(
             rule("strong", 3, "right for strong scaling"),
             rule("weak", 2, "right for weak scaling", "form"),
-            Rule("base", 2, _judge_base),
+            Rule("base", 2, Judging(_BASE, _judge_base)),
         ),
     ),
 )

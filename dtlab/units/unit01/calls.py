@@ -7,7 +7,7 @@ and says what is wrong with the `Answer` of each rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,7 +45,8 @@ class Answer:
 class Call(Case):
     """One call on every rank: over all ranks, or over each of disjoint `groups` at the same time.
 
-    `size` is the number of elements of a rank's input. `place` names the argument that receives
+    `size` is the number of elements of a rank's input, which is random, or labelled with the rank:
+    see `labelled`. `place` names the argument that receives
     the result, `noun` the result. `note` is further advice on subgroups.
     """
 
@@ -54,6 +55,7 @@ class Call(Case):
     seed: int
     size: int
     groups: Groups = ()
+    is_labelled: bool = field(default=False, kw_only=True)
 
     place = "tensor"
     noun = "sum"
@@ -81,7 +83,23 @@ class Call(Case):
 
     def inputs(self, world_size: int) -> Tensors:
         """The input of every rank."""
-        return {rank: labelled(self.seed, self.size, rank) for rank in range(world_size)}
+        return {rank: self.input(rank) for rank in range(world_size)}
+
+    def input(self, rank: int) -> torch.Tensor:
+        """The input of one rank."""
+        import torch
+
+        if not self.is_labelled:
+            return labelled(self.seed, self.size, rank)
+        first = torch.arange(self.size) % 9 + 1
+        return first.float().mul_(10**rank)
+
+    def labelled(self) -> tuple[Call, str]:
+        """The call with whole numbers from which one can read whose values a sum contains."""
+        return replace(self, is_labelled=True), (
+            "Here rank r holds 10^r times 1, 2, ... 9, 1, 2, ...: the last digit of a sum comes "
+            "from rank 0, the one before it from rank 1."
+        )
 
     def needs(self, rank: int, world_size: int) -> int:
         """Bytes of float32 that `rank` must receive with any algorithm to get a right result."""
@@ -93,7 +111,7 @@ class Call(Case):
         return (tensor,), {}
 
     def given(self, rank: int, world_size: int) -> Any:
-        members, tensor = self.members(rank, world_size), labelled(self.seed, self.size, rank)
+        members, tensor = self.members(rank, world_size), self.input(rank)
         return *self.arguments(tensor, members), self.groups, tuple(members)
 
     @staticmethod

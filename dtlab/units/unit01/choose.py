@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Judge, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Case, Trial
 from dtlab.grading.parts import Part
@@ -224,7 +224,7 @@ def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 # Judges -----------------------------------------------------------------------------------------
 
 
-def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judge:
+def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judging:
     """A judge that passes if `wrong` is empty. Only the `first` judge reports invalid names."""
 
     def judge(seen: Seen) -> Verdict:
@@ -234,7 +234,7 @@ def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> 
         message = wrong(seen)
         return lost(message) if message else ok(right)
 
-    return judge
+    return Judging(right, judge)
 
 
 def _over_budget(seen: Seen) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.grading.checking.checks import Judge, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judging, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import unseen_messages
@@ -109,7 +109,7 @@ def by_luck(seen: Seen) -> str:
 # Criteria that every part has -------------------------------------------------------------------
 
 
-def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
+def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
     """Makes a judge of the result over all ranks; `right` is its message for a right result.
 
     `pattern` returns advice if right and wrong calls follow a known pattern.
@@ -122,10 +122,10 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judge:
         wrong = _not_your_own(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
-    return judge
+    return Judging(right, judge)
 
 
-def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
+def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
     """Makes a judge that is blocked until the learner's own messages give the right result.
 
     Then `wrong` returns what is wrong; if that is empty, the criterion is ok, with `right` as its
@@ -140,7 +140,7 @@ def after_result(right: str, wrong: Callable[[Seen], str]) -> Judge:
         message = wrong(seen)
         return lost(message) if message else ok(right)
 
-    return judge
+    return Judging(right, judge)
 
 
 def _wrong_in_groups(seen: Seen) -> str:
@@ -173,7 +173,7 @@ def judge_sent(
     wrong: Callable[[Any, Trace], str],
     least: float = 0,
     measured: int = 1,
-) -> Judge:
+) -> Judging:
     """A judge of the messages in the first `measured` trials, each of which has one call.
 
     `wrong(call, trace)` says what is wrong; it is empty if nothing is. If a result is wrong and
@@ -194,7 +194,7 @@ def judge_sent(
         message = next(filter(None, sent), "")
         return lost(message) if message else ok(right)
 
-    return judge
+    return Judging(right, judge)
 
 
 # Patterns ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mends import MendProgram
@@ -115,11 +115,11 @@ def compared(
 
     def judge(run: Observation, diagnosis: Any) -> Verdict:
         if diagnosis is None:
-            return blocked("not answered yet")
+            return UNANSWERED
         if not isinstance(diagnosis, Mapping) or set(diagnosis) != set(entries):
             return lost(f"the diagnosis is {diagnosis!r}. {form}")
         if all(_is_empty(diagnosis[name]) for name in entries):
-            return blocked("not answered yet")
+            return UNANSWERED
         for name in entries:
             if diagnosis[name] is None:
                 return lost(f"{name!r} is not filled in. {form}")

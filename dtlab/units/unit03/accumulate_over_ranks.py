@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked
 from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import draw_groups
@@ -196,7 +196,7 @@ PART = Part(
                 "right on 1 and 4 ranks where all microbatches are equal",
                 lost_by=("equal", FOREIGN),
             ),
-            Rule("uneven", 3, _judge_uneven, after="equal"),
+            Rule("uneven", 3, Judging(_UNEVEN.right, _judge_uneven), after="equal"),
             _ONCE,
             rule("added", 1, "added to what is in .grad already", after="equal"),
             rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),

@@ -354,7 +354,7 @@ class _Asked(Question):
 
     def settle(self, answer: Any, given: Values) -> Criterion:
         criterion = super().settle(answer, given)
-        if criterion.status == "blocked":
+        if criterion.status == "open":
             return criterion
         steps = steps_of(model_of(given[self.name]), answer)
         return replace(criterion, earned=[step.status for step in steps].count("ok"))

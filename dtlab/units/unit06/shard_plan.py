@@ -18,10 +18,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import UNANSWERED, Verdict, blocked, lost, ok
 from dtlab.grading.checking.trials import Case, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Mistake, Question, Questions, Values
+from dtlab.grading.questions.answers import Mistake, Question, Questions, Values, unanswered
 from dtlab.grading.questions.quantities import plain, short
 from dtlab.grading.questions.shapes import kind_in_words
 from dtlab.grading.report import Criterion
@@ -228,9 +228,8 @@ class _Asked(Question):
     """A question with a point for each step."""
 
     def settle(self, answer: Any, given: Values) -> Criterion:
-        blank = answer is None or answer is ...
-        if blank or (isinstance(answer, Mapping) and all(v is None for v in answer.values())):
-            return self.closed(blocked("not answered yet"))
+        if unanswered(answer):
+            return self.closed(UNANSWERED)
         assert isinstance(self.answer, PlanOf)
         steps = self.answer.steps(answer, given)
         message = "; ".join(step.message for step in steps)

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, ok
+from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, ok
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
@@ -324,9 +324,12 @@ def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     return [(Trial(layers.ranks, [run], cluster=cluster, limit=20.0), stage_step)]
 
 
+_SIMULATED = rule("goal", 0, "as simulated, in all three", "form")
+
+
 def _goal(seen: Seen) -> Verdict:
     """Judges the goal, and adds the measured speedup to the message."""
-    verdict = rule("goal", 0, "as simulated, in all three", "form").judge(seen)
+    verdict = _SIMULATED.judge(seen)
     run = seen[-1].trial.cases[0]
     if verdict.status != "ok" or seen[-1].error is not None or not isinstance(run, StandIns):
         return verdict
@@ -355,7 +358,7 @@ PART = Part(
             rule("stage", 2, "it caps each"),
             rule("ceiling", 2, "sum / max", "form"),
             rule("cut", 3, "none has a faster slowest stage", "form"),
-            Rule("goal", 3, _goal),
+            Rule("goal", 3, Judging(_SIMULATED.right, _goal)),
             rule("fewest", 1, "no fewer would do", "form", "goal"),
         ),
     ),

@@ -20,7 +20,16 @@ from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import (
+    UNANSWERED,
+    Check,
+    Judging,
+    Rule,
+    Verdict,
+    blocked,
+    lost,
+    ok,
+)
 from dtlab.grading.checking.criteria import Seen, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
@@ -237,6 +246,9 @@ def _training(seen: Seen) -> Verdict:
     return _AS_ONE.judge(seen)
 
 
+_TRAINING = Rule("training", 2, Judging(_AS_ONE.right, _training))
+
+
 # The diagnosis -----------------------------------------------------------------------------------
 
 _LINES = (
@@ -252,7 +264,7 @@ def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
     if seen.error is not None:
         return blocked("the machine is too busy to run the program. Run the check again.")
     if any(said[key] is None for key in ("parameter", "factor", "lines")):
-        return blocked("not answered yet")
+        return UNANSWERED
     found = _factors(seen.trial.cases[0], seen.results[0])  # type: ignore[arg-type]
     factors = {name: factor for name, _, factor in found}
     name = said["parameter"]
@@ -300,6 +312,6 @@ PART = Part(
         program="dtlab.units.unit10.slightly_wrong_script.train",
         scene=Trial(8, [MeshRun(0, (2, 2, 2), num_steps=1)], limit=_LIMIT),
         judge=_diagnosed,
-        check=Check(_trials, (_SCALE, _BALANCE, Rule("training", 2, _training)), compiles=True),
+        check=Check(_trials, (_SCALE, _BALANCE, _TRAINING), compiles=True),
     ),
 )
