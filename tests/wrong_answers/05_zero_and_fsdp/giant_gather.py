@@ -215,7 +215,7 @@ WRONG = {
     still_broken: {"peak": "of the model is whole"},
     a_number_for_this_model: {"peak": "of the model is whole"},
     a_tenth_of_the_model: {"peak": "of the model is whole"},
-    more_than_a_twentieth_and_less_than_half: {"peak": "no submodule is what blocks= asks for"},
+    more_than_a_twentieth_and_less_than_half: {"peak": "no submodule is accepted by blocks="},
     the_wrong_way_round: {"peak": "of the model is whole"},
     no_blocks: {"peak": "of the model is whole"},
     the_container: {"peak": "of the model is whole"},
