@@ -221,7 +221,7 @@ def _missing_call(finding: Finding) -> str:
     advice = (
         f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
         "once too often: all members of the group must call it, equally often. Look for an if, "
-        "an early return, or a loop with fewer rounds."
+        "an early return, a loop with fewer rounds, or another group."
     )
     if "backward" in (waiting_of(op).code or ""):
         advice += (

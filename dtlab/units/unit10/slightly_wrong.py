@@ -279,7 +279,8 @@ def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
         )
     lines = list(said["lines"])
     if len(lines) != 2:
-        return lost(f"you name {len(lines)} lines. There are two faults, each in one line.")
+        count = f"{len(lines)} line" + "s" * (len(lines) != 1)
+        return lost(f"you name {count}. There are two faults, each in one line.")
     first = [judge_line(train, line, [*_LINES[0], *_LINES[1]], _LOOK) for line in lines]
     wrong = next((verdict for verdict in first if verdict.status != "ok"), None)
     if wrong is not None:
