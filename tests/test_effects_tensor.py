@@ -16,6 +16,8 @@ from torch.optim import SGD
 
 import dtlab
 from dtlab import predict
+from dtlab.parallel.gpt import ParallelGPT
+from dtlab.parallel.mesh import make_mesh
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     ParallelBlock,
@@ -175,3 +177,31 @@ def test_what_goes_wrong_without_it(effect: Callable[[int, bool], float]) -> Non
     """f; the seed that ranks share; the norm for sequence parallelism; the library's clipping."""
     for right, wrong in on_ranks(right_and_wrong, effect, world_size=2, trace=False).values[1]:
         assert right < 1e-5 < 1e-3 < wrong
+
+
+# ------------------------------------------------------------------- a GPT, divided in two ways
+
+SMALL = GPTConfig(context=32, num_layers=4, width=32)
+
+
+def steps_of_a_gpt(axis: str, count: int) -> None:
+    """Forward and backward passes of a GPT that is divided over one axis."""
+    sizes = {"data": 1, "pipeline": 1, "tensor": 1} | {axis: get_world_size()}
+    model = ParallelGPT(SMALL, make_mesh(**sizes), microbatches=4 if axis == "pipeline" else 1)
+    tokens = torch.arange(4 * 33).view(4, 33)
+    for _ in range(count):
+        model.forward_backward(tokens[:, :-1], tokens[:, 1:])
+
+
+def test_tensor_parallelism_sends_more_than_a_pipeline() -> None:
+    """In bsh: 6 in each of four layers and 3 at both ends, against 2 on a middle stage."""
+    sent = {}
+    for axis in ("tensor", "pipeline"):
+        once, twice = (
+            on_ranks(steps_of_a_gpt, axis, count, world_size=4).trace.bytes_wire(1)
+            for count in (1, 2)
+        )
+        assert once is not None
+        assert twice is not None
+        sent[axis] = (twice - once) / (4 * 4 * 32 * 32)
+    assert sent["tensor"] > 27 > 3 > sent["pipeline"] > 1.9
