@@ -97,7 +97,7 @@ class Answers:
     @property
     def criteria(self) -> set[str]:
         """Names of the criteria of the part."""
-        return {one.name for one in report_on(self.part, None).criteria}
+        return {one.name for one in report_on(self.part, None).criteria if one.points}
 
 
 def report_on(
