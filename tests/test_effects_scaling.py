@@ -27,7 +27,7 @@ from tests.marks import first, retried
 pytestmark = [pytest.mark.slow, pytest.mark.unit("00"), retried]
 
 LESSON = Path(__file__).parent.parent / "notebooks" / "00_one_gpu_is_not_enough.ipynb"
-VALUES = ("large", "jobs", "cards")  # what its functions and its runs share
+VALUES = ("large", "jobs", "networked")  # what its functions and its runs share
 RUNS = range(5)
 LARGE, SMALL = ((64, 512, 512, 10), 2048), ((64, 128, 128, 10), 256)
 
@@ -109,7 +109,7 @@ def test_a_rank_with_a_batch_less_is_found_at_once() -> None:
 
 
 def emulated(job: str, ranks: int) -> float:
-    return min(float(lesson().on_cluster(lesson().cards[job], ranks)[0]) for _ in range(2))
+    return min(float(lesson().on_cluster(lesson().networked[job], ranks)[0]) for _ in range(2))
 
 
 @pytest.mark.sample(1)
@@ -117,16 +117,16 @@ def emulated(job: str, ranks: int) -> float:
 @pytest.mark.parametrize("job", ["heavy", "hasty"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_a_step_on_the_cluster_takes_what_the_formula_says(job: str, ranks: int) -> None:
-    predicted = lesson().by_formula(lesson().cards[job], ranks)
+    predicted = lesson().by_formula(lesson().networked[job], ranks)
     assert predicted * 0.95 < emulated(job, ranks) < predicted * 1.4
 
 
 def test_bandwidth_is_a_floor_and_latency_a_turn() -> None:
     found = lesson()
-    heavy, hasty = ([found.by_formula(found.cards[job], 2**k) for k in range(13)]
+    heavy, hasty = ([found.by_formula(found.networked[job], 2**k) for k in range(13)]
                     for job in ("heavy", "hasty"))  # fmt: skip
     assert hasty.index(min(hasty)) == 2  # on four cards
-    without = (*found.cards["heavy"][:2], Link(0, 1.25e9), 20)
+    without = (*found.networked["heavy"][:2], Link(0, 1.25e9), 20)
     floor = [found.by_formula(without, 2**k) for k in range(13)]
     assert floor == sorted(floor, reverse=True)
     assert floor[-1] == pytest.approx(2 * 5e6 / 1.25e9, rel=0.01)
@@ -142,7 +142,7 @@ def test_the_hasty_job_is_slower_on_eight_cards_than_on_four() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("job", "limit"), [("heavy", "bandwidth"), ("hasty", "latency")])
 def test_what_helps_the_most_is_what_limits(job: str, limit: str) -> None:
-    compute, nbytes, link, slow = lesson().cards[job]
+    compute, nbytes, link, slow = lesson().networked[job]
     better = {
         "cards": (compute / 10, nbytes, link, slow),
         "latency": (compute, nbytes, Link(link.latency / 10, link.bandwidth), slow),
@@ -155,7 +155,7 @@ def test_what_helps_the_most_is_what_limits(job: str, limit: str) -> None:
 
 @pytest.mark.proof
 def test_a_batch_that_grows_keeps_the_cards_busier() -> None:
-    job = lesson().cards["heavy"]
+    job = lesson().networked["heavy"]
     for _ in range(3):
         alone, shared = emulated("heavy", 1), emulated("heavy", 8)
         grown = lesson().on_cluster(job, 8, grow=True)[0]
@@ -164,7 +164,7 @@ def test_a_batch_that_grows_keeps_the_cards_busier() -> None:
 
 @pytest.mark.proof
 def test_fast_links_shorten_the_transfer_and_not_the_waiting() -> None:
-    compute, nbytes, link, slow = lesson().cards["heavy"]
+    compute, nbytes, link, slow = lesson().networked["heavy"]
     fast = Link(link.latency / 10, 10 * link.bandwidth)
     for _ in RUNS:
         traces = [
