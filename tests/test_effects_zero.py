@@ -22,8 +22,8 @@ from torch.optim import SGD, Adam
 
 import dtlab
 from dtlab import collectives
-from dtlab.parallel.data import NaiveDataParallel
 from dtlab.parallel.zero import Zero1, Zero2, Zero3
+from dtlab.parallel.zero.watch import MemoryWatch, at_stage
 from dtlab.predict.memory import model_states
 from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
@@ -52,42 +52,41 @@ def loss_of(model: nn.Module, seed: int = 0, share: bool = True) -> Tensor:
 
 
 def wrapped(stage: int, module: nn.Module) -> tuple[Any, Any]:
-    if stage == 0:
-        return NaiveDataParallel(module), Adam(module.parameters(), lr=3e-3)
-    if stage == 3:
-        model = Zero3(module)
-        return model, Adam(model.parameters(), lr=3e-3)
-    zero = STAGES[stage]
-    return module, zero(module.parameters(), Adam, lr=3e-3, bucket_cap_mb=0.05)
+    return at_stage(stage, module, Adam, lr=3e-3)
 
 
 # Who holds what ------------------------------------------------------------------------------
 
 
-def held(stage: int) -> tuple[list[int], list[int]]:
-    """Bytes at the end of backward and after a step, of two steps; Adam's own beside them."""
-    model, optimizer = wrapped(stage, GPT(CONFIG))
-    own, seen, moments = list(model.parameters()), [], []
+def held(stage: int) -> tuple[list[tuple[str, dict[str, int]]], float]:
+    """What `MemoryWatch` saw in two steps, and the last loss."""
+    gpt = GPT(CONFIG)
+    model, optimizer = wrapped(stage, gpt)
+    watch = MemoryWatch(model, optimizer, [block.mlp for block in gpt.blocks])
     for _ in range(2):
-        loss_of(model).backward()
-        shards = getattr(optimizer, "gradients", [])
-        for step in (lambda: None, optimizer.step):
-            step()
-            kept = [each.data for each in own], [each.grad for each in own], shards
-            moments.append(dtlab.held_bytes(optimizer))
-            seen.append(dtlab.held_bytes(*kept) + moments[-1])
+        loss = loss_of(model)
+        loss.backward()
+        watch.look("backward ends")
+        optimizer.step()
+        watch.look("step")
         optimizer.zero_grad()
-    return seen, moments
+    return watch.moments, loss.item()
 
 
 @pytest.mark.proof
 def test_each_stage_holds_less_and_moments_come_with_the_first_step() -> None:
     most = []
     for stage in range(4):
-        for seen, moments in on_ranks(held, stage, world_size=4).values:
-            assert moments[0] == 0 < moments[1] == moments[2]
-            assert seen[2] == pytest.approx(model_states(PSI, stage, 4, "fp32").total, rel=0.02)
-        most.append(seen[2])
+        for moments, _ in on_ranks(held, stage, world_size=4).values:
+            first_end, second_end = (h for name, h in moments if name == "backward ends")
+            assert first_end["optimizer state"] == 0 < second_end["optimizer state"]
+            total = sum(second_end.values()) - second_end["gathered block"]
+            assert total == pytest.approx(model_states(PSI, stage, 4, "fp32").total, rel=0.02)
+            names = [name for name, _ in moments]
+            assert names[: CONFIG.num_layers] == [f"forward {n}" for n in range(CONFIG.num_layers)]
+            gathered = max(h["gathered block"] for _, h in moments)
+            assert (gathered > 0) == (stage == 3)
+        most.append(total)
     assert most == sorted(most, reverse=True)
     assert most[3] < 0.3 * most[0]
 
