@@ -13,7 +13,15 @@ from matplotlib.colors import to_rgb
 from dtlab.predict.hardware import CARDS
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
 from dtlab.show.drawing.style import Figure
-from dtlab.show.figures.memory import PIECES, count_words, memory_bar, memory_bars, staircase
+from dtlab.show.figures.memory import (
+    PIECES,
+    count_words,
+    memory_bar,
+    memory_bars,
+    staircase,
+    zero_stages,
+)
+from dtlab.show.figures.overlap import gather_and_free
 from dtlab.show.widgets.memory import explore_memory
 from tests.drawn import boxes, check_layout, lines, texts
 
@@ -187,11 +195,50 @@ SOME_OF_EACH: dict[str, Callable[..., Figure]] = {
     "bars, long names": lambda: memory_bars(
         {name: dict.fromkeys(PIECES, 3e9) for name in POLICIES}, 80e9, title="All"
     ),
+    "stages": zero_stages,
+    "stages, eight ranks": lambda: zero_stages(8),
+    "gather and free": gather_and_free,
+    "gather and free, eight layers": lambda: gather_and_free(8, prefetch=False),
     "stairs": lambda: staircase({"stage 0": RISING, "stage 3": FLAT}, MOMENTS),
     "stairs, many": lambda: staircase(
         {f"stage {n}": RISING * 3 for n in range(4)}, MOMENTS * 3, levels={"stage 0": 1e7}
     ),
 }  # fmt: skip
+
+
+def test_each_stage_divides_one_piece_more_and_each_rank_holds_another_part() -> None:
+    figure = zero_stages(4)
+    for divided_stages, piece in enumerate(list(PIECES)[:3], 1):
+        held = boxes(figure, f"{piece} held")
+        assert len(held) == 4 * 4  # one box on each rank at each stage
+        whole = max(box.get_width() for box in held)
+        shards = [box for box in held if box.get_width() < 0.3 * whole]
+        assert len(shards) == 4 * divided_stages
+        assert len({round(box.get_x(), 3) for box in shards}) == 4
+    with pytest.raises(ValueError, match="2 to 8 ranks"):
+        zero_stages(1)
+
+
+def test_a_layer_is_gathered_before_it_computes_and_prefetch_shortens_the_step() -> None:
+    ends = []
+    for prefetch, most in ((True, 2), (False, 1)):
+        figure = gather_and_free(4, prefetch=prefetch)
+        assert f"at most {most} whole" in figure.alt_text
+        for layer in range(4):
+            whole = boxes(figure, f"whole {layer}")
+            assert len(whole) == 2
+            for band in whole:
+                inside = [box for name in ("gather", "forward", "backward")
+                          for box in boxes(figure, name) if box.get_y() > band.get_y()
+                          and box.get_y() < band.get_y() + band.get_height()
+                          and band.get_x() <= box.get_x() < band.get_x() + band.get_width()]
+                gather, compute = sorted(inside, key=lambda box: box.get_x())[-2:]
+                assert gather.get_gid() == "gather"
+                assert compute.get_x() >= gather.get_x() + gather.get_width()
+        ends.append(max(box.get_x() for box in boxes(figure, "reduce")))
+    assert ends[0] < ends[1]
+    with pytest.raises(ValueError, match="2 to 8 layers"):
+        gather_and_free(1)
 
 
 def placed(figure: Figure) -> list[Any]:

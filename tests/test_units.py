@@ -31,8 +31,6 @@ PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
-# Lessons written before the limits on a lesson. Their second edition takes them off this list.
-FIRST_EDITION = ("05",)
 MOST = {"cells": 90, "words": 3500, "lines of a code cell": 25, "predictions": 12}
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
@@ -157,11 +155,7 @@ def objections_to(cells: list[NotebookNode]) -> list[str]:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_lesson_keeps_to_the_form(unit: str) -> None:
-    found = objections_to(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
-    if unit[:2] in FIRST_EDITION:
-        assert found, f"take {unit[:2]} off FIRST_EDITION"
-    else:
-        assert not found
+    assert not objections_to(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
 
 
 # The form of notebooks -------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dtlab.show.figures import (
     crossover,
     decision_tree,
     effective_batch,
+    gather_and_free,
     gradient_ranges,
     line_chart,
     loss_scale_chart,
@@ -40,6 +41,7 @@ from dtlab.show.figures import (
     timeline,
     tree,
     ways_to_split,
+    zero_stages,
 )
 from dtlab.show.guess import Guess, guess
 from dtlab.show.preflight import preflight
@@ -93,6 +95,7 @@ __all__ = [
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
+    "gather_and_free",
     "gradient_ranges",
     "guess",
     "line_chart",
@@ -122,4 +125,5 @@ __all__ = [
     "timeline",
     "tree",
     "ways_to_split",
+    "zero_stages",
 ]

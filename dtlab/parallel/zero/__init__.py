@@ -8,6 +8,7 @@ fully_sharded.py        `Zero3`: also divides parameters, and gathers them block
   sharded_block.py        a block and its shard: gathered, used, freed, its gradients reduced
   sharded_module.py       a module made of blocks: optimizers, clipping, state
   wrap_policy.py          which submodules become blocks
+watch.py                a model at any ZeRO stage, and the bytes that a rank holds over its steps
 shards.py               flat tensors divided evenly among ranks, and the collectives on them
 """
 

@@ -211,7 +211,8 @@ def _missing_call(finding: Finding) -> str:
     if not missing:
         return "All members of a group must call its collectives, equally often."
     waiting = tuple(each.rank for each in finding.ops if each.group == op.group)
-    if waiting in finding.groups and waiting != op.members:
+    names_a_group = "group=" in (waiting_of(op).code or "")
+    if 1 < len(waiting) < len(op.members) and waiting in finding.groups and not names_a_group:
         return (
             f"This {op.name} needs {ranks_in_words(op.members)}, because it has no group=. If it "
             f"is meant for the group of {ranks_in_words(waiting)}, pass that group."

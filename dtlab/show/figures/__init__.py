@@ -11,8 +11,8 @@ from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
 from dtlab.show.figures.formats import bit_layouts, gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars, parallel_block
 from dtlab.show.figures.lines import line_chart, scaling_chart
-from dtlab.show.figures.memory import memory_bar, memory_bars, staircase
-from dtlab.show.figures.overlap import overlap, straggler
+from dtlab.show.figures.memory import memory_bar, memory_bars, staircase, zero_stages
+from dtlab.show.figures.overlap import gather_and_free, overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring, ring_timeline
 from dtlab.show.figures.strategy import (
@@ -35,6 +35,7 @@ __all__ = [
     "crossover",
     "decision_tree",
     "effective_batch",
+    "gather_and_free",
     "gradient_ranges",
     "line_chart",
     "loss_scale_chart",
@@ -60,4 +61,5 @@ __all__ = [
     "tree",
     "waits",
     "ways_to_split",
+    "zero_stages",
 ]

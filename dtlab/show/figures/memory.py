@@ -29,7 +29,10 @@ from dtlab.show.drawing.charts import BAND
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, SHEET, Figure, centred, edge
 from dtlab.show.words import byte_words, list_words, short_words
 
-__all__ = ["PIECES", "count_words", "memory_bar", "memory_bars", "policy_words", "staircase"]
+__all__ = [
+    "PIECES", "count_words", "memory_bar", "memory_bars", "policy_words", "staircase",
+    "zero_stages",
+]  # fmt: skip
 
 Pieces = Mapping[str, float]
 
@@ -392,3 +395,59 @@ def _staircase_alt_text(
             words += f", predicted {byte_words(levels[name])}"
         facts.append(words)
     return f"{title} ({below}). {'; '.join(facts)}."
+
+
+# Which part of the model states each rank holds, at ZeRO stages 0 to 3 -------------------------
+
+
+def zero_stages(world_size: int = 4, *, title: str | None = None) -> Figure:
+    """Draw which parts of parameters, gradients and optimizer state each rank holds.
+
+    A row for each ZeRO stage, a column for each rank. A filled box is held; a rank that holds
+    1/N of a piece has one filled box of N. At the right is the number of bytes on each rank for
+    Psi parameters with ZeRO's mixed precision (Rajbhandari et al. 2020, section 3.1).
+    Raises: ValueError for fewer than 2 ranks, or more than 8.
+    """
+    if not 2 <= world_size <= 8:
+        raise ValueError(f"zero_stages: give 2 to 8 ranks, not {world_size}.")
+    sums = ("16Ψ", "4Ψ + 12Ψ/N", "2Ψ + 14Ψ/N", "16Ψ/N")
+    figure = Figure(_WIDTH, 4.35)
+    words = title or f"What each of {world_size} ranks holds, by ZeRO stage"
+    below = "a filled box is held by that rank; an outlined box is held by another rank"
+    figure.heading(words, below)
+    axes = figure.sheet(0, 0, _WIDTH, 4.35)
+    axes.set(xlim=(0, _WIDTH), ylim=(0, 4.35))
+    wide, told = 6.2 / world_size, []
+    for rank in range(world_size):
+        axes.text(1.25 + (rank + 0.46) * wide, 3.6, f"rank {rank}", **centred(8.5, MUTED))
+    axes.text(8.35, 3.6, "bytes on each rank", **centred(8.5, MUTED))
+    for stage, total in enumerate(sums):
+        low = 2.75 - 0.76 * stage
+        axes.text(0.15, low + 0.32, f"ZeRO stage {stage}", fontsize=9, color=INK, va="center")
+        axes.text(8.35, low + 0.32, total, **centred(9.5, INK))
+        divided = list(PIECES)[3 - stage : 3]
+        for rank in range(world_size):
+            left = 1.25 + rank * wide
+            for row, piece in enumerate(list(PIECES)[:3]):
+                parts = (rank, world_size) if piece in divided else (0, 1)
+                corner = (left, low + 0.46 - 0.23 * row)
+                _draw_parts(axes, piece, corner, 0.92 * wide, *parts)
+        told.append(f"ZeRO stage {stage}: {total} bytes on each rank, divided: "
+                    f"{', '.join(divided) or 'nothing'}")  # fmt: skip
+    _draw_key(axes, {"": dict.fromkeys(list(PIECES)[:3], 1.0)})
+    figure.alt_text = f"{words} ({below}). {'; '.join(told)}."
+    return figure
+
+
+def _draw_parts(
+    axes: Axes, piece: str, corner: tuple[float, float], wide: float, held: int, count: int
+) -> None:
+    """Draw a piece of memory as `count` boxes, of which the one numbered `held` is filled."""
+    fill, hatch = PIECES[piece]
+    for part in range(count):
+        is_held = part == held
+        box = Rectangle((corner[0] + part * wide / count, corner[1]), wide / count, 0.18,
+                        facecolor=fill if is_held else "none", hatch=hatch if is_held else "",
+                        edgecolor=edge(fill) if is_held else "#B9C0C2", linewidth=0.6,
+                        zorder=2 + is_held, gid=f"{piece} held" if is_held else piece)  # fmt: skip
+        axes.add_patch(box)

@@ -1,4 +1,4 @@
-"""Figures of data-parallel steps: overlap with the backward pass, and a straggler."""
+"""Figures of communication beside computation: buckets, gathered layers, and a straggler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import byte_words, short_words, time_unit, time_words
 
-__all__ = ["overlap", "straggler"]
+__all__ = ["gather_and_free", "overlap", "straggler"]
 
 _WIDTH, _HEIGHT = 9.4, 4.9
 _LEFT, _RIGHT = 1.15, 0.25
@@ -234,3 +234,87 @@ def _share(num_workers: int, delay: float, lead: float, turns: bool) -> float:
 def _fall(num_workers: int, delay: float, leads: dict[str, float], turns: bool) -> list[str]:
     return [f"{name} to {_share(num_workers, delay, lead, turns):.0f} %"
             for name, lead in leads.items()]  # fmt: skip
+
+
+# ZeRO stage 3: when each layer is gathered, computed and freed ---------------------------------
+
+
+def gather_and_free(num_layers: int = 4, *, prefetch: bool = True) -> Figure:
+    """Draw one step of ZeRO stage 3: when each layer is gathered, computed, freed and reduced.
+
+    A row for each layer, and time from left to right. The grey band is the time during which the
+    rank holds the whole layer. An all-gather takes as long as a layer's forward pass here. With
+    `prefetch` a layer is gathered while the one before it computes (Zhao et al. 2023, "PyTorch
+    FSDP", section 3.3).
+    Raises: ValueError for fewer than 2 layers, or more than 8.
+    """
+    if not 2 <= num_layers <= 8:
+        raise ValueError(f"gather_and_free: give 2 to 8 layers, not {num_layers}.")
+    passes, reduces = _layer_times(num_layers, prefetch)
+    end = max(reduces) + 1.05
+    height = 1.25 + 0.4 * num_layers
+    figure = Figure(_WIDTH, height)
+    words = "One step of ZeRO stage 3: gather a layer, compute, free it"
+    how = "with" if prefetch else "without"
+    below = f"{how} prefetch; grey: the rank holds the whole layer; elsewhere it holds a shard"
+    figure.heading(words, below)
+    axes = figure.sheet(_LEFT, 0.5, _WIDTH - _LEFT - _RIGHT, height - 1.25)
+    axes.set(xlim=(0, end), ylim=(0, 0.4 * num_layers))
+    scale = (_WIDTH - _LEFT - _RIGHT) / end
+    forward, backward = COLOURS["forward"], COLOURS["backward"]
+    for layer in range(num_layers):
+        low = 0.4 * (num_layers - 1 - layer) + 0.07
+        figure.text((_LEFT - 0.12) / _WIDTH, (0.5 + low + _STRIP / 2) / height, f"layer {layer}",
+                    fontsize=9, color=INK, ha="right", va="center")  # fmt: skip
+        for (gather, start, stop), fill in zip(passes[layer], (forward, backward), strict=True):
+            whole = Rectangle((gather, low - 0.05), stop - gather, _STRIP + 0.1,
+                              facecolor=COLOURS["idle"], gid=f"whole {layer}")  # fmt: skip
+            axes.add_patch(whole)
+            _draw_box(axes, (gather, gather + 1), low, COLOURS["communication"], "gather", scale)
+            name = "forward" if fill == forward else "backward"
+            _draw_box(axes, (start, stop), low, fill, name, scale)
+        times = (reduces[layer], reduces[layer] + 1)
+        _draw_box(axes, times, low, _COLLECTIVE, "reduce", scale)
+    figure.text(_LEFT / _WIDTH, 0.22 / height, "time  →      gather: all-gather of the layer's "
+                "parameters      reduce: reduce-scatter of its gradients",
+                fontsize=8.5, color=MUTED, va="center")  # fmt: skip
+    held = max(sum(gather <= moment < stop for each in passes for gather, _, stop in each)
+               for moment in range(int(end)))  # fmt: skip
+    figure.alt_text = (
+        f"{words} ({below}). {num_layers} layers, from the first to the last in forward and back "
+        "in backward, each gathered twice and reduced once; "
+        f"at most {held} whole layers at a time."
+    )
+    return figure
+
+
+def _layer_times(
+    num_layers: int, prefetch: bool
+) -> tuple[list[list[tuple[int, int, int]]], list[int]]:
+    """Return (gather, start, stop) of each layer's two passes, and the start of its reduce."""
+    passes: list[list[tuple[int, int, int]]] = [[] for _ in range(num_layers)]
+    reduces, now = [0] * num_layers, 0
+    order = [(layer, 1) for layer in range(num_layers)]
+    order += [(layer, 2) for layer in reversed(range(num_layers))]
+    before = 0  # start of the computation before this one
+    for layer, length in order:
+        is_first = not passes[layer] and layer == 0
+        turns = length == 2 and layer == num_layers - 1  # nothing to gather ahead of
+        gather = before if prefetch and not is_first and not turns else now
+        start = max(now, gather + 1)
+        passes[layer].append((gather, start, start + length))
+        before, now = start, start + length
+        reduces[layer] = now
+    return passes, reduces
+
+
+def _draw_box(
+    axes: Axes, times: tuple[float, float], low: float, fill: str, words: str, scale: float
+) -> None:
+    """Draw a box from one time to another, with its name if it fits."""
+    box = Rectangle((times[0], low), times[1] - times[0], _STRIP, facecolor=fill,
+                    edgecolor=edge(fill), linewidth=0.5, gid=words)  # fmt: skip
+    axes.add_patch(box)
+    if (times[1] - times[0]) * scale > _CHARACTER * len(words):
+        ink = "white" if fill == COLOURS["backward"] else INK
+        axes.text(sum(times) / 2, low + _STRIP / 2, words, **centred(7.5, ink))
