@@ -324,6 +324,11 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
 class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the operators that one function calls, and notes those that access `uses`."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would import torch._dynamo, which takes seconds."""
+        return False
+
     def __init__(self, uses: list[_Use]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._uses = uses
