@@ -27,7 +27,7 @@ LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook n
 
 LESSONS = [one for one in UNITS if "lesson" in files_of(one)]
 SEQUELS = [path.stem for path in sorted((ROOT / "notebooks").glob(f"*{SEQUEL}.ipynb"))]
-lesson = pytest.mark.parametrize("unit", [*LESSONS, *SEQUELS])
+lesson = pytest.mark.parametrize("unit", [*LESSONS, *map(proof, SEQUELS)])
 level = pytest.mark.parametrize(
     "name",
     [f"{name}/{one}.ipynb" for name in UNITS for one in files_of(name) if one in LEVELS],
