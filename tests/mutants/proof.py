@@ -15,6 +15,7 @@ from dtlab.grading import Criterion, Part, find_part
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.questions.answers import Questions
+from dtlab.ranks.system import die_with_parent
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of
 from tests.staying import BENCH
@@ -223,5 +224,6 @@ def in_workers(calls: Mapping[Key, Callable[[], Any]], workers: int) -> Iterator
 
 
 def _stay() -> None:
-    """Ctrl-C is for the process that prints; a worker ends when its call has come back."""
+    """Ctrl-C is for the process that prints; a worker ends with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()

@@ -150,7 +150,7 @@ def rank_error(
 
 
 def _wrapped_once(text: str) -> str:
-    """Wraps a text, unless it has lines of its own."""
+    """Wraps a text, unless it already has line breaks."""
     return text if "\n" in text else wrapped(text, indent="")
 
 
