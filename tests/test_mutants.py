@@ -22,6 +22,8 @@ from tests.mutants.sources import Solution, solution_of
 from tests.proof import fingerprint
 from tests.wrong_answers import Answers
 
+pytest_plugins = "pytester"
+
 ROOT = Path(__file__).parent.parent
 CHECKED = [part for part in known_parts() if not part.by_hand]
 
