@@ -188,6 +188,11 @@ def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
 
     from dtlab.ranks.launch.process import fill_main
 
+    # Only now has every rank returned from its last call: a group that one rank destroys at the
+    # end of a call may still be connecting on another.
+    world: Any = dist.distributed_c10d._world
+    for group in [each for each in world.pg_map if each is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
     fill_main(fn)
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
@@ -198,8 +203,5 @@ def _turn(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, int]:
         left = set(threading.enumerate()) - before
         return value, sum(not thread.name.startswith("dtlab-") for thread in left)
     finally:
-        world: Any = dist.distributed_c10d._world
-        for group in [each for each in world.pg_map if each is not dist.group.WORLD]:
-            dist.destroy_process_group(group)
         gc.collect()
         gc.freeze()  # without it, each turn would look through all that earlier ones imported
