@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
 from dtlab.grading.harmless import safe_data
-from dtlab.grading.judging.patience import standing_back
+from dtlab.grading.judging.patience import lowered_priority
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.sandbox.enclosure import Enclosure, Room, RoomGone, RoomHung
 from dtlab.ranks.sandbox.walls import Walls
@@ -126,7 +126,7 @@ class Cells:
         """Runs a cell. If it hangs, ends its process before waiting for anything else."""
         enclosure = self._enclosure
         assert enclosure is not None  # the room is in it
-        with standing_back(enclosure, self._waits):
+        with lowered_priority(enclosure, self._waits):
             try:
                 with self._clock(enclosure):
                     left = self._limits.notebook - self.seconds

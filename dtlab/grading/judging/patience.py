@@ -8,27 +8,27 @@ from contextlib import contextmanager
 
 from dtlab.ranks.sandbox.enclosure import Enclosure
 
-__all__ = ["PATIENCE", "standing_back"]
+__all__ = ["PATIENCE", "lowered_priority"]
 
 PATIENCE = 1.5  # seconds that a cell may run before other tasks go first
 
 
 @contextmanager
-def standing_back(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterator[None]:
+def lowered_priority(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterator[None]:
     """After `PATIENCE` seconds, lowers the enclosure's priority and calls `waits(True)`.
 
     At the end of the context it restores the priority and calls `waits(False)`. Another task may
     run in between, and `waits(False)` may block until it pauses. So end any process that must end
     before leaving the context.
     """
-    stood_back = threading.Event()
+    lowered = threading.Event()
 
-    def stand_back() -> None:
-        stood_back.set()
+    def lower() -> None:
+        lowered.set()
         enclosure.come_last(True)
         waits(True)
 
-    timer = threading.Timer(PATIENCE, stand_back)
+    timer = threading.Timer(PATIENCE, lower)
     timer.daemon = True
     timer.start()
     try:
@@ -36,6 +36,6 @@ def standing_back(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterat
     finally:
         timer.cancel()
         timer.join()
-        if stood_back.is_set():
+        if lowered.is_set():
             enclosure.come_last(False)
             waits(False)

@@ -25,7 +25,7 @@ __all__ = ["Mended", "mend"]
 
 _Key = tuple[int, int, int]  # the place of a learner's cell; before, at or after it; the rank
 
-_SAID = {  # messages by problem
+_MESSAGES = {  # messages by problem
     "missing": "{} went missing; the released version stands in.",
     "gap": "{} could not be read; the released version stands in.",
     "named": "{} lacked the name under which it is graded; it was recognized by its code.",
@@ -73,7 +73,7 @@ class _Places:
     """Computes the place of each cell in the repaired notebook."""
 
     def __init__(self, match: Match, damaged: bool) -> None:
-        self.match, self.sheet, self.said = match, match.sheet, match.said
+        self.match, self.sheet, self.problems = match, match.sheet, match.problems
         self.damaged = damaged
         self.end = len(match.pieces)
         self.found_at = {self.sheet.rank[name]: piece.place for name, piece in match.of.items()}
@@ -104,9 +104,9 @@ class _Places:
         home = self._home(answer) if answer else -1
         if copy:
             if home > copy.place:
-                self.said["moved"].append(name)
+                self.problems["moved"].append(name)
             return max(copy.place, home), 1, rank
-        self.said["missing"].append(name)
+        self.problems["missing"].append(name)
         if home < 0:
             home = self.end if self.sheet.is_check(name) else self._place_above(rank)
         return home, 1, rank
@@ -122,7 +122,7 @@ class _Places:
 
     def _of_blank(self, name: str) -> _Key:
         """Returns the place for a missing answer's blank: before any cell that defines it."""
-        self.said["missing"].append(name)
+        self.problems["missing"].append(name)
         rank = self.sheet.rank[name]
         if defining := self.match.defining(name):
             return defining[0].place, -1, rank
@@ -150,7 +150,7 @@ class _Places:
         known = set(self.sheet.rank.values())
         for rank, cell in enumerate(self.sheet.cells[: max(self.found_at, default=0)]):
             if cell.cell_type == "code" and rank not in known and rank not in self.found_at:
-                self.said["gap"].append(cell.id)
+                self.problems["gap"].append(cell.id)
                 yield (self._place_above(rank), 1, rank), _as_released(cell)
 
 
@@ -194,12 +194,12 @@ def _rename(cells: list[NotebookNode], sheet: Sheet) -> Iterator[str]:
 
 def _notes(match: Match, damaged: bool) -> Iterator[str]:
     """Yields the notes on the cells."""
-    unmatched = match.of.keys() <= set(match.said["named"])
+    unmatched = match.of.keys() <= set(match.problems["named"])
     if match.sheet.known and unmatched and not damaged:
         yield "The notebook has no graded cell of this assignment: is it another one's?"
         return
-    for problem, sentence in _SAID.items():
-        if names := match.said[problem]:
+    for problem, sentence in _MESSAGES.items():
+        if names := match.problems[problem]:
             yield sentence.format(_listed(names))
     if strangers := match.strangers():
         yield f"{_amount(strangers)} had a role that this assignment does not know, and lost it."

@@ -109,13 +109,13 @@ class Piece:
 class Match:
     """The learner's cells, each with at most one role; each answer has at most one cell.
 
-    `of` maps each role to its cell, which is the first copy for a locked cell. `said` maps each
+    `of` maps each role to its cell, which is the first copy for a locked cell. `problems` maps each
     problem to the names of its cells.
     """
 
     def __init__(self, found: list[Found], sheet: Sheet) -> None:
         self.sheet = sheet
-        self.said: dict[str, list[str]] = defaultdict(list)
+        self.problems: dict[str, list[str]] = defaultdict(list)
         self.of: dict[str, Piece] = {}
         self.pieces = [Piece(place, cell, None) for place, cell in enumerate(found)]
         self._recognise()
@@ -173,7 +173,7 @@ class Match:
                 if held:
                     piece.role = held[0]
                     filled.add(held[0])
-                    self.said["named"].append(held[0])
+                    self.problems["named"].append(held[0])
 
     def _name_the_nameless(self) -> None:
         """Gives the role of an unmatched answer to the last learner's cell that defines it."""
@@ -186,7 +186,7 @@ class Match:
             ]
             if candidates:
                 candidates[-1].role = name
-                self.said["named"].append(name)
+                self.problems["named"].append(name)
 
     def _settle(self, name: str, held: list[Piece]) -> None:
         """Leaves the role to one cell, and records its problems."""
@@ -196,22 +196,22 @@ class Match:
         best = sorted(held, key=lambda p: (changed(p), symbol in p.defines, p.place))
         self.of[name] = chosen = best[-1] if own else held[0]
         if len(held) > 1:
-            self.said["repeated" if own else "repeated check"].append(name)
+            self.problems["repeated" if own else "repeated check"].append(name)
         for piece in held:
             piece.role = name if piece is chosen or not own else None
         cell, found = self.sheet.known[name], chosen.found
         # If the instructor has changed the points of a part, the learner did not change the cell.
         other_points = found.source != cell.source and _pointless(found) == _pointless(cell)
         if filled and not own and not other_points:
-            self.said["changed"].append(name)
+            self.problems["changed"].append(name)
         left_out = ("points", "checksum") if other_points else ()
         submitted, released = (
             {key: value for key, value in _marks_of(source).items() if key not in left_out}
             for source in (found, cell)
         )
         marks = found.kind, submitted, found.id or cell.id
-        if marks != (cell.cell_type, released, cell.id) and name not in self.said["named"]:
-            self.said["marks"].append(name)
+        if marks != (cell.cell_type, released, cell.id) and name not in self.problems["named"]:
+            self.problems["marks"].append(name)
 
 
 def _pointless(cell: Found | NotebookNode) -> str:

@@ -26,7 +26,7 @@ _KEYS = rb"attachments|cell_type|execution_count|id|input|metadata|outputs|sourc
 _CELL = re.compile(rb'\{\s*+"(?:' + _KEYS + rb')"\s*+:')
 _CONFLICT = re.compile(rb"^(?:<{7}|={7}|>{7}|\|{7})(?: .*)?\r?$", re.MULTILINE)
 
-_SAID = {
+_MESSAGES = {
     "conflict": "The file contains unresolved merge conflicts (<<<<<<<).",
     "odd": "The file contains bytes that are not valid UTF-8; they were replaced by a best guess.",
     "rest": "The file had other content after the end of the notebook; it was left out.",
@@ -157,7 +157,7 @@ class _Reader:
             return
         if self.damaged:
             yield f"The file is damaged: {_in_words(count)} could be read; others may be lost."
-        for problem, sentence in _SAID.items():
+        for problem, sentence in _MESSAGES.items():
             if number := self.cells.problems[problem]:
                 yield sentence.format(_in_words(number).capitalize())
         if not self.damaged:  # else the metadata may be lost as well
