@@ -32,9 +32,9 @@ Batch = TypeVar("Batch")
 
 
 def per_step(batches: Iterable[Batch], micro_batches: int) -> Iterator[list[Batch]]:
-    """Yield the batches of each optimizer step, `micro_batches` at a time; the last may be fewer.
+    """Yield the batches of each optimizer step, `micro_batches` of them; the last may have fewer.
 
-    Raises: ValueError for a number below 1.
+    Raises: ValueError if `micro_batches` is below 1.
     """
     if micro_batches < 1:
         raise ValueError(f"A step needs at least one microbatch, not {micro_batches}.")
@@ -91,18 +91,18 @@ def accumulate(
     batch. The result is added to gradients that are already in `.grad`.
 
     Data parallelism divides the sum of the ranks' gradients by the number of ranks N, whatever
-    their samples. So each loss is scaled by N / (samples on all ranks), and N cancels. To find the
-    total of samples, the ranks all-reduce two integers. If `model` has `no_sync()`, as PyTorch's
-    DistributedDataParallel has, gradients are reduced once, in the last backward pass. If it has
-    not, the caller must average the gradients over the ranks.
+    their numbers of samples. So each loss is scaled by N / (samples on all ranks), and N cancels.
+    To find the total of samples, the ranks all-reduce two integers. If `model` has `no_sync()`, as
+    PyTorch's DistributedDataParallel has, gradients are reduced once, in the last backward pass.
+    Otherwise the caller must average the gradients over the ranks.
 
     `group` has the ranks that average; by default the model's group, or else all ranks.
     `backward` is for a gradient scaler: `lambda loss: scaler.scale(loss).backward()`. Do not use
     this with PyTorch's `Join`: a rank that has finished does not take part in the count.
 
     Returns the mean loss of this rank's samples; `.over_ranks()` returns the mean of all ranks.
-    Raises: ValueError on every rank if one has no microbatch, or if no rank has a sample;
-    ValueError if `loss_sum` returns more than one number.
+    Raises: ValueError on every rank if any rank has no microbatch, or if no rank has a sample;
+    ValueError if `loss_sum` does not return one number.
     """
     counts = [int(count(batch)) for batch in micro_batches]
     samples, num_ranks = _samples_everywhere(counts, group or _group_of(model))
@@ -134,7 +134,7 @@ def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[
     if without:
         raise ValueError(
             f"{without} of {num_ranks} ranks have no microbatch, and would not take part in "
-            "averaging the gradients. Pass an empty one there: batch[:0]."
+            "averaging the gradients. Pass an empty microbatch on these ranks: batch[:0]."
         )
     if samples < 1:
         raise ValueError("No rank has a sample, so there is no mean loss and no gradient of it.")

@@ -24,7 +24,7 @@ Seed = int | torch.Generator
 
 @contextmanager
 def _drawn_from(seed: Seed) -> Iterator[None]:
-    """Draw the parameters of modules made inside from `seed`, by PyTorch's usual rules."""
+    """Draw the parameters of modules made inside the block from `seed`, by PyTorch's rules."""
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.set_state(generator.get_state())
@@ -154,7 +154,7 @@ class GPT(nn.Module):
     """A small GPT-2: tokens [n, t] to logits [n, t, vocab_size], for t up to `config.context`.
 
     The output layer is the token embedding: one parameter with two names, whose gradient is the
-    sum of both uses. There is no dropout, so that runs can be compared.
+    sum of the gradients of both uses. There is no dropout, so that runs can be compared.
 
     Radford et al. 2019; tied embeddings: Press & Wolf 2017.
     """
