@@ -530,7 +530,7 @@ def _wrong_use() -> None:
     model, sgd = nn.Linear(2, 2), OPTIMIZERS["SGD"]
     server = partial(ParameterServer, model, sgd)
     _refuses(1, "rank 1 is not one of 1 servers. Make a ParameterWorker", server)
-    _refuses(0, "rank 0 is one of 1 servers: make", partial(ParameterWorker, model))
+    _refuses(0, "rank 0 is one of 1 servers. Make", partial(ParameterWorker, model))
     _refuses(0, "2 of 2 ranks cannot be servers", partial(server, 2))
     _refuses(0, "'lazy' is unknown", partial(server, consistency="lazy"))
     _refuses(0, "consistency='bounded' does not", partial(server, consistency="bounded"))
