@@ -297,7 +297,7 @@ def test_subgroups_measure_alone() -> None:
 def test_too_few_gradients_are_told_on_every_rank() -> None:
     def ranks() -> None:
         mine = _random_gradients(2) if dist.get_rank() == 0 else []
-        with pytest.raises(ValueError, match="2 gradients, and 1 ranks without any"):
+        with pytest.raises(ValueError, match="2 gradients in total, and 1 ranks passed none"):
             gradient_noise_scale(mine, batch=3)
 
     on_ranks(ranks, world_size=2)

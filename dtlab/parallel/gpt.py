@@ -326,8 +326,8 @@ class ParallelGPT:
         if expected != set(state):
             names = ", ".join(sorted(expected ^ set(state))[:5])
             raise ValueError(
-                f"the state and this model do not both have {names}. Pass the state of a GPT of "
-                "the same config."
+                f"these names are only in the state or only in this model: {names}. Pass the "
+                "state of a GPT of the same config."
             )
         rank, ranks = dist.get_rank(self.tensor), dist.get_world_size(self.tensor)
         for module, stage in zip(self._wrapped, self.stages, strict=True):

@@ -75,8 +75,8 @@ def gradients_per_second(seconds: Times, lead: float) -> float:
     """Return the gradients of all workers per second, while every worker is still running.
 
     With steps of t seconds on N workers, of which one is late by d in every step, the limit is
-    N / (t + d) for sync, and (N - 1) / t + 1 / (t + d) for async. With any bound, it is that of
-    sync.
+    N / (t + d) for sync, and (N - 1) / t + 1 / (t + d) for async. With any bound, the limit is
+    that of sync.
     """
     finish = finish_times(seconds, lead)
     end = finish[:, -1].min()

@@ -75,7 +75,7 @@ def tree_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
 
 
 def recursive_doubling_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
-    """Return (log2 N) (a + S/B), log2 N rounded down; plus 2 (a + S/B) if N is no power of two."""
+    """Return (log2 N) (a + S/B), log2 N rounded down; plus 2 (a + S/B) unless N = 2, 4, 8, ..."""
     rounds = check_count("ranks", ranks).bit_length() - 1
     return (rounds + _beyond_power_of_two(ranks)) * link.seconds(nbytes)
 
@@ -336,9 +336,9 @@ def zero_traffic(
     k = check_count("num_microbatches", num_microbatches)
     stage = check_stage(stage)
     if gradients_everywhere and stage != 1:
-        raise ValueError(f"gradients_everywhere is for stage 1, not for stage {stage}.")
+        raise ValueError(f"gradients_everywhere is an option of ZeRO stage 1, not {stage}.")
     if not reshard_after_forward and stage != 3:
-        raise ValueError(f"reshard_after_forward=False is for stage 3, not for stage {stage}.")
+        raise ValueError(f"reshard_after_forward is an option of ZeRO stage 3, not {stage}.")
     parameters, gradients = [(0, 2), (1, 1), (1, k), (2 * k, k)][stage]
     if gradients_everywhere:
         gradients = 2

@@ -389,7 +389,7 @@ class Search:
     _order: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """The number of plans that can run."""
+        """Return the number of plans that can run."""
         return len(self._order)
 
     def best(self, count: int = 10) -> list[Estimate]:

@@ -57,7 +57,7 @@ def simple_simulate(
     rows = as_schedule(schedule)
     home = {action: rank for rank, row in enumerate(rows) for action in row}
     if not home:
-        raise ValueError("simple_simulate: the schedule has no actions, so there is no time.")
+        raise ValueError("simple_simulate: the schedule has no actions. Pass at least one.")
     last = max(action.stage for action in home)
     end: dict[Action, float] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in rows]
@@ -296,7 +296,7 @@ class Actions:
         return Times(begun, end[padded_index], delay)
 
     def _before(self, end: Floats) -> Floats:
-        """Return when the previous action on the same rank ended; 0 for the first action."""
+        """Return the end of the previous action on the same rank; 0 for the first action."""
         before = np.roll(end, 1)
         before[(np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]] = 0.0
         return before

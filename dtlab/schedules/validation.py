@@ -114,7 +114,7 @@ def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
 
 
 def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) -> Iterator[Fault]:
-    """Find missing and repeated actions: each stage needs F once, and B or I and W once."""
+    """Find missing and repeated actions: a stage needs F once, and once B, or both I and W."""
     for action, places in known.items():
         if len(places) > 1:
             times = f"{len(places)} times"

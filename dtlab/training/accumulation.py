@@ -64,7 +64,10 @@ def naive_accumulate(
 
 
 def num_samples(batch: Any) -> int:
-    """Return the samples in a batch: the first dim of its tensor, or of its first tensor."""
+    """Return the number of samples in a batch: the size of the first dim of its (first) tensor.
+
+    Raises: TypeError if the batch is neither a tensor nor a sequence that begins with a tensor.
+    """
     first = batch if isinstance(batch, Tensor) or not isinstance(batch, Sequence) else batch[0]
     if not isinstance(first, Tensor) or first.ndim == 0:
         raise TypeError(

@@ -243,8 +243,8 @@ def _over_ranks(
         squares, count, without = float(sums[0]), int(sums[1]), int(sums[2])
     if without or count < 2:  # check before the large all-reduce, whose sizes would differ
         raise ValueError(
-            f"There are {count} gradients, and {without} ranks without any. At least two are "
-            "needed in total, of equal batches, and one from each rank."
+            f"The ranks passed {count} gradients in total, and {without} ranks passed none. Pass "
+            "at least one gradient on each rank and two in total, of equal batches."
         )
     if dist.is_initialized():
         dist.all_reduce(total, group=group)

@@ -123,7 +123,7 @@ class DynamicLossScaler:
         self._growth_interval, self._growth_tracker = interval, good
 
     def get_scale(self) -> float:
-        """Return the factor of the next loss."""
+        """Return the factor by which `scale` multiplies the next loss."""
         return self._scale
 
     def scale(self, losses: Losses) -> Losses:

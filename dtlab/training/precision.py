@@ -227,7 +227,10 @@ def kept(
         counts += _counts(tensor.detach().float(), form, scale)
     total = int(counts.sum())
     if not total:
-        raise ValueError("There are no gradients: call backward first, and zero_grad afterwards.")
+        raise ValueError(
+            "There are no numbers to count. For gradients, call this after backward and before "
+            "zero_grad."
+        )
     return Kept(*(count / total for count in counts.tolist()))
 
 

@@ -37,8 +37,8 @@ class LocalSGD:
     begins after these. All ranks must take the same number of steps. Call `average` once more at
     the end if the last step did not average.
 
-    Stich 2019, "Local SGD Converges Fast and Communicates Little". A later start is post-local
-    SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
+    Stich 2019, "Local SGD Converges Fast and Communicates Little". With `every_step_until` this is
+    post-local SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
     Raises: ValueError if `steps` is below 1, `every_step_until` is below 0, or no parameter of
     `module` requires a gradient.
     """
@@ -62,7 +62,7 @@ class LocalSGD:
         broadcast([*module.parameters(), *module.buffers()], group)
 
     def step(self) -> bool:
-        """Count a step of the optimizer, and average if it is time. Returns whether it was."""
+        """Count an optimizer step, and average if due. Returns whether the ranks averaged."""
         self.taken += 1
         local = self.taken - self.every_step_until
         due = local <= 0 or local % self.steps == 0

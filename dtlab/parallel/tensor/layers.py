@@ -88,7 +88,7 @@ class ParallelMLP(nn.Sequential):
     def from_dense(
         cls, dense: nn.Sequential, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """Make this rank's shard of a dense nn.Sequential of a linear layer, GELU and another."""
+        """Make this rank's shard of a dense `nn.Sequential(linear, GELU, linear)`."""
         parts: list[Any] = list(dense)
         first, gelu, last = parts
         mlp = cls(

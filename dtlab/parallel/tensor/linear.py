@@ -181,7 +181,7 @@ class ShardedLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
     def check_input(self, tensor: Tensor, expected: int, hint: str) -> None:
-        """Raise ValueError, before communication, if the last dim has not `expected` elements."""
+        """Raise ValueError, before communication, unless the last dim has `expected` elements."""
         if tensor.shape[-1] != expected:
             raise ValueError(
                 f"{type(self).__name__} on rank {self.rank} of {self.ranks} needs {expected} "

@@ -333,7 +333,7 @@ class Zero2(Zero1):
                 self._send(bucket)
 
     def _finish(self) -> None:
-        """Reduce the remaining gradients at the end of a backward pass, also of an inner one."""
+        """Reduce remaining gradients at the end of a backward pass, also of a reentrant pass."""
         if self._backward_id != -1:
             self._reduce()
 
@@ -368,7 +368,7 @@ class Zero2(Zero1):
     def no_sync(self) -> Iterator[None]:
         """Accumulate whole gradients on this rank without reducing them.
 
-        The first pass after the block, or else `step`, reduces them.
+        The first backward pass after the block reduces them, or `step` if there is no such pass.
         """
         before, self._sync_enabled = self._sync_enabled, False
         try:

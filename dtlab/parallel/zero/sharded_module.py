@@ -424,7 +424,10 @@ class _Loading:
         for name, saved in shard["parameters"].items():
             shape = tuple(self.model.shapes[name])
             if (saved_shape := tuple(saved["shape"])) != shape:
-                raise ValueError(f"{name} is {shape} here and {saved_shape} in the saved state.")
+                raise ValueError(
+                    f"{name} has the shape {shape} in this model, but {saved_shape} in the saved "
+                    "state."
+                )
             if name in self.pieces:
                 piece, span = self.pieces[name]
                 self.missing[name] -= _copy_overlap(saved["values"], saved["start"], piece, span)
