@@ -135,7 +135,7 @@ def combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
     if known is None:
         names = ", ".join(reduction.name for reduction in _REDUCTIONS)
         raise TypeError(
-            f"{op!r} is not a reduction that dtlab knows. Pass a dist.ReduceOp: {names}."
+            f"{op!r} is not a reduction that dtlab supports. Pass a dist.ReduceOp: {names}."
         )
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     bitwise = known in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)

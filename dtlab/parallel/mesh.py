@@ -48,7 +48,7 @@ def make_mesh(**sizes: int) -> DeviceMesh:
 def coordinates_of(rank: int, sizes: Sizes) -> dict[str, int]:
     """Return a rank's coordinates: {"data": 1, "tensor": 2} for rank 6 of the mesh above.
 
-    Raises: ValueError for a rank that is not in the mesh.
+    Raises: ValueError for a rank that is not in the mesh, or a size below 1.
     """
     _check(sizes)
     if not 0 <= rank < math.prod(sizes.values()):
@@ -62,7 +62,7 @@ def coordinates_of(rank: int, sizes: Sizes) -> dict[str, int]:
 def rank_at(coordinates: Sizes, sizes: Sizes) -> int:
     """Return the rank at these coordinates; the inverse of `coordinates_of`.
 
-    Raises: ValueError for coordinates outside the mesh, or with different axes.
+    Raises: ValueError for coordinates outside the mesh or with other axes, or a size below 1.
     """
     _check(sizes)
     inside = all(0 <= at < sizes.get(name, 0) for name, at in coordinates.items())

@@ -113,8 +113,8 @@ class Transformer:
             check_count(name, getattr(self, name))
         if self.hidden_size % self.num_heads or self.num_heads % self.keys:
             raise ValueError(
-                "num_heads must divide hidden_size, and kv_heads must divide num_heads, but these "
-                f"are {self.num_heads}, {self.hidden_size} and {self.keys}, {self.num_heads}."
+                f"num_heads={self.num_heads} must divide hidden_size={self.hidden_size}, and "
+                f"kv_heads={self.keys} must divide num_heads."
             )
 
     @property

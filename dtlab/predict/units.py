@@ -33,7 +33,7 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_whole(name: str, value: float) -> int:
-    """Return `value` as an int if it is whole and above 0, such as 7e9. Raises: ValueError."""
+    """Return `value`, such as 7e9, if it is whole and above 0. Raises: ValueError otherwise."""
     if not is_number(value) or value < 1 or not float(value).is_integer():
         raise ValueError(f"{name} must be a whole number above 0, such as 7e9, not {value!r}.")
     return int(value)

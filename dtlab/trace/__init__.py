@@ -169,8 +169,8 @@ class Trace:
     def bytes_wire(self, rank: int | None = None) -> int | list[int | None] | None:
         """Return the bytes that left a rank by the operating system's count; without rank, a list.
 
-        They include built-in collectives and the backend's headers. None if they are unavailable:
-        not on Linux, not over TCP (NCCL), or in a prediction.
+        The count includes built-in collectives and the backend's headers. It is None if there is
+        no count: on other systems than Linux, without TCP (NCCL), or in a prediction.
         """
         if rank is None:
             return list(self._wire)

@@ -90,8 +90,8 @@ def accumulate(
 
     `loss_sum(model, batch)` runs the model and returns the sum of the losses of a microbatch's
     samples (or tokens): reduction="sum". `count(batch)` returns their number. Batches may differ
-    in size, and ranks in samples and in microbatches; a rank without data passes one empty
-    batch. The result is added to gradients that are already in `.grad`.
+    in size, and ranks in their numbers of samples and microbatches; a rank without data passes one
+    empty batch. The result is added to gradients that are already in `.grad`.
 
     Data parallelism divides the sum of the ranks' gradients by the number of ranks N, whatever
     their numbers of samples. So each loss is scaled by N / (samples on all ranks), and N cancels.

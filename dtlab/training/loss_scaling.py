@@ -203,8 +203,8 @@ class DynamicLossScaler:
         overflowed = self._overflowed[optimizer]
         if overflowed is None:
             raise RuntimeError(
-                "No parameter of this optimizer has a gradient. Call backward first (and with "
-                "MasterWeights cast_gradients)."
+                "No parameter of this optimizer has a gradient. Call backward first; with "
+                "MasterWeights, also call cast_gradients."
             )
         self._stepped.add(optimizer)
         return None if overflowed else optimizer.step(*args, **kwargs)

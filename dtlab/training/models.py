@@ -38,7 +38,7 @@ def _drawn_from(seed: Seed) -> Iterator[None]:
 class MLP(nn.Module):
     """Linear layers of the given sizes with ReLU between them: [n, ...] to [n, sizes[-1]].
 
-    `MLP(64, 128, 128, 10)` takes the digits. Parameters are drawn as PyTorch's `nn.Linear` does.
+    `MLP(64, 128, 128, 10)` takes images of `digits`. Parameters are drawn as in `nn.Linear`.
 
     Raises: ValueError for fewer than two sizes, or a size below 1.
     """

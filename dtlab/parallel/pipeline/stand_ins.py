@@ -26,7 +26,7 @@ __all__ = ["StandIn", "last_step", "run_stand_ins"]
 
 
 class StandIn(nn.Module):
-    """A stage that returns its input, and takes given times for forward and halves of backward.
+    """A stage that returns its input; forward and both halves of backward take given seconds.
 
     `take(seconds)` spends the time: in a launch use `dtlab.compute`, which does not occupy a core.
     """

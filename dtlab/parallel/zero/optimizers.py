@@ -61,7 +61,7 @@ class SimpleZero1:
         self.optimizer = optimizer_class(owned, **arguments) if owned else None
 
     def step(self) -> None:
-        """Reduce gradients to the owners, step there, and broadcast the new parameters."""
+        """Reduce gradients to the owners, step owned parameters, and broadcast the new values."""
         for number, parameter in enumerate(self.params):
             dist.reduce(parameter.grad, dst=number % self.size)  # only the owner gets the sum
             parameter.grad /= self.size  # only the owner uses it

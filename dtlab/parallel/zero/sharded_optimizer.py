@@ -190,7 +190,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**state, "shard": self._shard_name()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned on this rank, with the same sizes of buckets.
+        """Load a state that `state_dict` returned on this rank, for the same ranks and buckets.
 
         Raises: ValueError for the state of another shard.
         """
@@ -303,8 +303,8 @@ def _refusal(optimizer_class: type, why: str) -> str:
     name = optimizer_class.__name__
     return (
         f"{name} does not work element by element: given the parts of a parameter, as ranks "
-        f"have them, it {why.rstrip('.')}. Use one that does, such as SGD, Adam or AdamW, or keep "
-        f"whole parameters on every rank: DataParallel and {name} itself."
+        f"have them, it {why.rstrip('.')}. Use SGD, Adam or AdamW, or keep whole parameters on "
+        f"every rank, with DataParallel and {name} itself."
     )
 
 

@@ -277,7 +277,8 @@ class Transport:
     def reduce_scatter(self, flat: Tensor, shard: Tensor) -> Wait:
         """Start to write this rank's shard of the sum of all ranks' `flat` into `shard`.
 
-        `flat` must not change until then, and `shard` must not be a part of `flat`.
+        Do not change `flat` before the returned function returns. `shard` must not be a part of
+        `flat`.
         """
         return self._start(self._reduce_scatter, shard, flat)
 

@@ -43,9 +43,9 @@ def at_stage(
 class MemoryWatch:
     """The bytes of model states that this rank holds, recorded by hooks on the given layers.
 
-    `moments` has a name, such as "forward 0", and the bytes of parameters, gradients, optimizer
-    state and gathered blocks. Each storage counts once. Gradients are those in `.grad`, in buckets
-    or being sent. `model` and `optimizer` are those of `at_stage`.
+    An entry of `moments` has a name, such as "forward 0", and the bytes of parameters, gradients,
+    optimizer state and gathered blocks. Each storage counts once. Gradients are those in `.grad`,
+    in buckets or being sent. `model` and `optimizer` are those that `at_stage` returned.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any, layers: Iterable[nn.Module]) -> None:
