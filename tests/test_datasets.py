@@ -166,5 +166,5 @@ def test_batches_that_cannot_be() -> None:
     data = digits(shifts=False).test
     with pytest.raises(ValueError, match="but batch_size is 0"):
         batches(data, 0)
-    with pytest.raises(ValueError, match="sampler or a generator"):
+    with pytest.raises(ValueError, match="sampler and a generator"):
         batches(data, 1, sampler=[0], generator=torch.Generator())

@@ -173,7 +173,7 @@ def test_last_epoch_goes_on_as_in_pytorchs() -> None:
 
 def test_schedules_that_cannot_be() -> None:
     for warmup, total in (-1, 5), (6, 5), (0, 0):
-        with pytest.raises(ValueError, match=f"{warmup} steps does not fit {total}"):
+        with pytest.raises(ValueError, match=f"{warmup} steps does not fit into {total}"):
             WarmupThenDecay(_optimizer(), warmup, total)
     for name in ("start_factor", "end_factor"):
         for factor in (-0.1, 1.1, math.nan):

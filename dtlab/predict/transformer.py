@@ -170,7 +170,7 @@ class Transformer:
         return 2 * self.embedding_params
 
     def step_flops(self, batch: int) -> float:
-        """FLOPs of one step on `batch` sequences, without recomputation: three forward passes."""
+        """Return the FLOPs of a step without recomputation: three times those of forward."""
         tokens = batch * self.sequence_length
         return 3 * tokens * (self.num_layers * self.layer_flops + self.head_flops)
 

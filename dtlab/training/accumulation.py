@@ -130,7 +130,7 @@ def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[
     numbers, num_ranks = torch.tensor([sum(counts), int(not counts)]), 1
     if dist.is_initialized():
         # The other ranks would wait forever for the gradients of a rank without a microbatch. So
-        # all ranks learn of it here, and all raise.
+        # all ranks check the sums, and all raise.
         numbers, num_ranks = numbers.to(device_of(group)), dist.get_world_size(group)
         dist.all_reduce(numbers, group=group)
     samples, without = numbers.tolist()

@@ -113,7 +113,7 @@ class WarmupThenDecay(LRScheduler):
     ) -> None:
         if not 0 <= warmup_steps <= total_steps or total_steps < 1:
             raise ValueError(
-                f"A warm-up of {warmup_steps} steps does not fit {total_steps} steps in all."
+                f"A warm-up of {warmup_steps} steps does not fit into {total_steps} steps in all."
             )
         for name, factor in (("start_factor", start_factor), ("end_factor", end_factor)):
             if not 0 <= factor <= 1:
@@ -198,8 +198,8 @@ def noise_scale_from_norms(
     """
     if not 1 <= batch_small < batch_big:
         raise ValueError(
-            f"Two batch sizes are needed, a small one and a big one, not {batch_small} and "
-            f"{batch_big}."
+            f"batch_small must be at least 1 and less than batch_big, but these are {batch_small} "
+            f"and {batch_big}."
         )
     variance = (small - big) / (1 / batch_small - 1 / batch_big)
     signal = (batch_big * big - batch_small * small) / (batch_big - batch_small)

@@ -62,8 +62,8 @@ class MLP(nn.Module):
 class ConvNet(nn.Module):
     """Two convolutions with BatchNorm for images of one channel: [n, 1, h, w] to [n, classes].
 
-    BatchNorm computes statistics of a whole batch. So this model, unlike the others, distinguishes
-    one large batch from the same samples in microbatches.
+    BatchNorm computes statistics of a whole batch. So the outputs of this model, unlike those of
+    `MLP` and `GPT`, change if a large batch is cut into microbatches.
     """
 
     def __init__(self, channels: int = 8, num_classes: int = 10, seed: Seed = 0) -> None:

@@ -259,7 +259,7 @@ class DataParallel(_Replica, Joinable):
         self._broadcast_buffers_from(source)
 
     def _last_rank_where(self, condition: bool) -> int:
-        """Return the last rank of the group on which `condition` is true. Call it on all ranks."""
+        """Return the last rank on which `condition` is true. Call this on all ranks."""
         candidate = dist.get_rank(self.group) if condition else -1
         last = torch.tensor([candidate], device=self.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, self.group)

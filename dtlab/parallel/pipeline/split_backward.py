@@ -109,7 +109,8 @@ class Halves(NaiveHalves):
 
 
 # `torch.autograd.backward` and `grad`, which call this engine, import sympy to compare the shapes
-# of the gradients passed in: two seconds for a fresh rank. The engine compares them too.
+# of the gradients passed in. That takes two seconds on a fresh rank, and the engine compares them
+# anyway.
 
 
 def _accumulate(ends: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:

@@ -61,7 +61,7 @@ class ShardedBucket:
         self.segments = self._made_segments()
         self.gradient: Tensor | None = None
         self.used: set[int] = set()  # indices of parameters that have had a gradient
-        self.is_sent = False  # in the current backward pass
+        self.is_sent = False  # whether `send` ran in the current backward pass
         self._arrived: set[int] = set()  # indices of gradients that arrived in this pass
         self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # keeps the sent tensor alive
 

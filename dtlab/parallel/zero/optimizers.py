@@ -141,8 +141,8 @@ class Zero1(ShardedOptimizer):
             self._reduce()
         elif any(p.grad is not None for bucket in self._buckets for p in bucket.parameters):
             raise RuntimeError(
-                "gradients were computed after clip_grad_norm_ had reduced the others. Clip once, "
-                "after the last backward pass of a step."
+                "gradients were computed after clip_grad_norm_ had reduced earlier gradients. "
+                "Clip once, after the last backward pass of a step."
             )
 
     def _reduce(self) -> None:
@@ -237,7 +237,7 @@ class Zero1(ShardedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce remaining gradients, step this rank's shard, and gather all parameters.
 
-        Call it on all ranks. A closure runs once, before the step; its result is returned.
+        Call this on all ranks. A closure runs once, before the step; its result is returned.
         """
         loss = None
         if closure is not None:

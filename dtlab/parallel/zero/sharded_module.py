@@ -127,7 +127,7 @@ class ShardedModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their norm, over all ranks, is at most `max_norm`.
 
-        Call it on every rank, after backward. Returns the norm before scaling, as
+        Call this on every rank, after backward. Returns the norm before scaling, as
         `torch.nn.utils.clip_grad_norm_` does in one process.
         """
         gradients = [piece.grad for piece in self.parameters() if piece.grad is not None]
@@ -153,7 +153,7 @@ class ShardedModule(nn.Module):
         """Gather whole tensors from the tensors that `take` returns for this rank's pieces.
 
         `take` is `lambda piece: piece.detach()` for parameters, `lambda piece: piece.grad` for
-        gradients. Returns the whole tensors by piece. Call it on all ranks.
+        gradients. Returns the whole tensors by piece. Call this on all ranks.
         """
         pieces = dict(self.module.named_parameters())
         return {pieces[name]: whole for name, whole in _gathered(self, take)}
