@@ -150,7 +150,7 @@ def test_enough_is_enough() -> None:
     }  # fmt: skip
     card = almost.cheaper[-1]
     assert str(card) == "a bigger card: Use H200 SXM, 150.8 GB, of which 90 % count as free " \
-                        "for tensors. Brings up to 55.68 GB, which may be enough."  # fmt: skip
+                        "for tensors. Gain: up to 55.68 GB, which may be enough."  # fmt: skip
     assert "bf16" not in {each.name for each in almost.cheaper}  # it is there already
     fp32_gradients = choose(8e9, 80e9, policy="mixed_fp32_grads").cheaper
     assert {each.name: each.brings for each in fp32_gradients}["bf16"] == 16e9

@@ -199,7 +199,7 @@ class Cheaper:
     enough: bool
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.how} Brings up to {in_gb(self.brings)}" + (
+        return f"{self.name}: {self.how} Gain: up to {in_gb(self.brings)}" + (
             ", which may be enough." if self.enough else "."
         )
 
