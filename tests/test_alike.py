@@ -226,7 +226,7 @@ def test_what_was_handed_out_counts_for_nobody() -> None:
 def test_the_program_that_is_to_be_mended_counts_for_nobody() -> None:
     part = find_part("01/mend_4")
     program = str(cell(notebook("exercises", part), "mend_4-program").source)
-    both = program.replace("share_out", "mended_4")
+    both = program.replace("with_neighbours", "mended_4")
     assert not compared(part, 0.01, ada=both, ben=disguised(both))
 
 
