@@ -352,4 +352,6 @@ WRONG = {
     fp64_on_the_wire: {"traffic": "rank 0 sent 0.5 MB; 0.3 MB are enough"},
 }
 
-EQUIVALENT = {}
+EQUIVALENT = {
+    "for work in sending: -> for work in reversed(sending):": "all are waited for, in any order",
+}
