@@ -47,6 +47,7 @@ def test_nothing_tells_a_fault_before_the_hints() -> None:
         assert not told.search(" ".join(texts).casefold())
 
 
+@pytest.mark.slow
 def test_each_fault_has_evidence_in_the_notebooks_report(warm: None) -> None:
     """Calls in program 1, the first loss in 2, first updates in 3, whose copies agree."""
     shown: dict[str, Any] = {}
