@@ -275,6 +275,12 @@ WRONG = {
 # Mutants that no check can tell from the solution ------------------------------------------------
 
 EQUIVALENT = {
+    "diagnosis_1 = {'number': 6144, 'line': 7} -> diagnosis_1 = {'number': 6144, 'line': 8}": (
+        "f is applied in both lines, and either may be named"
+    ),
+    "for layer in model.layers: -> for layer in reversed(model.layers):": (
+        "the layers are cut in any order"
+    ),
     "optimizer.zero_grad(); loss = F.cross_entropy(model(images), labels) -> "
     "loss = F.cross_entropy(model(images), labels); optimizer.zero_grad()": (
         "gradients are set to zero at any time before backward adds to them"

@@ -255,6 +255,13 @@ WRONG = {
 # Mutants that no check can tell from the solution ------------------------------------------------
 
 EQUIVALENT = {
+    "for layer in model.layers: -> for layer in reversed(model.layers):": (
+        "the layers are cut in any order"
+    ),
+    "gate, values = F.linear(hidden, layer.wide.weight).chunk(2, -1) -> "
+    "gate, values = F.linear(hidden, layer.wide.weight).chunk(2, 1)": (
+        "of two dims the last one is dim 1"
+    ),
     "optimizer.zero_grad(); loss = F.cross_entropy(model(images), labels) -> "
     "loss = F.cross_entropy(model(images), labels); optimizer.zero_grad()": (
         "gradients are set to zero at any time before backward adds to them"
