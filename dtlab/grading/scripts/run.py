@@ -148,6 +148,21 @@ class TrainingRun(Case):
             after.append(named(model))
         return losses, after
 
+    def first_update(self, results: Sequence[Any], name: str, rank: int) -> tuple[float, float]:
+        """Compares a rank's update of a parameter, in a run of one step, with one process's.
+
+        Returns its size as a multiple of the right one, and its distance from it, relative.
+        """
+        _, (after, *_) = self.one_process(len(results))
+        start, right = (
+            self.part(name, whole[name], rank, len(results))
+            for whole in (named(self.model()), after)
+        )
+        assert start is not None and right is not None
+        moved, wanted = results[rank]["after"][name] - start, right - start
+        size = float((moved * wanted).sum() / wanted.square().sum())
+        return size, float((moved - wanted).norm() / wanted.norm())
+
 
 def fill(model: nn.Module, row: Tensor) -> nn.Module:
     """Copies a 1-D tensor into the parameters of a model; returns the model."""
