@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,12 @@ SCHEDULES: Final[tuple[tuple[Schedule, int], ...]] = (  # with the chunks that a
     ("interleaved", 8),
 )  # fmt: skip
 RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+_CHOICES: Final[Mapping[str, Sequence[Any]]] = {  # the values that fields of a plan may have
+    "zero": range(4),
+    "schedule": get_args(Schedule),
+    "recompute": RECOMPUTE,
+    "sequence_parallel": (False, True),
+}
 _FOR_TENSORS: Final = 0.9  # of a card's memory; the CUDA context and gaps take the rest
 _LOGIT_BYTES: Final = 6  # fp32 logits, and their gradient in 16 bits
 
@@ -80,6 +86,7 @@ class Plan:
 
     `tensor`, `context`, `pipeline` and `data` are numbers of ranks. `zero` is the ZeRO stage,
     `microbatch` the sequences in a microbatch, `chunks` the pipeline stages on each rank.
+    Raises: ValueError for counts below 1, and for choices that do not exist.
     """
 
     tensor: int = 1
@@ -92,6 +99,15 @@ class Plan:
     chunks: int = 1
     recompute: Recompute = "none"
     sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (*_AXES, "microbatch", "chunks"):
+            check_count(name, getattr(self, name))
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                words = ", ".join(map(str, choices))
+                raise ValueError(f"{name} must be one of {words}, not {value!r}.")
 
     @property
     def gpus(self) -> int:
@@ -395,6 +411,11 @@ class Search:
     def best(self, count: int = 10) -> list[Estimate]:
         """Return the `count` fastest plans; equally fast plans are sorted by their bytes."""
         return [_evaluate(self.problem, self._plan(row)) for row in self._order[:count]]
+
+    def within(self, times: float) -> list[Estimate]:
+        """Return the plans that take at most `times` as long as the fastest, fastest first."""
+        seconds = self._columns["seconds"][self._order]
+        return self.best(int(np.searchsorted(seconds, times * seconds[:1].sum(), side="right")))
 
     def rank_of(self, plan: Plan) -> int | None:
         """Return how many plans are faster; None for a plan that cannot run."""
@@ -714,7 +735,7 @@ def _change(estimate: Estimate, cost: str) -> str:
         "recomputation": ("No recomputation", replace(plan, recompute="none")),
         "tensor parallelism": (
             "Half the tensor ranks, and twice the data ranks,",
-            replace(plan, tensor=plan.tensor // 2, data=twice,
+            replace(plan, tensor=max(1, plan.tensor // 2), data=twice,
                     sequence_parallel=plan.sequence_parallel and plan.tensor > 2),
         ),
         "data parallelism": (
