@@ -45,8 +45,8 @@ class Grouping(Faulty):
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
 
-        make = c10d._new_group_with_tag
-        spy = patch.object(c10d, make.__name__, wraps=make)
+        make: Any = c10d._new_group_with_tag
+        spy = patch.object(c10d, "_new_group_with_tag", wraps=make)
         with spy as made, finished_calls(*Grouping.finished, refuse=True) as finished:
             found = fn(dict(given))
         groups: Any = type(found).__name__
