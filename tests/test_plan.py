@@ -165,15 +165,17 @@ def test_bad_arguments_are_explained(wrong: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
+        ({"data": 0}, "data must be a whole number of 1 or more, not 0"),
         ({"data": 2.0}, "data must be a whole number of 1 or more, not 2.0"),
         ({"chunks": 0}, "chunks must be a whole number"),
         ({"zero": 4}, "zero must be one of 0, 1, 2, 3, not 4"),
         ({"schedule": "2f2b"}, "schedule must be one of 1f1b, gpipe, interleaved, zb_h1"),
     ],
 )
-def test_a_plan_has_only_choices_that_exist(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Plan(**wrong)
+def test_a_plan_with_an_impossible_value_cannot_run(wrong: dict[str, Any], words: str) -> None:
+    found = evaluate(Transformer(2, 8, 2, 10, 8), Cluster(), 4, Plan(**wrong))
+    assert words in found.reason
+    assert not found.seconds
 
 
 def test_plans_within_a_ratio_of_the_fastest() -> None:

@@ -86,7 +86,6 @@ class Plan:
 
     `tensor`, `context`, `pipeline` and `data` are numbers of ranks. `zero` is the ZeRO stage,
     `microbatch` the sequences in a microbatch, `chunks` the pipeline stages on each rank.
-    Raises: ValueError for counts below 1, and for choices that do not exist.
     """
 
     tensor: int = 1
@@ -100,19 +99,24 @@ class Plan:
     recompute: Recompute = "none"
     sequence_parallel: bool = False
 
-    def __post_init__(self) -> None:
-        for name in (*_AXES, "microbatch", "chunks"):
-            check_count(name, getattr(self, name))
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                words = ", ".join(map(str, choices))
-                raise ValueError(f"{name} must be one of {words}, not {value!r}.")
-
     @property
     def gpus(self) -> int:
         """The number of GPUs that the plan uses."""
         return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def odd(self) -> str:
+        """Why a value of the plan is impossible on every cluster; empty if all are possible."""
+        try:
+            for name in (*_AXES, "microbatch", "chunks"):
+                check_count(name, getattr(self, name))
+        except ValueError as error:
+            return str(error).removesuffix(".")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                words = ", ".join(map(str, choices))
+                return f"{name} must be one of {words}, not {getattr(self, name)!r}"
+        return ""
 
     def __str__(self) -> str:
         words = [f"tp {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
@@ -210,6 +214,8 @@ def _evaluate(problem: Problem, plan: Plan) -> Estimate:
 def _illegal(problem: Problem, plan: Plan) -> str:
     """Why this plan cannot run, even with unlimited memory; empty if it can."""
     model, length = problem.model, problem.model.sequence_length
+    if plan.odd:
+        return plan.odd
     if plan.gpus != problem.cluster.size:
         return f"takes {plan.gpus} GPUs, and there are {problem.cluster.size}"
     if model.num_heads % plan.tensor:
@@ -735,7 +741,7 @@ def _change(estimate: Estimate, cost: str) -> str:
         "recomputation": ("No recomputation", replace(plan, recompute="none")),
         "tensor parallelism": (
             "Half the tensor ranks, and twice the data ranks,",
-            replace(plan, tensor=max(1, plan.tensor // 2), data=twice,
+            replace(plan, tensor=plan.tensor // 2, data=twice,
                     sequence_parallel=plan.sequence_parallel and plan.tensor > 2),
         ),
         "data parallelism": (

@@ -117,12 +117,11 @@ class Setting(Faulty):
             keys = ", ".join(KEYS)
             yield "legal", f"plan_320 returns {values['odd']}. Return a dict with {keys}."
             return
-        try:
-            plan, memory = Plan(**values), self.memory
-            found = evaluate(self.model, self.cluster, self.batch, plan, memory=memory)
-        except ValueError as error:
-            yield "legal", f"what plan_320 returns is no plan: {error}"
+        plan = Plan(**values)
+        if plan.odd:
+            yield "legal", f"what plan_320 returns is no plan: {plan.odd}."
             return
+        found = evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
         if not found.seconds:
             yield "legal", f"{found.plan}: this plan cannot run: {found.reason}."
             return
