@@ -96,17 +96,16 @@ class Clipping(WithGradients):
         for rank, place, which, after in self.gradients(results):
             before = self.before(which, place)
             if before is None or after is None:
-                wrong = "has a gradient now" if before is None else "has no gradient any more"
+                wrong = "has a gradient now." if before is None else "has no gradient any more."
                 is_right = before is after
             else:
-                wrong = f"has a gradient that should be {factor:.3g} times what it was"
+                wrong = (
+                    f"has a gradient that should be {factor:.3g} times what it was. Every rank "
+                    "scales by the same factor."
+                )
                 is_right = close(after, before * factor)
             if not is_right:
-                yield (
-                    self.factor_topic,
-                    f"{self.where(rank)}: {which.name} {wrong}. Every rank scales the gradients "
-                    "that there are by the same factor.",
-                )
+                yield self.factor_topic, f"{self.where(rank)}: {which.name} {wrong}"
 
     def _known(self, got: float, rank: int) -> str:
         """The message for a known mistake that gives this norm; else a general hint."""
