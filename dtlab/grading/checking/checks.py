@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from dtlab.errors import RanksError
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.numbered import case_of, numbered, printed_words
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion, Status
 
-__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "Rule", "Verdict", "blocked", "lost", "ok"]
+__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "RecordedCheck", "Rule", "Verdict",
+           "blocked", "lost", "ok"]  # fmt: skip
 
 
 class Verdict(NamedTuple):
@@ -55,13 +57,13 @@ def blocked(message: str) -> Verdict:
 class Rule:
     """A criterion before it is judged: its name, its points, and its judge.
 
-    If `after` names another criterion, this one is blocked until that one is ok.
+    If `after` names other criteria, this one is blocked until those are ok.
     """
 
     name: str
     points: float
     judge: Judge
-    after: str = ""
+    after: str | tuple[str, ...] = ()
 
     def settle(self, observations: Sequence[Observation]) -> Criterion:
         """Judges the observations and returns the criterion."""
@@ -163,7 +165,8 @@ class Check:
         """Judges the observations and returns the criteria."""
         settled: dict[str, Criterion] = {}
         for rule in self.rules:
-            waits = rule.after and settled[rule.after].status != "ok"
+            names = (rule.after,) if isinstance(rule.after, str) else rule.after
+            waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
             settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(observations)
         return list(settled.values())
@@ -177,3 +180,36 @@ class Check:
         first, *others = self.rules
         waiting = blocked("judged once there is something to judge")
         return [first.closed(lost(why)), *(rule.closed(waiting) for rule in others)]
+
+
+def _no_runs(seed: int, bench: Bench) -> Sequence[Trial]:
+    return ()
+
+
+@dataclass(frozen=True)
+class RecordedCheck(Check):
+    """A check that first records runs of the library, whose traces are inputs of the answer.
+
+    `record` returns the trials with these traces, which run after `trials`. It raises RanksError
+    if its runs did not finish; then nothing is judged.
+    """
+
+    record: Callable[[int, Bench], Sequence[Trial]] = _no_runs
+
+    def run(
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
+    ) -> list[Criterion]:
+        def trials(seed: int) -> Sequence[Trial]:
+            return [*self.trials(seed), *self.record(seed, bench)]
+
+        check = Check(trials, self.rules, compiles=self.compiles)
+        try:
+            return check.run(symbol, answer, seed, learner, bench)
+        except RanksError:
+            late = blocked("the runs did not finish in time: the machine is busy. Check again.")
+            return [rule.closed(late) for rule in self.rules]

@@ -281,7 +281,7 @@ def criterion(
     points: float,
     right: str,
     *objections: Objection,
-    after: str = "",
+    after: str | tuple[str, ...] = (),
     trouble: Callable[[Observation], str] = lambda one: one.trouble,
     waits: bool = False,
 ) -> Rule:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch.launcher import Run
     from dtlab.trace import Trace
 
-__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe",
-           "observed", "run_cases", "run_here"]  # fmt: skip
+__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Recording", "Trial", "drawn_seed",
+           "observe", "observed", "run_cases", "run_here"]  # fmt: skip
 
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
@@ -97,6 +97,26 @@ class Case(ABC):
     @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
         """Says what is wrong with the results of the ranks; empty if nothing is."""
+
+
+@dataclass(frozen=True)
+class Recording(Case):
+    """A call of a function of the library, to record its trace. Nothing in it is judged."""
+
+    arguments: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return "a run of the check"
+
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return self.arguments
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        fn(*given)
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        return ""
 
 
 @dataclass(frozen=True)
