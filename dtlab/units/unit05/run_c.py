@@ -12,14 +12,13 @@ from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of
 
-_MORE = 1.1  # allowed ratio to the bytes that a rank must hold
+_MOST = 4.2  # shares: a right program holds 3, or 4 with a sum in float64, and some buffers
 _OBJECTS = 0.75  # of a share; Python objects of a right step grow by less than half a share
 
 
 def _grows(case: ShardedRun, results: list[Any], run: Observation) -> str:
     share = 4 * case.elements / len(results)
-    # Buffers of collectives and the original memory of the model count too.
-    most = _MORE * (3 * share + 4 * (case.elements + case.layer + case.root))
+    most = _MOST * share
     for rank, result in enumerate(results):
         arrays, objects, nodes = (
             [kept[name] for kept in result["kept"][1:]] for name in ("arrays", "objects", "nodes")

@@ -228,7 +228,11 @@ def graph_nodes() -> int:
 
 
 class Alive(Storages):
-    """`Storages` that can wait until running operations have released their tensors."""
+    """`Storages` without meta tensors, that can wait until operations have released theirs."""
+
+    def follow(self, tensor: Tensor) -> None:
+        if not tensor.is_meta:
+            super().follow(tensor)
 
     def settled(self, goal: float = 0, patience: float = 0.02) -> int:
         """The bytes that exist, as soon as they are at most `goal`, or after `patience` seconds.
