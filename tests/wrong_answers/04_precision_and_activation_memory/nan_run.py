@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler
 from dtlab.parallel.data import DataParallel
 from dtlab.training.datasets import batches
 from dtlab.training.loss_scaling import DynamicLossScaler
+from tests.wrong_answers.diagnoses import numbers_near
 
 SAID = {"number": 180.4, "line": 10}
 
@@ -386,6 +387,7 @@ LOSS = "loss = F.cross_entropy(replica(images), labels, reduction='sum')"
 AUTOCAST = f"with torch.autocast('cpu', dtype=torch.float16):; {LOSS}"
 CLIP = "clip_grad_norm_(replica.parameters(), max_norm)"
 EQUIVALENT = {
+    **numbers_near("diagnosis_nan = {'number': 180, 'line': 10}", 180),
     f"{SEED.format(4)} -> {SEED.format(5)}": ANOTHER,
     f"{SEED.format(4)} -> {SEED.format(3)}": ANOTHER,
     f"scaler = {INIT.format(24)} -> scaler = {INIT.format(25)}": START,
