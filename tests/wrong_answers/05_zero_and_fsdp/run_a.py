@@ -235,4 +235,22 @@ WRONG = {
     a_batch_too_few: {"training": "returns the losses"},
 }
 
-EQUIVALENT = {**numbers_near("diagnosis_a = {'number': 110248, 'line': 6}", 110248)}
+_IMPORT = "from torch.distributed.fsdp import fully_shard"
+_MESH = "mesh = init_device_mesh('cpu', (dist.get_world_size(),))"
+_CLEARED, _NOTED, _STEP = "optimizer.zero_grad()", "losses.append(total)", "optimizer.step()"
+_SYNC = "model.set_requires_gradient_sync(number == 1)"
+_LOSS = "loss = F.cross_entropy(model(half), labels.chunk(2)[number]) / 2"
+_BACK, _SUM, _FREE = "loss.backward()", "total += loss.item()", "neither needs the other"
+EQUIVALENT = {
+    **numbers_near("diagnosis_a = {'number': 110248, 'line': 6}", 110248),
+    f"{_IMPORT}; {_MESH} -> {_MESH}; {_IMPORT}": _FREE,
+    f"{_CLEARED}; total = 0.0 -> total = 0.0; {_CLEARED}": _FREE,
+    f"{_CLEARED} -> {_CLEARED}; {_CLEARED}": "what is cleared twice is clear",
+    f"{_SYNC}; {_LOSS} -> {_LOSS}; {_SYNC}": "it takes effect in backward",
+    "model.set_requires_gradient_sync(number ... -> "
+    f"{_SYNC}; model.set_requires_gradient_sync(number ...": "what is set twice is set",
+    f"{_BACK}; {_SUM} -> {_SUM}; {_BACK}": _FREE,
+    f"{_SUM} -> total = total + loss.item()": "a Python number has no memory that is shared",
+    f"{_STEP}; {_NOTED} -> {_NOTED}; {_STEP}": _FREE,
+    f"{_NOTED} -> {_NOTED}; for images, labels in batches:; ...": "batches come once only",
+}
