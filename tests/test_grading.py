@@ -125,6 +125,10 @@ def test_report_is_nbgraders_number_in_a_kernel_and_text_in_a_terminal(
     bundle = REPORT._repr_mimebundle_()
     assert float(bundle["text/plain"]) == REPORT.score
     assert bundle["text/html"] == REPORT._repr_html_()
+    monkeypatch.setattr("dtlab.grading.report.has_front_end", lambda: True)
+    assert REPORT._repr_mimebundle_()["text/plain"] == str(REPORT)  # a person may read it
+    monkeypatch.setattr("dtlab.grading.report.graded_student", lambda: "ada")
+    assert float(REPORT._repr_mimebundle_()["text/plain"]) == REPORT.score
 
 
 def test_a_passed_part_is_read_beside_the_librarys_own() -> None:

@@ -13,7 +13,7 @@ from dtlab.grading.checking.criteria import Faulty, fault
 from dtlab.grading.checking.numbered import numbered, printed_words
 from dtlab.grading.checking.trials import UNREADABLE, Observation, observe
 from dtlab.grading.report import Criterion, as_text
-from dtlab.ranks.system import in_a_kernel
+from dtlab.ranks.system import has_front_end
 
 if TYPE_CHECKING:
     from dtlab.show import Figure
@@ -70,15 +70,12 @@ def offer(
 ) -> None:
     """Shows a button "Run this case" for each lost criterion, below the report in JupyterLab."""
     lost = [criterion for criterion in criteria if criterion.case]
-    if not (lost and in_a_kernel()):
+    if not (lost and has_front_end()):
         return
     import ipywidgets as widgets
     from IPython import get_ipython
 
-    from dtlab.show.notebook import Kept, has_front_end, show_bundle
-
-    if not has_front_end():
-        return
+    from dtlab.show.notebook import Kept, show_bundle
 
     place = widgets.Output()
 
