@@ -43,6 +43,11 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
                    r"Error code 12 \(Cannot allocate memory\)", re.DOTALL),
         lambda match: f"this line asks for {int(match[1]):,} bytes more",
     ),
+    (  # of NumPy
+        re.compile(r"\S*MemoryError: Unable to allocate (\S+ \S+) for an array.*", re.DOTALL),
+        r"this line asks for \1 more",
+    ),
+    (re.compile(r"^MemoryError$"), "this line asks for more than is left"),
     (
         re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "
                    r"worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)\.\s*"),
