@@ -206,10 +206,11 @@ class Observation:
 
         Ranks that hang have printed which case they began. Isolated ranks print nothing.
         """
+        if not self.hung:
+            return self.failed_case
         begun = [re.findall(rf"{BEGIN}(\d+)\n", text) for text in self.printed]
-        if self.hung and begun and all(begun):
-            return min(int(numbers[-1]) for numbers in begun)
-        return self.failed_case
+        last = min((int(numbers[-1]) for numbers in begun if numbers), default=0)
+        return last if begun and all(begun) and last < len(self.trial.cases) else None
 
     @property
     def failed_function(self) -> str:

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import signal
+from itertools import takewhile
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
@@ -41,6 +42,7 @@ ASK_IN_NOTEBOOK = (
 )
 NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
 INDEX_NAME = re.compile(r"\[(\w+)\]")
+NEXT_RANK = re.compile(r"rank\w*(\(\w*\))?\s*\+\s*1\b(?![^#]*%)")
 WRAP_AROUND = (
     "There is no index rank + 1 on the last rank: it has no right neighbour. If the first element "
     "follows the last one, as in a ring, write (rank + 1) % size."
@@ -227,20 +229,25 @@ def _advice_on(message: str, frame: Frame) -> str:
     code = linecache.getline(frame.file, frame.line)
     if message.startswith("IndexError"):  # an index without %, as in chunks[rank + 1]
         values = (_assigned(name, frame) for name in INDEX_NAME.findall(code))
-        if NEXT_INDEX.search(code) or any("+" in each and "%" not in each for each in values):
+        if NEXT_INDEX.search(code) or any(map(NEXT_RANK.search, values)):
             return WRAP_AROUND
     if "NoneType" in message:
-        for source in (code, *(_assigned(name, frame) for name in re.findall(r"\w+", code))):
+        names = re.findall(r"\w+", code)[:20]
+        for source in (code, *(_assigned(name, frame) for name in names)):
             if (call := COLLECTIVE.search(source)) and "async_op" not in source:
                 return writes_in_place(call[1])
     return ""
 
 
 def _assigned(name: str, frame: Frame) -> str:
-    """The last line above that of `frame` that assigns the variable `name`; empty if none does."""
+    """The last line above that of `frame` that assigns the variable `name`; empty if none does.
+
+    It looks no further than the beginning of a function.
+    """
     above = reversed(linecache.getlines(frame.file)[: frame.line - 1])
-    assigns = re.compile(rf"\s*{name}\s*\+?=[^=]")
-    return next(filter(assigns.match, above), "")
+    inside = takewhile(lambda line: not line.lstrip().startswith("def "), above)
+    assigns = re.compile(rf"\s*{name}\s*=[^=]")
+    return next(filter(assigns.match, inside), "")
 
 
 def _of_death(end: RankEnd, stderr: str) -> Failure:

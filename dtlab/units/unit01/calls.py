@@ -162,6 +162,8 @@ class Call(Case):
 
     def likely_cause(self, trouble: str, world_size: int) -> str:
         """A hint on process groups, or on the lengths of chunks if they do not fit."""
+        if self.groups and "'group'" in trouble:
+            return "Your function takes no `group`: write group=None as its last argument."
         if self.groups:
             return " ".join(filter(None, (_on_groups(trouble), self.note, _global(self.groups))))
         if self.size % world_size and _OTHER_SIZES.search(trouble):
@@ -191,8 +193,6 @@ _OTHER_SIZES = re.compile(r"receives it into \w+\[\d+\]|must match the size|inva
 
 def _on_groups(trouble: str) -> str:
     """What to write so that a function works on a group of some ranks."""
-    if "'group'" in trouble:
-        return "Your function takes no `group`: write group=None as its last argument."
     give = "Pass `group` to every call of torch.distributed; without it, all ranks take part."
     count = (
         "Use ranks of the group: dist.get_rank(group), group_dst=..., group_src=...; a rank of "
