@@ -304,10 +304,10 @@ def test_chunks_of_other_lengths_are_named() -> None:
     assert mistake.startswith("2 ranks, 7 elements: the calls of the ranks do not match.\nrank 1")
     assert "7 elements do not divide by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
     assert "chunk 1 has 3. Give each receive buffer the length" in mistake
-    few = AllReduce(0, 2).likely_cause("tensor a (0) must match the size of tensor b (1)", 5)
+    few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
     assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few
-    assert AllReduce(0, 8).likely_cause(headline, 2) == ""
-    assert AllReduce(0, 7).likely_cause("a rank sends to itself", 2) == ""
+    assert AllReduce(0, 8).advice(f"2 ranks, 8 elements: {headline}") == ""
+    assert AllReduce(0, 7).advice("2 ranks, 7 elements: a rank sends to itself") == ""
 
 
 # The return value of a collective ---------------------------------------------------------------

@@ -98,7 +98,7 @@ class Case(ABC):
     def mistake(self, results: Sequence[Any]) -> str:
         """Says what is wrong with the results of the ranks; empty if nothing is."""
 
-    def likely_cause(self, trouble: str, world_size: int) -> str:
+    def advice(self, trouble: str) -> str:
         """Returns a hint about the likely cause of a crash or hang in this case; may be empty."""
         return ""
 
@@ -179,8 +179,7 @@ class Observation:
         """A sentence for each case with a mistake, or the reason why the launch failed."""
         if self.error is not None:
             case = self.trial.cases[self._stopped_in or 0]
-            hint = case.likely_cause(self.trouble, self.trial.world_size)
-            return [f"{self.trouble}\n{hint}".rstrip()]
+            return [f"{self.trouble}\n{case.advice(self.trouble)}".rstrip()]
         numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
         mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
         return [

@@ -150,25 +150,22 @@ class Call(Case):
         inputs = self.inputs(len(results))
         messages = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
         found = ((rank, message) for rank, message in messages if message)
-        return next((self._in_place(rank, message, len(results)) for rank, message in found), "")
+        return next((self._in_place(rank, message) for rank, message in found), "")
 
-    def _in_place(self, rank: int, message: str, world_size: int) -> str:
+    def _in_place(self, rank: int, message: str) -> str:
         """A message about a rank; in a group also with its group rank, and a hint."""
-        if not self.groups:
-            return f"rank {rank}: {message}"
-        place = self.members(rank, world_size).index(rank)
-        cause = self.likely_cause(message, world_size)
-        return f"rank {rank} (group rank {place}): {message}\n{cause}"
+        group = next((group for group in self.groups if rank in group), ())
+        place = f" (group rank {group.index(rank)})" if group else ""
+        return f"rank {rank}{place}: {message}\n{self.advice(message)}".rstrip()
 
-    def likely_cause(self, trouble: str, world_size: int) -> str:
+    def advice(self, trouble: str) -> str:
         """A hint on process groups, or on the lengths of chunks if they do not fit."""
         if self.groups and "'group'" in trouble:
             return "Your function takes no `group`: write group=None as its last argument."
         if self.groups:
             return " ".join(filter(None, (_on_groups(trouble), self.note, _global(self.groups))))
-        if self.size % world_size and _OTHER_SIZES.search(trouble):
-            return _lengths(self.size, world_size)
-        return ""
+        ranks = int(match[1]) if (match := _OTHER_SIZES.match(trouble)) else 1
+        return _lengths(self.size, ranks) if self.size % ranks else ""
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
         """What is wrong with the answer of one rank; empty if it is right."""
@@ -188,7 +185,10 @@ class Call(Case):
         )
 
 
-_OTHER_SIZES = re.compile(r"receives it into \w+\[\d+\]|must match the size|invalid for input of")
+_OTHER_SIZES = re.compile(
+    r"(\d+) ranks,.*(receives it into \w+\[\d+\]|must match the size|invalid for input of)",
+    re.DOTALL,
+)
 
 
 def _on_groups(trouble: str) -> str:
