@@ -88,17 +88,25 @@ def _for_the_learner(
 ) -> list[Criterion]:
     """Prints what the ranks printed, and adds to lost criteria the number of a case to run again.
 
-    Only the first `runs` trials can be run again: the rest are of the library's functions.
+    Adds warnings, such as a missing `wait`, to the first lost criterion; if there is none, prints
+    them. Only the first `runs` trials can be run again: the rest are of the library's functions.
     """
     cases = numbered(observations)
     about = [case_of(one.message, cases) if one.status == "lost" else None for one in criteria]
     if words := printed_words(cases, next(filter(None, about), None)):
         print(words)
     again = [case for case in numbered(observations[:runs]) if case.is_on_ranks]
-    return [
-        replace(one, case=case.number) if case in again else one
-        for one, case in zip(criteria, about, strict=True)
-    ]
+    numbers = [case.number if case and case in again else 0 for case in about]
+    found = [replace(one, case=case) for one, case in zip(criteria, numbers, strict=True)]
+    warned = [case.one for case in about if case] + list(observations)
+    warnings = "\n".join(next((one.warnings[:2] for one in warned if one.warnings), ()))
+    lost = next((place for place, one in enumerate(found) if one.status == "lost"), None)
+    if lost is None and warnings:
+        print(warnings)
+    elif lost is not None:
+        message = f"{found[lost].message}\n{warnings}".rstrip()
+        found[lost] = replace(found[lost], message=message)
+    return found
 
 
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
@@ -146,9 +154,7 @@ class Check:
         trials = self.trials(seed)
         for trial in trials:
             observations.append(bench.observe(trial, answer))
-            if observations[-1].unwritten:
-                name = (self.wrapped and observations[-1].failed_function) or symbol
-                why = f"{name} is not written yet: it still raises NotImplementedError."
+            if why := self.unwritten(observations[-1], symbol):
                 remark = Criterion(symbol, 0, 0, "open", why)
                 return [remark, *(rule.closed(Verdict("open", rule.right)) for rule in self.rules)]
             if observations[-1].hung:
@@ -160,6 +166,12 @@ class Check:
             return criteria
         runs = len(trials) if seed == 0 else 0  # a case of another seed has no number
         return _for_the_learner(criteria, observations, runs)
+
+    def unwritten(self, one: Observation, symbol: str) -> str:
+        """Says that the function `symbol` is not written yet; empty if it is."""
+        name = (self.wrapped and one.failed_function) or symbol
+        why = f"{name} is not written yet: it still raises NotImplementedError."
+        return why if one.unwritten else ""
 
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""
