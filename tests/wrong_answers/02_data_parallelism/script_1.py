@@ -17,8 +17,10 @@ from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
     EPOCHS_BACKWARDS,
+    FREE,
     OTHER_BATCHES,
     SET_TWICE,
+    TWICE,
     changes_of_losses,
     cleared_later,
     neighbours,
@@ -340,6 +342,11 @@ WRONG = {
     another_rate: {"training": "the rate and the optimizer of the script"},
 }
 
+_SIZES = "sizes = [parameter.numel() for parameter in parameters]"
+_SHARED, _CUT = "dist.broadcast(parameter.data, src=0)", "dist.broadcast(parameter.data, ..."
+_SAMPLER = "sampler = DistributedSampler(data, seed=1)"
+_BACK = "parameter.grad.copy_(part.view_as(parameter))"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
@@ -348,7 +355,18 @@ EQUIVALENT = changes_of_losses(
 ) | {
     **EPOCHS_BACKWARDS,
     **SET_TWICE,
-    **cleared_later("replica"),
+    **cleared_later("model"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 1, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "for parameter in parameters: -> for parameter in reversed(parameters):": FREE,
+    f"{_SIZES}; for parameter in parameters:; {_SHARED} -> "
+    f"for parameter in parameters:; {_SHARED}; {_SIZES}": FREE,
+    f"for parameter in parameters:; {_SHARED}; {_SAMPLER} -> "
+    f"{_SAMPLER}; for parameter in parameters:; {_SHARED}": FREE,
+    f"{_CUT} -> {_SHARED}; {_CUT}": TWICE,
+    f"{_CUT} -> {_SHARED}; for parameter in parameters:; {_CUT}": TWICE,
+    f"{_BACK} -> parameter.grad = part.view_as(parameter)": "`.grad` may be another tensor",
+    f"{_BACK} -> {_BACK}; for part, parameter in zip(parts, parameters, strict=True):; {_BACK}": (
+        TWICE
+    ),
 }

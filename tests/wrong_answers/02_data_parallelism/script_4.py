@@ -18,6 +18,8 @@ from tests.wrong_answers.changed_scripts import (
     EPOCHS_BACKWARDS,
     OTHER_BATCHES,
     SET_TWICE,
+    TWICE,
+    TWO_LINES,
     changes_of_losses,
     cleared_later,
     neighbours,
@@ -313,8 +315,12 @@ WRONG = {
     a_loss_counted_twice: {"training": "one and the same step"},
 }
 
+_DECIDE = "dist.all_reduce(finite, op=dist.ReduceOp.MIN)"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
 ) | {
     **EPOCHS_BACKWARDS,
@@ -322,4 +328,6 @@ EQUIVALENT = changes_of_losses(
     **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 4, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 8, OTHER_BATCHES),
+    "diagnosis_4 = {'line': 14} -> diagnosis_4 = {'line': 15}": TWO_LINES,
+    f"{_DECIDE} -> {_DECIDE}; {_DECIDE}": TWICE,
 }

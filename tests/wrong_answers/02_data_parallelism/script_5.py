@@ -20,7 +20,6 @@ from tests.wrong_answers.changed_scripts import (
     OTHER_BATCHES,
     SET_TWICE,
     TWICE,
-    TWO_LINES,
     changes_of_losses,
     cleared_later,
     neighbours,
@@ -314,6 +313,10 @@ WRONG = {
     the_same_samples_everywhere: {"training": "every rank goes through all 48 samples"},
 }
 
+_SHARED, _CUT = "dist.broadcast(parameter.data, src=0)", "dist.broadcast(parameter.data, ..."
+_SAMPLER = "sampler = DistributedSampler(data, seed=5)"
+_SUM, _MEAN = "dist.all_reduce(parameter.grad)", "parameter.grad /= dist.get_world_size()"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
@@ -325,21 +328,17 @@ EQUIVALENT = changes_of_losses(
     **cleared_later("model"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 5, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
-    "diagnosis_5 = {'symptom': 'one step apart', 'line': 6} -> "
-    "diagnosis_5 = {'symptom': 'one step apart', 'line': 7}": TWO_LINES,
-    "dist.all_reduce(parameter.grad); parameter.grad /= size -> "
-    "parameter.grad /= size; dist.all_reduce(parameter.grad)": (
-        "to divide first or last is the same up to rounding"
-    ),
-    "parameter.grad /= size -> parameter.grad = parameter.grad / size": (
+    f"{_MEAN} -> parameter.grad = parameter.grad / dist.get_world_size()": (
         "`.grad` may be another tensor"
     ),
-    "for parameter in model.parameters():; dist.broadcast(parameter.data, src=0); ... -> "
-    "sampler = DistributedSampler(data, seed=5); for parameter in model.parameters():; ...": FREE,
-    "dist.broadcast(parameter.data, src=0); "
-    "parameter.register_post_accumulate_grad_hook(average) -> "
-    "parameter.register_post_accumulate_grad_hook(average); "
-    "dist.broadcast(parameter.data, src=0)": FREE,
-    "dist.broadcast(parameter.data, ... -> dist.broadcast(parameter.data, src=0); "
-    "dist.broadcast(parameter.data, ...": TWICE,
+    f"{_SUM}; {_MEAN} -> {_MEAN}; {_SUM}": "to divide first or last is the same up to rounding",
+    f"{_MEAN} -> {_MEAN}; for parameter in model.parameters():; ...": (
+        "the mean of equal gradients is that gradient"
+    ),
+    f"for parameter in model.parameters():; {_SHARED}; {_SAMPLER} -> "
+    f"{_SAMPLER}; for parameter in model.parameters():; {_SHARED}": FREE,
+    f"{_CUT} -> {_SHARED}; {_CUT}": TWICE,
+    f"{_CUT} -> {_SHARED}; for parameter in model.parameters():; {_CUT}": TWICE,
+    "clip_grad_norm_(model.parameters(), ... -> clip_grad_norm_(model.parameters(), max_norm); "
+    "clip_grad_norm_(model.parameters(), ...": TWICE,
 }

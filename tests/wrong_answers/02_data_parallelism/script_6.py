@@ -323,9 +323,9 @@ EQUIVALENT = dict.fromkeys(
         "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
         "total = 0.0 -> total = 1.0",
         "total = 0.0 -> total = -1.0",
-        "for number, (images, labels) in enumerate(loader, start=1):; if "
-        "number % accumulate == 0:; "
-        "..."
+        "total += loss.item(); if last:; ... -> if last:; optimizer.step(); ...",
+        "for number, (images, labels) in enumerate(loader, start=1):; "
+        "last = number % accumulate == 0; ..."
         " -> losses.append(total * accumulate / len(loader)); for number, (images, labels) in enumerate(loader, start=1):; ...",  # noqa: E501
         "total += loss.item() -> total -= loss.item()",
         "total += loss.item() -> nothing",

@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from dtlab.parallel.data import DataParallel
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
+    EPOCHS_BACKWARDS,
+    FREE,
     OTHER_BATCHES,
     SET_TWICE,
+    TWICE,
     changes_of_losses,
     cleared_later,
     neighbours,
@@ -279,11 +282,24 @@ WRONG = {
     another_order_on_each_rank: {"training": "are in no rank's batches"},
 }
 
+_SAMPLER = "sampler = DistributedSampler(data, seed=7)"
+
 EQUIVALENT = changes_of_losses(
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
 ) | {
+    **EPOCHS_BACKWARDS,
     **SET_TWICE,
     **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 7, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    f"first.requires_grad_(False); {_SAMPLER} -> {_SAMPLER}; first.requires_grad_(False)": FREE,
+    "sampler.set_epoch(epoch); if epoch == 1:; ... -> "
+    "if epoch == 1:; first.requires_grad_(True); ...": FREE,
+    "if epoch == 1:; first.requires_grad_(True); ... -> total = 0.0; if epoch == 1:; ...": FREE,
+    **{
+        f"first.requires_grad_({on}) -> " + "; ".join(2 * [f"first.requires_grad_({on})"]): TWICE
+        for on in (True, False)
+    },
 }
