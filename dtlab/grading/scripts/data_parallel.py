@@ -10,7 +10,6 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.reference import Optimizer, not_as_one_process
-from dtlab.grading.scripts.run import events_of
 from dtlab.grading.scripts.symptoms import Finding, Scene
 
 __all__ = [
@@ -23,12 +22,10 @@ __all__ = [
     "left_out",
     "shared",
     "shared_samples",
-    "too_many_bytes",
     "trained",
 ]  # fmt: skip
 
 _GROWS = 2.0  # times the distance after the first step
-_TWICE = 1.5  # times the bytes of one gradient in a step
 
 
 # Copies -----------------------------------------------------------------------------------------
@@ -63,15 +60,6 @@ def left_out(scene: Scene) -> Finding:
     case, taken = scene.case, sum(len(batch) for rank in scene.results for batch in rank.passes)
     description = f"{taken / case.epochs:g} of {case.samples} samples were taken in an epoch"
     return Finding(taken < case.epochs * case.samples, description)
-
-
-def too_many_bytes(scene: Scene) -> Finding:
-    """Measures whether more is sent than a step needs."""
-    first, case = scene.results[0], scene.case
-    reduced = sum(event.bytes for event in events_of(scene.one, "all_reduce"))
-    gradients = reduced / (len(first.passes) / case.passes * 4 * len(first.after))
-    description = f"a step of rank 0 all-reduced {gradients:.2g} times the bytes of a gradient"
-    return Finding(gradients > _TWICE, description)
 
 
 # Checks of mended scripts -----------------------------------------------------------------------
