@@ -1,4 +1,4 @@
-"""Level III of unit 02: broken training scripts, their symptoms and lines, and their judges."""
+"""Level III of unit 02: broken training scripts, their faulty lines, and their judges."""
 
 from __future__ import annotations
 

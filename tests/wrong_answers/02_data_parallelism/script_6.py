@@ -261,17 +261,18 @@ def dtlabs_accumulate(model, data, epochs, accumulate):
 
 @mended
 def averaged_by_hand(model, data, epochs, accumulate):
-    DDP(model)
-    optimizer = sgd(model)
+    parameters, optimizer = list(model.parameters()), sgd(model)
+    for parameter in parameters:
+        dist.broadcast(parameter.data, src=0)
     for loader in epochs_of(data, epochs):
-        for number, (images, labels) in enumerate(loader, start=1):
-            (F.cross_entropy(model(images), labels) / accumulate).backward()
-            if number % accumulate == 0:
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-                optimizer.step()
-                optimizer.zero_grad()
+        for micro_batches in per_step(loader, accumulate):
+            for images, labels in micro_batches:
+                F.cross_entropy(model(images), labels).backward()
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= accumulate * dist.get_world_size()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @mended
