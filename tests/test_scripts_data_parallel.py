@@ -53,13 +53,6 @@ def mend_of(part: Part) -> MendScript:
     return part.check
 
 
-def said_of(part: Part) -> dict[str, Any]:
-    """The right diagnosis, as the right answers have it."""
-    known = answers_of(part)
-    assert known is not None
-    return dict(known.right[0]()["diagnosis"])
-
-
 def name_of(part: Part) -> str:
     """How pytest names a case."""
     return part.symbol
@@ -97,10 +90,10 @@ def test_mending_one_of_two_faults_changes_what_is_seen(
     part = find_part("02/script_6")
     known = answers_of(part)
     assert known is not None
-    answer = next(one for one in known.wrong if one.__name__ == mended)
+    answer = next(one for one in known.wrong if one.__name__ == mended)()
     first, second = (
-        part.check.run(part.symbol, {"diagnosis": {"line": 11}, "mended": fn}, bench=BENCH)
-        for fn in (mend_of(part).broken, answer()["mended"])
+        part.check.run(part.symbol, {**answer, "mended": fn}, bench=BENCH)
+        for fn in (mend_of(part).broken, answer["mended"])
     )
     assert [one.name for one in first if one.status == "lost"] == ["training"]
     assert [one.name for one in second if one.status == "lost"] == ["training"]

@@ -330,4 +330,7 @@ EQUIVALENT = changes_of_losses(
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 8, OTHER_BATCHES),
     "diagnosis_4 = {'line': 14} -> diagnosis_4 = {'line': 15}": TWO_LINES,
     f"{_DECIDE} -> {_DECIDE}; {_DECIDE}": TWICE,
+    "if not finite:; continue; loss.backward() -> loss.backward(); if not finite:; continue": (
+        "all ranks run backward, and leave out the step"
+    ),
 }

@@ -346,7 +346,7 @@ WRONG = {
     losses_added_up_instead: {"rate": "not with microbatches alone"},
     a_smaller_batch: {"rate": "the parameters change within an update"},
     all_at_once: {"rate": "samples at once. A microbatch has"},
-    one_epoch_too_few: {"rate": "forward passes."},
+    one_epoch_too_few: {"rate": "forward passes, but"},
     each_rank_by_itself: {"rate": "does not follow the gradient of the mean loss"},
     a_step_for_each_micro_batch: {"rate": "The optimizer must step once, after the last one"},
     not_written: {"rate": "mended is not written yet"},
