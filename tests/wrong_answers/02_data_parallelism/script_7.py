@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from dtlab.parallel.data import DataParallel
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
-    EPOCHS_BACKWARDS,
     FREE,
     OTHER_BATCHES,
     SET_TWICE,
@@ -289,7 +288,6 @@ EQUIVALENT = changes_of_losses(
     "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
 ) | {
-    **EPOCHS_BACKWARDS,
     **SET_TWICE,
     **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 7, ANOTHER_ORDER),
