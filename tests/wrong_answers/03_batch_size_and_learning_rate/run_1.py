@@ -363,4 +363,5 @@ EQUIVALENT = changes_alike(seed=1) | {
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
+    "diagnosis_1 = {'line': 4} -> diagnosis_1 = {'line': 5}": "either line may be mended",
 }
