@@ -21,7 +21,15 @@ from tests.wrong_answers import answers_of
 ROOT = Path(__file__).parent.parent
 PARTS = [part for part in known_parts() if isinstance(part.check, MendScript)]
 
+def mend_of(part: Part) -> MendScript:
+    assert isinstance(part.check, MendScript)
+    return part.check
+
+
 each_part = pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+each_named = pytest.mark.parametrize(
+    "part", [part for part in PARTS if mend_of(part).symptoms], ids=lambda part: part.name
+)
 
 
 @cache
@@ -32,11 +40,6 @@ def cells(path: str) -> dict[str, str]:
 def shown_with(part: Part) -> dict[str, str]:
     """The cells of the notebook in which a part is."""
     return cells(str(Course(ROOT).level(part)))
-
-
-def mend_of(part: Part) -> MendScript:
-    assert isinstance(part.check, MendScript)
-    return part.check
 
 
 def said_of(part: Part) -> dict[str, Any]:
@@ -77,9 +80,7 @@ def test_lines_at_fault_may_be_named_by_text_and_by_number(part: Part) -> None:
             assert judge_line(mend.broken, said, mend.lines, "").status == "ok"
 
 
-@pytest.mark.parametrize(
-    "part", [part for part in PARTS if mend_of(part).symptoms], ids=lambda part: part.name
-)
+@each_named
 def test_the_notebook_lists_the_symptoms_that_are_measured(part: Part) -> None:
     wanted = [f'| `"{name}"` | {one.words} |' for name, one in mend_of(part).symptoms.items()]
     text = next(text for text in shown_with(part).values() if wanted[0] in text)
@@ -87,7 +88,7 @@ def test_the_notebook_lists_the_symptoms_that_are_measured(part: Part) -> None:
 
 
 @pytest.mark.slow
-@each_part
+@each_named
 def test_a_broken_script_shows_its_symptom_and_no_other(part: Part, warm: None) -> None:
     mend, said = mend_of(part), said_of(part)
     scene = Scene(BENCH.observe(mend.scene, mend.broken), mend.optimizer)

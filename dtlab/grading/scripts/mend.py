@@ -1,7 +1,7 @@
 """The check of a broken training script: a learner's diagnosis and the mended script.
 
-The answer is {"diagnosis": {"symptom": ..., "number": ..., "line": ...}, "mended": function}. A
-part without symptoms to choose from has no "symptom", and one without a proof no "number".
+The answer is {"diagnosis": {"line": ...}, "mended": function}. If a number must prove the fault,
+the diagnosis also has a "number". A part may also ask for a "symptom" by name.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 from dtlab.errors import RankTimeoutError
@@ -69,9 +70,9 @@ def proof(
 class MendScript(Mend):
     """The check of a part with a broken training script: the diagnosis, then the mended script.
 
-    The symptom, one of `symptoms`, and the number of `proof` are compared with the observation of
-    the script in `scene`. `lines` are the texts of the faulty lines, and `look` says where to look
-    for them. `optimizer` is the script's optimizer.
+    `lines` are the texts of the faulty lines, any of which is right, and `look` says where to look
+    for them. If there are `symptoms` or a `proof`, the named symptom and the number are compared
+    with the observation of the script in `scene`. `optimizer` is the script's optimizer.
     """
 
     symptoms: Mapping[str, Symptom] = field(default_factory=dict)
@@ -102,13 +103,14 @@ class MendScript(Mend):
         def judge(name: str, _: Any) -> Verdict:
             return self._judged(name, answer["diagnosis"], scene)
 
-        return [Rule(name, 1, partial(judge, name)) for name in self._entries]
+        points = {"line": 1 if self.symptoms else 2}
+        return [Rule(name, points.get(name, 1), partial(judge, name)) for name in self._entries]
 
     @property
     def _entries(self) -> list[str]:
         """The entries of a diagnosis, each of which is a criterion."""
-        left_out = {"symptom": not self.symptoms, "number": self.proof is None}
-        return [name for name in _ENTRIES if not left_out.get(name)]
+        asked = {"symptom": bool(self.symptoms), "number": self.proof is not None}
+        return [name for name in _ENTRIES if asked.get(name, True)]
 
     def _judged(self, name: str, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
         """Judges an entry of the diagnosis."""
@@ -152,14 +154,15 @@ def script_part(
     scene: Trial,
     trials: Callable[[int], Sequence[Trial]],
     criteria: tuple[Rule, ...],
-    symptoms: Mapping[str, Symptom],
-    lines: Sequence[str],
-    look: str,
+    symptoms: Mapping[str, Symptom] = MappingProxyType({}),
+    lines: Sequence[str] = (),
+    look: str = "",
     **more: Any,
 ) -> Part:
     """Creates the part of a broken script: see `Part` and `MendScript`.
 
-    The mended script runs in `trials`, and `criteria` judge it; each diagnosis entry has a point.
+    The mended script runs in `trials`, and `criteria` judge it. The diagnosis has two points or
+    more: an entry has one point, but the line has two if no symptom is asked for.
     """
     more.update(symptoms=symptoms, lines=lines, look=look)
     mend = MendScript(program, scene, Check(trials, criteria), **more)
