@@ -378,12 +378,12 @@ def test_wrong_results_are_a_failure(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--ranks 0", "ranks is a whole number from 1 to 256, not 0"),
-        ("--ranks 1000", "ranks is a whole number from 1 to 256, not 1000"),
+        ("--ranks 0", "ranks must be a whole number from 1 to 256, not 0"),
+        ("--ranks 1000", "ranks must be a whole number from 1 to 256, not 1000"),
         ("--end 1XB", "end: '1XB' is not understood. Type digits and a point, then B, kB, MB, GB"),
         ("--begin 2", "begin is a number of bytes of at least 4, one float32"),
         ("--begin 1MB --end 1kB", "end (1,000 bytes) is below begin (1,000,000 bytes)"),
-        ("--factor 1", "factor is a whole number of at least 2, not 1"),
+        ("--factor 1", "factor must be a whole number of at least 2, not 1"),
         ("--collectives all_reduce,al_gather", "'al_gather' is not known. The collectives are "
          "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and send_recv."),
         ("--collectives ,", "'' is not known. The collectives are all_reduce"),

@@ -137,7 +137,7 @@ def _sizes(begin: float | str, end: float | str | None, factor: int) -> tuple[in
     low = _bytes("begin", begin)
     high = max(float(OPEN_END), low) if end is None else _bytes("end", end)
     if not isinstance(factor, int) or isinstance(factor, bool) or factor < 2:
-        raise DtlabError(f"factor is a whole number of at least 2, not {factor!r}.")
+        raise DtlabError(f"factor must be a whole number of at least 2, not {factor!r}.")
     if high < low:
         raise DtlabError(f"end ({high:,.0f} bytes) is below begin ({low:,.0f} bytes).")
     size, sizes = int(low) // ELEMENT * ELEMENT, []
@@ -176,7 +176,7 @@ def _world(ranks: int | None, backend: str | None) -> tuple[int, int]:
     if ranks is not None and (
         not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS
     ):
-        raise DtlabError(f"ranks is a whole number from 1 to {MOST_RANKS}, not {ranks!r}.")
+        raise DtlabError(f"ranks must be a whole number from 1 to {MOST_RANKS}, not {ranks!r}.")
     if inplace.environment_is_set():
         existing = int(os.environ["WORLD_SIZE"])
         if ranks not in (None, existing):

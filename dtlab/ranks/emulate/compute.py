@@ -18,8 +18,8 @@ __all__ = ["compute"]
 def compute(seconds: float) -> None:
     """Sleep for `seconds`, as a stand-in for a GPU kernel that leaves the CPU idle.
 
-    On a rank, the call is recorded as a span "compute". On an emulated cluster it takes
-    `slowdown` times longer, so that compute and communication keep their ratio.
+    On a rank, the call is recorded as a span "compute". On an emulated cluster it sleeps for
+    `slowdown` times `seconds`, so that compute and communication keep their ratio.
     Raises: ValueError if `seconds` is not a number from 0 on.
     """
     fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)

@@ -1,8 +1,8 @@
 """Delivery of emulated messages: completes operations at their emulated time.
 
-In Python, a hook on `Work.wait` sleeps until then (interconnect.py). In C++, DDP's reducer and
-functional collectives wait for the future of a Work, and cannot be hooked. So an asynchronous
-collective returns a Work made here, whose future a thread sets at the right time.
+In Python, a hook on `Work.wait` sleeps until that time (interconnect.py). In C++, DDP's reducer
+and functional collectives wait for the future of a Work, and cannot be hooked. So an asynchronous
+collective returns a Work that is created here. A thread completes its future at that time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dtlab.ranks.emulate.ports import Ports
 __all__ = ["POLL", "Clock", "Deliveries", "Due"]
 
 POLL = 300_000  # nanoseconds between two checks of operations that cannot notify
-MOST_FORGIVEN = 5_000_000  # nanoseconds of calls into the backend, between two waits
+MOST_EXCLUDED = 5_000_000  # nanoseconds of calls into the backend, between two waits
 _now = time.perf_counter_ns  # as in ports.py, CLOCK_MONOTONIC
 
 
@@ -46,19 +46,19 @@ class Due:
 
 
 class Clock(threading.local):
-    """The emulated time of a thread: real time minus the delays that it should not have had."""
+    """The emulated time of a thread: real time without the delays that emulation itself adds."""
 
     def __init__(self) -> None:
         self._late = 0  # nanoseconds by which the last sleep was too long
-        self._forgiven = 0  # nanoseconds of calls into the backend since the last wait
+        self._excluded = 0  # nanoseconds of calls into the backend since the last wait
 
     def now(self) -> int:
         """Nanoseconds, never ahead of the real clock."""
-        return _now() - self._late - self._forgiven
+        return _now() - self._late - self._excluded
 
-    def forgive(self, spent: int) -> None:
+    def exclude(self, spent: int) -> None:
         """Do not count `spent` nanoseconds, which a call into the backend took."""
-        self._forgiven = min(self._forgiven + spent, MOST_FORGIVEN)
+        self._excluded = min(self._excluded + spent, MOST_EXCLUDED)
 
     def sleep_until(self, end: int) -> None:
         """Sleep until the real clock reaches `end`, and set this clock to `end`."""
@@ -68,7 +68,7 @@ class Clock(threading.local):
                 time.sleep((end - now) * 1e-9)
                 now = _now()
             behind = now - end
-        self._late, self._forgiven = min(behind, max(0, now - end)), 0
+        self._late, self._excluded = min(behind, max(0, now - end)), 0
 
 
 class Deliveries:
@@ -84,7 +84,7 @@ class Deliveries:
         self._thread: threading.Thread | None = None
 
     def replace(self, due: Due) -> Any:
-        """Create a Work that replaces the real one; returns it boxed, as operators return it."""
+        """Create a Work that replaces the real one, and return it boxed, as operators do."""
         make: Any = torch._C._distributed_c10d  # not all of it is declared
         due.future = torch.futures.Future()
         due.work = make._create_work_from_future(due.future)

@@ -32,7 +32,7 @@ _LISTED = re.compile(r"^(?P<indent>\s*)(?:GPU|MIG) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 _lock = threading.Lock()
 _held: dict[str, socket.socket] = {}  # reservations of this process
-_uses: Counter[str] = Counter()  # how many of its launches and sessions use each
+_uses: Counter[str] = Counter()  # how many launches and sessions of this process use each GPU
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def reserved(spec: Spec) -> Iterator[Spec]:
 def visible(environment: Mapping[str, str]) -> list[str] | None:
     """UUIDs of the GPUs, or of their MIG devices, that a process with this environment may use.
 
-    None if the driver does not list them.
+    Returns None if the driver does not list the GPUs.
     """
     node = _listed()
     return None if node is None else _visible(environment, node)
@@ -103,7 +103,7 @@ def _chosen(wish: str, cards: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
-    """Reserve `count` of the GPUs; waits until so many are free."""
+    """Wait until `count` of the GPUs are free, and reserve them. Raises LaunchError."""
     if len(cards) < count:
         raise LaunchError(
             f"{count} ranks need a GPU each, but {VISIBLE} names {len(cards)} existing GPUs: "

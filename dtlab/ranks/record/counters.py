@@ -102,7 +102,7 @@ class Closed:
                 data = memoryview(self._news.recv(1 << 16))
             except BlockingIOError:
                 break
-            except OSError:  # too many at once: the dropped ones stay uncounted
+            except OSError:  # too many messages at once: some were dropped, and stay uncounted
                 continue
             body = data[_HEADER.size :]
             sent = _sent(body, aside_ports)
@@ -178,7 +178,10 @@ def _cookie(body: memoryview) -> int:
 
 
 def _sent(body: memoryview, aside_ports: Collection[int]) -> Sent | None:
-    """`tcpi_bytes_sent` minus retransmissions; `tcpi_bytes_acked` if the kernel lacks it."""
+    """The bytes that a socket has sent, without retransmissions; None if there is no tcp_info.
+
+    These are `tcpi_bytes_acked` if the kernel does not count `tcpi_bytes_sent`.
+    """
     source, target = _PORTS.unpack_from(body, 4)
     at, aside = _MESSAGE_BYTES, source in aside_ports or target in aside_ports
     while at + _ATTRIBUTE.size <= len(body):
@@ -226,7 +229,7 @@ def hidden_bytes(loopback: int, known: int, rendezvous: int) -> int:
 
 
 class Traffic:
-    """Sums over all sockets that were ever seen, also those that were closed midway.
+    """Sums the bytes of all sockets of the ranks, including those closed during the launch.
 
     `store_port` is the port of the rendezvous store, whose traffic is not counted; None switches
     counting off. `alone`: no other processes use this network.
@@ -264,7 +267,7 @@ class Traffic:
 
     def total(self, pids: Sequence[int]) -> list[int | None]:
         """Bytes sent by each process since `start`; None if they cannot be counted."""
-        if self._closed is not None:  # first, so that no packet is counted only here
+        if self._closed is not None:  # read before the sockets, so that these count every packet
             self.loopback = loopback_bytes() - self._loopback_before
         self.sample(pids)
         for _ in range(LOOKS):

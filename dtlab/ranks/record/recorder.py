@@ -9,8 +9,8 @@
     ProcessGroupGloo / NCCL         unchanged
         |
         v
-    Work                            tells when a collective is complete (completion.py);
-                                    the hook on Work.wait tells when a thread is blocked
+    Work                            is checked until a collective is complete (completion.py);
+                                    the hook on Work.wait records when a thread is blocked
 
 Each operation and each wait is announced to the supervisor before it starts (announcer.py).
 `journal.py` stores the records; `operators.py` lists the operators.
@@ -64,7 +64,7 @@ class Recorder:
         self.rank = rank
         self.limit = limit
         self._watch_buffers = watch_buffers
-        self.touches: list[Touch] = []  # that `take` or `stop` has found
+        self.touches: list[Touch] = []  # found by the last `take` or `stop`
         self.announcer = announcer
         self._wire = wire
         self._journal = Journal()
@@ -257,5 +257,5 @@ class _Hooks:
         return make
 
 
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+def _same_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())

@@ -49,7 +49,7 @@ class Staying:
         self.in_turn = False
         self.shell: InteractiveShell | None = None
         self._init_calls = InitCalls(rank, spec, process.init_group)
-        self.store = process.join(rank, spec, ends.store)  # kept alive: rank 0's is the server
+        self.store = process.join(rank, spec, ends.store)  # kept alive: rank 0's store is a server
         self._init_calls.store = self.store
         self._times_joined = 1
         self._limits = process.MemoryLimit(spec.memory_limit)
@@ -102,7 +102,7 @@ class Staying:
                 self.in_turn = True
                 outcome.value = function(*args)
                 self.in_turn = False
-        except KeyboardInterrupt as error:  # while the block noted another exception
+        except KeyboardInterrupt as error:  # raised while another exception was being described
             outcome.failure = process.describe(error)
         self.in_turn = False
         self._announcer.left()
