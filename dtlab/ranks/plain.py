@@ -18,7 +18,7 @@ import numpy as np
 
 __all__ = ["NotPlain", "Opaque", "Sealed", "decode", "encode", "is_modest"]
 
-MOST_PIECES, MOST_DEPTH = 100_000, 20  # limits of a modest value: characters and values; layers
+MOST_PIECES, MOST_DEPTH = 100_000, 20  # characters and values, and layers, of a modest value
 
 _TENSOR, _ARRAY, _TUPLE, _SET, _SEALED, _OPAQUE = range(1, 7)  # MessagePack's extension types
 _KINDS: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)

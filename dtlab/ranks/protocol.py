@@ -196,7 +196,7 @@ Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]
 
 @dataclass
 class RankEnd:
-    """How one rank ended, as its supervisor saw it."""
+    """How one rank ended, as observed by its supervisor."""
 
     state: Literal["returned", "raised", "died", "stopped", "idle"] = "stopped"
     status: int | None = None  # as os.waitpid reports it, for a rank that died

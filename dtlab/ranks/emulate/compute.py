@@ -20,7 +20,7 @@ def compute(seconds: float) -> None:
 
     On a rank, the call is recorded as a span "compute". On an emulated cluster it sleeps for
     `slowdown` times `seconds`, so that compute and communication keep their ratio.
-    Raises: ValueError if `seconds` is not a number from 0 on.
+    Raises: ValueError if `seconds` is not a finite number of at least 0.
     """
     fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (fits and 0 <= seconds < math.inf):

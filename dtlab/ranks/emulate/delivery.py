@@ -27,7 +27,7 @@ _now = time.perf_counter_ns  # as in ports.py, CLOCK_MONOTONIC
 
 @dataclass(eq=False)
 class Due:
-    """An operation that has been posted and not yet waited for.
+    """An operation that has been posted, and for which the caller has not waited yet.
 
     `work` is the Work that the caller has, `real` the Work of the backend. They differ for an
     asynchronous collective, whose caller may wait in C++ or check whether it is complete.
@@ -72,7 +72,7 @@ class Clock(threading.local):
 
 
 class Deliveries:
-    """Completes asynchronous collectives at their emulated time, and reports to `on_delivery`."""
+    """Completes asynchronous collectives at their emulated time, and calls `on_delivery`."""
 
     def __init__(self, ports: Ports, on_delivery: Callable[[Any], None]) -> None:
         self._ports = ports
@@ -85,7 +85,7 @@ class Deliveries:
 
     def replace(self, due: Due) -> Any:
         """Create a Work that replaces the real one, and return it boxed, as operators do."""
-        make: Any = torch._C._distributed_c10d  # not all of it is declared
+        make: Any = torch._C._distributed_c10d  # has no complete type stubs
         due.future = torch.futures.Future()
         due.work = make._create_work_from_future(due.future)
         return due.work.boxed()

@@ -125,7 +125,7 @@ class Wire:
         return Due(key, (group,), posted)
 
     def _next(self, channel: tuple[int, ...]) -> int:
-        """The key of the next operation on a channel, which is the same on all its ranks."""
+        """The key of a channel's next operation; all ranks of the channel get the same key."""
         self._counts[channel] += 1
         return _key(*channel, self._counts[channel])
 

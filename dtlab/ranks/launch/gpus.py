@@ -1,8 +1,8 @@
 """Reservation of GPUs on a node that several learners share.
 
 A reservation is a bound abstract socket of Linux, whose name only one process at a time can bind.
-It leaves no file, and is free as soon as its process has ended for any reason. If too few GPUs are
-free, the launch waits and prints a message. GPU use outside dtlab is not considered.
+It leaves no file, and ends with its process, however that ends. If too few GPUs are free, the
+launch waits and prints a message. GPU use outside dtlab is not considered.
 """
 
 from __future__ import annotations

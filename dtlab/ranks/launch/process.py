@@ -209,7 +209,7 @@ def _close_all_but(keep: set[int]) -> None:
 
 
 def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: int) -> None:
-    """Undo the settings of the supervisor, and take over environment and paths of the notebook."""
+    """Undo the supervisor's settings, and set the notebook's environment and import paths."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -198,7 +198,7 @@ def _long_enough(idle: float) -> bool:
 def _import(names: Sequence[str]) -> None:
     """Import modules for the ranks of later launches."""
     for name in names:
-        # Ranks will report the error better, and the file may be half written.
+        # The file may be half written now. If the error persists, the ranks report it better.
         with contextlib.suppress(ImportError, SyntaxError):
             importlib.import_module(name)
     gc.collect()

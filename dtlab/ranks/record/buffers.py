@@ -130,7 +130,7 @@ class Buffers:
 
     def __init__(self, line_of: Callable[[FrameType | None], tuple[str, int]]) -> None:
         self.uses: dict[int, _Use] = {}  # by the id of the Work
-        self.touches: list[Touch] = []  # with the index of the operation for its row
+        self.touches: list[Touch] = []  # `row` is the operation's index until `Journal.as_rows`
         self._line_of = line_of
         self._main = threading.main_thread().ident
         self._plain: dict[str, Any] = {}

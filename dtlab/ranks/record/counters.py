@@ -72,7 +72,7 @@ def socket_counts(
 def loopback_bytes() -> int:
     """Bytes that this network namespace's loopback device has carried so far, with headers.
 
-    They include all traffic between its processes, of every protocol. Raises OSError.
+    They include all traffic between processes in the namespace, of every protocol. Raises OSError.
     """
     with open("/proc/self/net/dev") as lines:
         for line in lines:
@@ -239,7 +239,7 @@ class Traffic:
         self.ignore = None if store_port is None else (store_port,)
         self.before: dict[int, dict[int, Sent]] = {}
         self.latest: dict[int, dict[int, Sent]] = {}
-        self.loopback: int | None = None  # bytes since `start`, as of `total`
+        self.loopback: int | None = None  # bytes from `start` to `total`
         self._closed = _listener() if alone and store_port is not None else None
         self._loopback_before = 0
         self._open: set[int] = set()  # sockets
@@ -302,7 +302,7 @@ class Traffic:
 
     @property
     def hidden(self) -> int | None:
-        """Bytes by `hidden_bytes`; None if they are not known. Call `total` first."""
+        """The result of `hidden_bytes`; None if it is not known. Call `total` first."""
         if self.loopback is None or self.ignore is None:
             return None
         since = [sent for pid in self.latest for sent in self._since(pid)]

@@ -39,14 +39,14 @@ from dtlab.ranks.record.completion import Ends, Pending
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.record.operators import OPERATORS, Operator
 
-__all__ = ["BELOW", "Doors", "library", "put"]
+__all__ = ["BELOW", "CallHooks", "library", "put"]
 
 BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _CPU = torch.device("cpu")
 _now = time.perf_counter_ns
 
 
-class Doors:
+class CallHooks:
     """The hooks on operators and methods, installed from construction until `close`.
 
     Operations whose end must still be noted are put into `pending`. With a `wire`, which wraps the
@@ -122,7 +122,7 @@ class Doors:
                 raise
             boxed = result if work_at is None else result[work_at]
             work = None if boxed is None else unbox(boxed)
-            if work is None:  # complete; or, on NCCL, next on the GPU's current stream
+            if work is None:  # complete; on NCCL, the current stream waits for the operation
                 journal.block(index, start)
             else:
                 more = is_async, announced, reduction, root

@@ -30,7 +30,7 @@ from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending, is_completed
-from dtlab.ranks.record.interception import BELOW, Doors, library, put
+from dtlab.ranks.record.interception import BELOW, CallHooks, library, put
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.watch.announcer import Announcer
 from dtlab.ranks.watch.locate import asked_by_learner
@@ -134,7 +134,7 @@ class _Hooks:
         journal.look = self._ends.look_now
         if wire is not None:
             wire.on_delivery = self._ends.note
-        self._doors = Doors(journal, self._pending, self._ends, wire, buffers)
+        self._calls = CallHooks(journal, self._pending, self._ends, wire, buffers)
         if buffers is not None:
             buffers.hook()
         self._functional = library("_c10d_functional")
@@ -158,7 +158,7 @@ class _Hooks:
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
             setattr(dist.distributed_c10d, name, plain)
-        self._doors.close()
+        self._calls.close()
         self._functional._destroy()
         self._ends.stop()
         self._journal.look = None  # a reference cycle would keep groups and connections alive

@@ -124,7 +124,7 @@ def _serve(
         system.adopt_orphans()
         come_first()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # no group; `missing` says so
+        with contextlib.suppress(OSError):  # there is no group, as `missing` reports
             group.enter()
         missing += raise_walls(walls)
         send_frame(sock, protocol.MISSING, encode((missing, group.name)))
