@@ -31,37 +31,38 @@ def replay(check: Check, name: str, fn: Callable[..., Any], number: int) -> None
     """
     cases = [(trial, case) for trial in check.trials(0) for case in trial.cases]
     if not 1 <= number <= len(cases):
-        raise DtlabError(f"{name} has cases 1 to {len(cases)}, and none of number {number}.")
+        raise DtlabError(f"{name} has cases 1 to {len(cases)}, but no case {number}.")
     trial, case = cases[number - 1]
     shown, legend = case.labelled()
     check.prepare()
-    one = observe(replace(trial, cases=[shown]), fn)
-    print(f"Case {number} of {name}: {one.trial.words()}. {legend}".rstrip())
-    if words := printed_words(numbered([one]), most=_MOST):
+    observation = observe(replace(trial, cases=[shown]), fn)
+    print(f"Case {number} of {name}: {observation.trial.words()}. {legend}".rstrip())
+    if words := printed_words(numbered([observation]), most=_MOST):
         print(words)
     from dtlab.show.notebook import show_bundle
 
-    for figure in _figures(one):
+    for figure in _figures(observation):
         show_bundle(figure._repr_mimebundle_()[0])
-    print("\n".join(_wrong(check, one)) or "The result of this case is right.")
+    print("\n".join(_wrong(check, observation)) or "The result of this case is right.")
 
 
-def _figures(one: Observation) -> Iterator[Figure]:
+def _figures(observation: Observation) -> Iterator[Figure]:
     """The timeline; if the ranks hang, what each of them waits for."""
     from dtlab.show.figures import timeline, waits
 
-    if one.trace is not None and one.trace.events:
-        yield timeline(one.trace, title=f"Timeline of {one.trial.words()}")
-    if isinstance(one.error, DeadlockError):
-        yield waits(one.error.waiting, one.trial.world_size)
-    if isinstance(one.error, RankTimeoutError):
-        yield waits(one.error.running, one.trial.world_size)
+    if observation.trace is not None and observation.trace.events:
+        yield timeline(observation.trace, title=f"Timeline of {observation.trial.words()}")
+    if isinstance(observation.error, DeadlockError):
+        yield waits(observation.error.waiting, observation.trial.world_size)
+    if isinstance(observation.error, RankTimeoutError):
+        yield waits(observation.error.running, observation.trial.world_size)
 
 
-def _wrong(check: Check, one: Observation) -> list[str]:
+def _wrong(check: Check, observation: Observation) -> list[str]:
     """What is wrong with the case, each message once."""
-    by_case = isinstance(one.trial.cases[0], Faulty)
-    messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
+    by_case = isinstance(observation.trial.cases[0], Faulty)
+    faults = [fault([observation], rule.name) for rule in check.rules] if by_case else []
+    messages = faults if by_case else observation.mistakes
     return list(dict.fromkeys(as_text(text) for text in messages if text not in ("", UNREADABLE)))
 
 

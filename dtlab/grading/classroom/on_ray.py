@@ -42,7 +42,7 @@ class Judge:
     """An actor in a process of the cluster that judges one task at a time, with a warm server."""
 
     def __init__(self) -> None:
-        self._server, self._one = JudgesServer(), threading.Lock()
+        self._server, self._lock = JudgesServer(), threading.Lock()
         self._server.start()
 
     def version(self) -> str:
@@ -51,7 +51,7 @@ class Judge:
 
     def judge(self, task: Task) -> Done:
         """Carries out a task."""
-        with self._one:
+        with self._lock:
             self._server.wait()
             return carry_out_surely(task, self._server)
 
@@ -109,7 +109,7 @@ class RayEngine:
             self._undo.callback(ray.shutdown)
             try:
                 ray.init(address="auto", **QUIET)
-            except Exception as error:  # it raises many kinds
+            except Exception as error:  # Ray raises many kinds of exceptions
                 raise DtlabError(
                     "there is a Ray cluster that cannot be used from here. Check RAY_ADDRESS, and "
                     "RAY_AUTH_TOKEN if the cluster requires a token. RAY_ADDRESS=local starts a "

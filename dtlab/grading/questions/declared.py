@@ -7,10 +7,10 @@
             "sent",
             "what each rank sends in a ring all-reduce",
             "2 * size * (ranks - 1) / ranks",                    # the right answer
-            "Once round to add up, and once more to hand round.",
+            "The chunks go round the ring twice: to be added up, and to be distributed.",
             {
-                "answer / 2": "this is one half of the ring.",
-                "2 * size": "a rank keeps its own chunk: it sends N-1 of N.",
+                "answer / 2": "this is only what the reduce-scatter sends.",
+                "2 * size": "each time, a rank sends every chunk but one.",
             },
             unit="MB",
         ),

@@ -69,8 +69,8 @@ class Kind(Protocol):
 class Number:
     """A number, a list of numbers or a list of lists, computed by `expected` from given values.
 
-    Functions of mistakes get the expected value as `answer`. Both are in `unit`. `tolerance` is
-    relative to the expected value, and 0 for whole numbers. `hint` is shown for a wrong answer
+    Functions of mistakes get the expected value as `answer`. All values are in `unit`. `tolerance`
+    is relative to the expected value, and 0 for whole numbers. `hint` is shown for a wrong answer
     that is not a known mistake. A message may say that the shape is wrong, since the shape is not
     secret. In a list of lists, `each` names what an inner list belongs to ("rank"); the lengths of
     the inner lists stay secret.

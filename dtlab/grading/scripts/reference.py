@@ -172,7 +172,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
     The optimizer may depend on the case and the number of ranks.
     """
 
-    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    def objection(case: Training, results: Sequence[Seen], observation: Observation) -> str:
         steps = steps_of(case, results)
         known = optimizer if isinstance(optimizer, Optimizer) else optimizer(case, len(results))
         wanted = in_one_process(case, [mean(step) for step in steps], known)
@@ -192,7 +192,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
 def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimizer) -> str:
     """Describes what the ranks did instead, if it is a common mistake."""
     if off(got.after, case.start(0), got.after + 1) == 0:
-        return "They are those of the beginning: is there a gradient when the optimizer steps?"
+        return "They are the initial parameters: is there a gradient when the optimizer steps?"
     for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
             return description
@@ -222,8 +222,8 @@ def _known(
         partial(in_one_process, case, means, optimizer, piled_up=True),
     )
     yield (
-        "They are averaged after each rank has made its own step. The optimizer does not forget "
-        "the gradients that it was given: average those, before the step.",
+        "They are averaged after each rank has made its own step. But the optimizers keep state "
+        "from different gradients: average the gradients instead, before the step.",
         partial(averaged_after_each_step, case, steps, optimizer),
     )
     for rank in range(ranks):

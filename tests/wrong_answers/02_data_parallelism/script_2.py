@@ -244,7 +244,7 @@ RIGHT = [
 
 WRONG = {
     says_same_order: {"symptom": "other batches than the first"},
-    says_sum: {"symptom": "does not end there"},
+    says_sum: {"symptom": "does not end with these parameters"},
     the_line_of_the_generator: {"line": "Where is it settled which samples a rank takes?"},
     a_text_that_is_not_there: {"line": "train_2 has no line"},
     still_broken: {"samples": "every rank goes through all 48 samples"},

@@ -298,7 +298,7 @@ RIGHT = [
 
 WRONG = {
     says_drift: {"symptom": "the distance does not grow"},
-    says_sum: {"symptom": "the sum of the ranks' gradients does not end there"},
+    says_sum: {"symptom": "the sum of the ranks' gradients does not end with these parameters"},
     the_line_of_the_start: {"line": "before the optimizer steps, or after it"},
     the_line_of_the_registration: {"line": "What is averaged, and when"},
     still_broken: {"copies": "Which gradient does each rank step with?"},

@@ -283,7 +283,7 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_piled_up: {"symptom": "does not end there"},
+    says_piled_up: {"symptom": "does not end with these parameters"},
     says_one_step_apart: {"symptom": "after the last step the copies were equal"},
     the_line_of_the_condition: {"line": "When does DDP decide"},
     the_line_of_zero_grad: {"line": "When does DDP decide"},

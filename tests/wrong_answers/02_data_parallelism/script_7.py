@@ -275,12 +275,12 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_sum: {"symptom": "the sum of the ranks' gradients does not end there"},
+    says_sum: {"symptom": "the sum of the ranks' gradients does not end with these parameters"},
     says_drift: {"symptom": "after the last step the copies were equal"},
     the_line_of_the_rate: {"line": "A line is missing"},
     between_backward_and_step: {"line": "between two backward passes"},
     still_broken: {"training": "Gradients of earlier steps are in every step"},
-    between_the_two: {"training": "They are those of the beginning"},
+    between_the_two: {"training": "They are the initial parameters"},
     once_in_an_epoch: {"training": "still holds earlier batches"},
     on_rank_0_only: {"training": "those of this step alone"},
     every_second_step: {"training": "still holds earlier batches"},
