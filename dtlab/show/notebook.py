@@ -30,8 +30,8 @@ def in_a_kernel() -> bool:
 def has_front_end() -> bool:
     """Return whether a person may be looking at this notebook and can use widgets.
 
-    JupyterLab names the notebook in the kernel's environment, and VS Code in a variable. A kernel
-    that nbclient or nbconvert runs has neither.
+    JupyterLab stores the notebook's name in the kernel's environment, and VS Code in a variable of
+    the notebook. A kernel that nbclient or nbconvert runs has neither.
     """
     if not in_a_kernel():
         return False

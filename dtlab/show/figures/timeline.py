@@ -377,7 +377,7 @@ def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = No
 
 
 def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
-    """The ranks that a rank waits for, without those that have come to the same collective."""
+    """Return the ranks that a rank waits for, without those that wait in the same collective."""
     if entry.op.startswith(("send", "recv")):
         return [peer for peer in entry.peers if peer != entry.rank]
     members = {entry.rank, *entry.peers}
