@@ -88,7 +88,7 @@ def test_parts_of_several_units() -> None:
         ({"parts": "01/ring_al_reduce"}, "Did you mean '01/ring_all_reduce'"),
         ({"parts": "02/step"}, "unit 01 has no part '02/step'"),
         ({"parts": "02/step"}, "name the units, as in: dtlab release 01,02"),
-        ({"levels": "1", "parts": RING}, "is of level 2, and --levels 1 leaves that out"),
+        ({"levels": "1", "parts": RING}, "is of level 2, but --levels 1 omits this level"),
         ({"levels": "1,2", "parts": RING}, "names level 1, but --parts none of its parts"),
         ({"levels": "4"}, "no level '4'. There are 1, 2, 3"),
         ({"levels": "one"}, "no level 'one'"),

@@ -177,11 +177,12 @@ def _settled(
         if {cell for _, cell in old} <= {cell for _, cell in new}:
             raise DtlabError(
                 f"{name} has been handed in by {_some(sorted(students))}. With parts of other "
-                "units its notebooks would have other names, so use another --name for this one."
+                "units its notebooks would have other names, so use another --name for "
+                "this assignment."
             )
         raise DtlabError(
             f"{name} has been handed in by {_some(sorted(students))}, with {', '.join(gone)}: "
-            "grades would be lost. Include these parts, or use another --name for this one."
+            "grades would be lost. Include these parts, or use another --name for this assignment."
         )
     added = [cell for cell in new if late and cell not in old and new[cell] is not None]
     return _Settled(

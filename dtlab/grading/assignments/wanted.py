@@ -64,8 +64,8 @@ def wanted(
     for part in (known[name] for name in sorted(named)):
         if part.level not in chosen:
             raise DtlabError(
-                f"part {part.name} is of level {part.level}, and --levels {levels} leaves that "
-                f"out. Add level {part.level}, or leave the part out."
+                f"part {part.name} is of level {part.level}, but --levels {levels} omits this "
+                f"level. Add level {part.level}, or leave the part out."
             )
     asked = [
         part

@@ -170,8 +170,8 @@ def _our_signals() -> Iterator[None]:
 def _private_cluster() -> Iterator[None]:
     """Makes a new cluster listen on loopback, require a token, and send no usage statistics.
 
-    Ray has the first switch for Windows and macOS, to avoid firewall dialogs. It reads all of
-    these switches when it is imported.
+    Ray reads these variables when it is imported. The first is meant for Windows and macOS, but
+    makes Ray listen on loopback everywhere.
     """
     switches = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

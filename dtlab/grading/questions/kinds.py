@@ -45,7 +45,7 @@ class Mistake:
 
 
 class Kind(Protocol):
-    """How one answer is read and judged."""
+    """Parses and judges one answer."""
 
     @property
     def mistakes(self) -> Sequence[Mistake]:
@@ -146,7 +146,7 @@ class Number:
 class Choice:
     """One of `options` (the text to write -> its meaning); the mistakes are other options.
 
-    `explained` says that the given values already show the meanings; `form` then omits them.
+    `explained` is True if the given values already show the meanings; `form` then omits them.
     """
 
     options: Mapping[str, str]

@@ -158,7 +158,7 @@ def too_much_sent(case: Training, results: Sequence[Seen], observation: Observat
 
 
 def bytes_left(trace: Trace, rank: int) -> float:
-    """Returns the bytes that left a rank, or those of ring all-reduces if they are not counted."""
+    """Returns the bytes that left a rank; if not counted, those of ring all-reduces."""
     counted = trace.bytes_wire(rank)
     if counted is not None:
         return counted

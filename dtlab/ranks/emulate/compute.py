@@ -24,7 +24,7 @@ def compute(seconds: float) -> None:
     """
     fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not (fits and 0 <= seconds < math.inf):
-        raise ValueError(f"compute takes a number of seconds from 0 on, not {seconds!r}.")
+        raise ValueError(f"compute takes a number of seconds, at least 0, not {seconds!r}.")
     wire: Wire | None = getattr(span_sink(), "wire", None)
     with span("compute"):
         if wire is None:

@@ -125,7 +125,7 @@ class Deliveries:
                     self._news.wait(wait * 1e-9)
 
     def _look(self, due: Due) -> int:
-        """Deliver an operation if it is due; returns the nanoseconds until the next check."""
+        """Deliver an operation if it is due; return the nanoseconds until the next check."""
         if not due.lock.acquire(blocking=False):
             return POLL  # another thread waits for it, and will deliver it
         try:

@@ -73,7 +73,7 @@ class Ports:
             return self._words[at + _END] or None
 
     def message(self, key: int, src: int, dst: int, nbytes: int, posted: int) -> int | None:
-        """Post a send or its receive; returns the arrival time, None until both are posted.
+        """Post a send or its receive; return the arrival time, None until both are posted.
 
         `key` is the same for the send and its receive, and for no other message. Once both have
         been posted, posting again changes nothing.
@@ -94,7 +94,7 @@ class Ports:
     def collective(
         self, key: int, group: int, route: Route, ports: Sequence[int], nbytes: int, posted: int
     ) -> int | None:
-        """Post one member's part of a collective; returns its end, None until all have posted.
+        """Post one member's part of a collective; return its end, None until all have posted.
 
         `key` is the same for all members and for no other operation. `group` is the key of all
         collectives of the group. `ports` is the result of `ports_on` for the route's pairs.
@@ -141,7 +141,7 @@ class Ports:
         return list(zip(words[::2], words[1::2], strict=True))
 
     def _transfer(self, ports: Sequence[int], start: int, needed: int) -> int:
-        """Occupy the first `needed` nanoseconds in which all ports are free; returns their end."""
+        """Occupy the first `needed` nanoseconds in which all ports are free; return their end."""
         pieces, at = [], start
         taken = heapq.merge(*(self._taken(port) for port in ports), [(_NEVER, _NEVER)])
         for begin, end in taken:
@@ -173,7 +173,7 @@ class Ports:
     # ------------------------------------------------------------------ the table, under the lock
 
     def _arrive(self, key: int, nbytes: int, posted: int) -> int:
-        """Count one posting of the operation; returns the position of its entry."""
+        """Count one posting of the operation; return the position of its entry."""
         words, at = self._words, self._find(key)
         if words[at + _KEY] == 0:
             at = self._insert(key)

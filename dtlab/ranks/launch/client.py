@@ -224,7 +224,7 @@ class Conversation:
         self.pipes: dict[int, tuple[int, Stream]] = {}
 
     def run(self) -> Collected:
-        """Run the launch; returns when the ranks have ended or are about to exit."""
+        """Run the launch; return when the ranks have ended or are about to exit."""
         first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
         with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
             return self._run()
@@ -266,7 +266,7 @@ class Conversation:
                 packed.send(channel, protocol.INPUT)
 
     def _open_ends(self) -> list[int]:
-        """Open a channel and two pipes per rank; keeps this side, returns the ranks' side."""
+        """Open a channel and two pipes per rank; keep this side, and return the ranks' side."""
         theirs = []
         for rank in range(self.spec.world_size):
             channel, far = socket.socketpair()

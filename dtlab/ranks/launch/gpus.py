@@ -37,7 +37,7 @@ _uses: Counter[str] = Counter()  # how many launches and sessions of this proces
 
 @contextlib.contextmanager
 def reserved(spec: Spec) -> Iterator[Spec]:
-    """Reserve one GPU per rank for the context; yields the `Spec` with CUDA_VISIBLE_DEVICES set.
+    """Reserve one GPU per rank for the context; yield the `Spec` with CUDA_VISIBLE_DEVICES set.
 
     Without the NCCL backend, nothing is reserved. Raises LaunchError if there are too few GPUs.
     """
@@ -131,7 +131,7 @@ def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
 
 
 def _try(cards: Sequence[str], count: int) -> tuple[list[str], int]:
-    """Reserve `count` GPUs, unused ones first; returns them and `count`.
+    """Reserve `count` GPUs, unused ones first; return them and `count`.
 
     If fewer are free, it reserves none, and returns an empty list and the number that is free.
     """

@@ -93,7 +93,7 @@ def _check_world_size(world_size: int | None) -> None:
 
 
 def _join(backend: str | None) -> str:
-    """Initialise the process group, unless the learner has done so; returns its backend."""
+    """Initialise the process group, unless the learner has done so; return its backend."""
     import torch
     import torch.distributed as dist
 

@@ -194,7 +194,7 @@ def launch_sealed(
 
 
 def _carry_out(conversation: client.Conversation, begun: float) -> tuple[Run, list[str]]:
-    """Run a launch; returns its `Run` and the texts of warnings. Raises the launch's error."""
+    """Run a launch; return its `Run` and the texts of warnings. Raises the launch's error."""
     return run_of(conversation.run(), conversation.spec, conversation.output, begun)
 
 

@@ -5,7 +5,8 @@ server has one thread and no CUDA context, and runs no code of the learner. For 
 forks a supervisor and passes it the file descriptors that came with the request. For a grader it
 forks a warden (warden.py), which serves in the same way inside the sandbox.
 
-It ends when its kernel ends (its socket closes, or its parent changes), or after ten idle minutes.
+The server ends after ten idle minutes, or when its kernel ends: the socket closes, or the server's
+parent changes.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ _TELLING = (
 class _Use:
     """An operation in flight and its tensors, which a send (`is_send`) only reads.
 
-    `is_filled`: another operation in flight writes to these tensors, so their bytes may change.
+    `is_filled` is True if another operation in flight writes to these tensors, so that their bytes
+    may change.
     """
 
     __slots__ = (
@@ -198,7 +199,7 @@ class Buffers:
                 self.end(use)
 
     def finish(self, last: bool) -> list[Touch]:
-        """End all uses, and return all touches; `last`: no later code can wait for the Works."""
+        """End all uses and return all touches. If `last`, no later code can wait for the Works."""
         for use in list(self.uses.values()):
             self.look(use)
             if last and not use.is_send:  # a send is judged only by what the receiver gets
@@ -211,7 +212,7 @@ class Buffers:
     # ------------------------------------------------------------------ touches
 
     def note(self, use: _Use, kind: str, here: bool = True) -> None:
-        """Note the first touch of a use. `here`: the code that runs now touches the tensor."""
+        """Note the first touch of a use. If `here`, the code that runs now touches the tensor."""
         if use.was_touched:
             return
         use.was_touched = True

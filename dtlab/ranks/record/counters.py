@@ -232,7 +232,7 @@ class Traffic:
     """Sums the bytes of all sockets of the ranks, including those closed during the launch.
 
     `store_port` is the port of the rendezvous store, whose traffic is not counted; None switches
-    counting off. `alone`: no other processes use this network.
+    counting off. `alone` is True if no other processes use this network.
     """
 
     def __init__(self, store_port: int | None, alone: bool = False) -> None:

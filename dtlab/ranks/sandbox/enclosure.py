@@ -109,7 +109,7 @@ class Enclosure:
         return self._group.killed() > 0
 
     def close(self) -> None:
-        """End all processes in the sandbox; returns when they have ended."""
+        """End all processes in the sandbox; return when they have ended."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.settimeout(END_LIMIT)

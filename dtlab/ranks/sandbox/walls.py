@@ -63,7 +63,7 @@ class Walls:
 
 
 def raise_walls(walls: Walls) -> list[str]:
-    """Isolate this process and its future children; returns the names of missing walls."""
+    """Isolate this process and its future children; return the names of missing walls."""
     absent = dict(walls.absent)
     take_away(absent)
     hidden = [*walls.hidden, *files_of(absent)]
@@ -197,7 +197,7 @@ def _stop_descendants() -> None:
 
 @functools.cache
 def _threads() -> int:
-    """Number of threads of this process's user on the machine, which the limit counts too."""
+    """Number of threads of this user on the machine, all of which count towards the limit."""
     import psutil
 
     count = 0

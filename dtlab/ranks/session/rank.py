@@ -33,7 +33,7 @@ _STAYING: list[Staying] = []  # the object of this process, for `run_cell`
 
 
 def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.RankResult) -> None:
-    """Run rank `rank` of a session until the supervisor tells it to exit, or has ended."""
+    """Run rank `rank` of a session until the supervisor ends, or tells it to exit."""
     staying = Staying(rank, spec, ends, outcome)
     _STAYING.append(staying)
     staying.serve()
@@ -216,7 +216,7 @@ class Cutter(threading.Thread):
             self._stderr = -1
 
     def run(self) -> None:
-        """Cut connections for each letter that arrives."""
+        """Cut connections whenever the supervisor sends a letter (see `protocol`)."""
         while letter := self._line.recv(1):
             if letter == protocol.CUT and self._has_nccl:
                 with contextlib.suppress(Exception):

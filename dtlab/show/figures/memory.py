@@ -403,10 +403,10 @@ def _staircase_alt_text(
 def zero_stages(world_size: int = 4, *, title: str | None = None) -> Figure:
     """Draw which parts of parameters, gradients and optimizer state each rank holds.
 
-    There is a row for each ZeRO stage, and a column for each rank. A filled box is held. With N
-    ranks, a rank that holds 1/N of a piece has one filled box of N. At the right is the number of
-    bytes on each rank for Psi parameters with ZeRO's mixed precision (Rajbhandari et al. 2020,
-    section 3.1).
+    There is a row for each ZeRO stage, and a column for each rank. A rank holds what is filled:
+    with N ranks, a rank that holds 1/N of a piece has one filled box of N. At the right is the
+    number of bytes on each rank for Psi parameters with ZeRO's mixed precision (Rajbhandari et
+    al. 2020, section 3.1).
     Raises: ValueError for fewer than 2 ranks, or more than 8.
     """
     if not 2 <= world_size <= 8:

@@ -120,7 +120,7 @@ def _radius(num_ranks: int) -> float:
 
 
 def _extent(num_ranks: int) -> float:
-    """Return half the side of a panel, in the same unit."""
+    """Return half the side of a panel, in the unit of `_radius`."""
     return _radius(num_ranks) + 0.58
 
 

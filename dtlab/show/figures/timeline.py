@@ -181,7 +181,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
-    """Write a text beside the lane: `side` is 0 for left, 1 for right; `points` from its edge."""
+    """Write a text beside the lane, `points` from its edge; `side` is 0 for left, 1 for right."""
     place.axes.annotate(
         words, (side, place.middle), xycoords=("axes fraction", "data"),
         xytext=(points, 0), textcoords="offset points", va="center", **style,
