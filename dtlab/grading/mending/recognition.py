@@ -111,7 +111,7 @@ class Match:
     """The learner's cells, each with at most one role; each answer has at most one cell.
 
     `of` maps each role to its cell, which is the first copy for a locked cell. `problems` maps
-    each problem to the names of the cells that have it.
+    each problem to the names of its cells.
     """
 
     def __init__(self, found: list[Found], sheet: Sheet) -> None:
