@@ -77,7 +77,9 @@ def test_lines_at_fault_may_be_named_by_text_and_by_number(part: Part) -> None:
             assert judge_line(mend.broken, said, mend.lines, "").status == "ok"
 
 
-@each_part
+@pytest.mark.parametrize(
+    "part", [part for part in PARTS if mend_of(part).symptoms], ids=lambda part: part.name
+)
 def test_the_notebook_lists_the_symptoms_that_are_measured(part: Part) -> None:
     wanted = [f'| `"{name}"` | {one.words} |' for name, one in mend_of(part).symptoms.items()]
     text = next(text for text in shown_with(part).values() if wanted[0] in text)
@@ -90,6 +92,6 @@ def test_a_broken_script_shows_its_symptom_and_no_other(part: Part, warm: None) 
     mend, said = mend_of(part), said_of(part)
     scene = Scene(BENCH.observe(mend.scene, mend.broken), mend.optimizer)
     found = [name for name, symptom in mend.symptoms.items() if symptom.find(scene).seen]
-    assert found == [said["symptom"]]
+    assert found == ([said["symptom"]] if mend.symptoms else [])
     if mend.proof is not None:
         assert mend.proof.judge(said["number"], scene).status == "ok"

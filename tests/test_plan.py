@@ -137,11 +137,11 @@ def test_each_rejected_plan_has_its_reason() -> None:
         "divide 6 heads": Plan(tensor=4, data=2),
         "heads of keys and values": Plan(tensor=2, data=4),
         "2 x 8 context ranks": Plan(context=8),
-        "8 pipeline stages for 6 layers": Plan(pipeline=8),
+        "8 pipeline stages cannot share 6 layers": Plan(pipeline=8),
         "8 data ranks do not divide a batch of 4": Plan(data=8),
-        "takes 4 GPUs, and there are 8": Plan(data=4),
+        "uses 4 GPUs, but the cluster has 8": Plan(data=4),
         "microbatches of 3": Plan(data=4, pipeline=2, microbatch=3),
-        "per GPU, and there are 0.001 GB": Plan(data=4, pipeline=2),
+        "per GPU, but each GPU has 0.001 GB": Plan(data=4, pipeline=2),
     }
     for reason, plan in reasons.items():
         assert reason in found.why_not(plan)
@@ -151,8 +151,8 @@ def test_each_rejected_plan_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"card": "H900"}, "card is one of A100"),
-        ({"efficiency": 1.5}, "efficiency is a part"),
+        ({"card": "H900"}, "card must be one of A100"),
+        ({"efficiency": 1.5}, "efficiency must be a fraction"),
         ({"memory": -1}, "memory"),
         ({"policy": "int3"}, "policy"),
     ],
@@ -160,6 +160,31 @@ def test_each_rejected_plan_has_its_reason() -> None:
 def test_bad_arguments_are_explained(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         search(Transformer(2, 8, 2, 10, 8), Cluster(), 4, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"data": 0}, "data must be a whole number of 1 or more, not 0"),
+        ({"data": 2.0}, "data must be a whole number of 1 or more, not 2.0"),
+        ({"chunks": 0}, "chunks must be a whole number"),
+        ({"zero": 4}, "zero must be one of 0, 1, 2, 3, not 4"),
+        ({"schedule": "2f2b"}, "schedule must be one of 1f1b, gpipe, interleaved, zb_h1"),
+    ],
+)
+def test_a_plan_with_an_impossible_value_cannot_run(wrong: dict[str, Any], words: str) -> None:
+    found = evaluate(Transformer(2, 8, 2, 10, 8), Cluster(), 4, Plan(**wrong))
+    assert words in found.reason
+    assert not found.seconds
+
+
+def test_plans_within_a_ratio_of_the_fastest() -> None:
+    (model, cluster, batch), options = drawn_problem(random.Random(3))
+    found = search(model, cluster, batch, **options)
+    every = found.best(len(found))
+    near = [one for one in every if one.step_seconds <= 1.2 * every[0].step_seconds]
+    assert 1 < len(near) < len(every)
+    assert found.within(1.2) == near
 
 
 # Published runs ---------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ def test_a_time_limit_says_where_ranks_are(shared: dtlab.Session) -> None:
         shared.cell("if dist.get_rank() == 1:\n    time.sleep(60)", ranks=[0, 1], timeout=0.3)
     text = str(caught.value)
     assert "the time limit of 0.3 s has passed" in text
-    assert "rank 1 was still computing" in text and "line 2:   time.sleep(60)" in text
+    assert "rank 1 was still running" in text and "line 2:   time.sleep(60)" in text
     assert "rank 2 took no part" in text and "%%ranks --timeout" in text
     goes_on(shared)
 

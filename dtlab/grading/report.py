@@ -14,7 +14,8 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Literal
 
-from dtlab.ranks.system import in_a_kernel
+from dtlab.grading.learners import graded_student
+from dtlab.ranks.system import has_front_end, in_a_kernel
 
 __all__ = ["Criterion", "Reference", "Report", "Status", "as_html", "as_text", "scaled"]
 
@@ -213,8 +214,12 @@ class Report:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Returns the table as HTML, and as plain text the score, which nbgrader parses."""
-        plain = self.number if in_a_kernel() else str(self)
+        """Returns the report as HTML and as text.
+
+        In a kernel that nbgrader or nbclient runs, the text is the number that nbgrader parses.
+        """
+        is_read = graded_student() is None and (has_front_end() or not in_a_kernel())
+        plain = str(self) if is_read else self.number
         return {"text/plain": plain, "text/html": self._repr_html_()}
 
 

@@ -1,10 +1,10 @@
 """Progress notices for calls that take more than two seconds.
 
-    with notice("05/leak: checking"):
+    with notice("05/run_c: checking"):
         ...
 
-In a notebook the notice is one output, "05/leak: checking, 3 s", which is updated every second and
-shows the total time at the end. In a terminal it is printed once, to stderr. Code that waits for
+In a notebook the notice is one output, "05/run_c: checking, 3 s", updated every second. In the end
+it shows the total time. In a terminal it is printed once, to stderr. Code that waits for
 ranks calls `tick` in the waiting thread, so no other thread is needed.
 """
 

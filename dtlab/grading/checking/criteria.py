@@ -107,10 +107,6 @@ class Faulty(Case):
         shown = self.also_shows
         return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
 
-    def advice(self, trouble: str) -> str:
-        """Returns a hint about the likely cause of a crash in this case; may be empty."""
-        return ""
-
     @abstractmethod
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields everything that is wrong with what the ranks returned."""
@@ -282,7 +278,7 @@ def criterion(
     points: float,
     right: str,
     *objections: Objection,
-    after: str = "",
+    after: str | tuple[str, ...] = (),
     trouble: Callable[[Observation], str] = lambda observation: observation.trouble,
     waits: bool = False,
 ) -> Rule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ __all__ = [
     "Unreadable",
     "binary_twin",
     "close",
+    "entries",
     "numbers_in",
     "plain",
     "read",
@@ -113,6 +114,22 @@ def plain(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] in ("torch", "numpy") and hasattr(value, "tolist"):
         return value.tolist()
     return value
+
+
+def entries(found: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the entries of a learner's dict, or a mapping, as numbers and short texts.
+
+    If an entry is missing, or `found` is not a dict, the result has only the entry "odd", which
+    says what was found instead: "a list", "a dict without 'data'".
+    """
+    if not isinstance(found, Mapping):
+        return {"odd": f"a {type(found).__name__}"}
+    missing = [name for name in names if name not in found]
+    if missing:
+        return {"odd": f"a dict without {missing[0]!r}"}
+    values = {name: plain(found[name]) for name in names}
+    kinds = int | float | str
+    return {k: v if isinstance(v, kinds) else str(v)[:40] for k, v in values.items()}
 
 
 def numbers_in(value: Any) -> list[float]:

@@ -1,7 +1,7 @@
 """The check of a broken training script: a learner's diagnosis and the mended script.
 
-The answer is {"diagnosis": {"symptom": ..., "line": ...}, "mended": function}. If a number must
-prove the symptom, the diagnosis also has a "number".
+The answer is {"diagnosis": {"symptom": ..., "number": ..., "line": ...}, "mended": function}. A
+part without symptoms to choose from has no "symptom", and one without a proof no "number".
 """
 
 from __future__ import annotations
@@ -107,14 +107,15 @@ class MendScript(Mend):
     @property
     def _entries(self) -> list[str]:
         """The entries of a diagnosis, each of which is a criterion."""
-        return [name for name in _ENTRIES if name != "number" or self.proof is not None]
+        left_out = {"symptom": not self.symptoms, "number": self.proof is None}
+        return [name for name in _ENTRIES if not left_out.get(name)]
 
     def _judged(self, name: str, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
         """Judges an entry of the diagnosis."""
         if not isinstance(diagnosis, Mapping):
             form = ", ".join(_ENTRIES[entry] for entry in self._entries)
             wrong = f"the diagnosis is {type(diagnosis).__name__}. Write {{{form}}}."
-            is_first = name == "symptom"
+            is_first = name == self._entries[0]
             return lost(wrong) if is_first else blocked("judged once the diagnosis has its form")
         entry = diagnosis.get(name)
         if entry is None or (type(entry) is str and not entry):

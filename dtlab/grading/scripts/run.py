@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.criteria import Objection
@@ -96,7 +97,7 @@ class TrainingRun(Case):
         return True
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
-        """Returns the inputs of a rank in addition to the model."""
+        """Returns the inputs of a rank in addition to the model; "more" are further arguments."""
         return {"batches": [self.batch(self.replica(rank), step) for step in range(self.steps)]}
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class TrainingRun(Case):
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Calls the program, and returns the data that a rank records."""
-        losses = fn(model, iter(given["batches"]))
+        losses = fn(model, iter(given["batches"]), *given.get("more", ()))
         return {"losses": [float(loss) for loss in losses], "after": named(model)}
 
     def mistake(self, results: Sequence[Any]) -> str:
@@ -131,22 +132,44 @@ class TrainingRun(Case):
 
     def one_process(self, ranks: int) -> tuple[list[list[float]], list[Named]]:
         """Trains in one process on all batches; returns losses by replica, parameters by step."""
-        import torch
-        import torch.nn.functional as F
+        return _in_one_process(self, ranks)
 
-        model, after = self.model(), []
-        losses: list[list[float]] = [[] for _ in range(self.replica(ranks - 1) + 1)]
-        for step in range(self.steps):
-            batches = [self.batch(replica, step) for replica in range(len(losses))]
-            current = [F.cross_entropy(model(images), labels) for images, labels in batches]
-            for of_replica, loss in zip(losses, current, strict=True):
-                of_replica.append(float(loss.detach()))
-            parameters = list(model.parameters())
-            gradients = torch.autograd.grad(torch.stack(current).mean(), parameters)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.data = parameter.data - self.rate * gradient
-            after.append(named(model))
-        return losses, after
+    def first_update(self, results: Sequence[Any], name: str, rank: int) -> tuple[float, float]:
+        """Compares a rank's update of a parameter, in a run of one step, with one process's.
+
+        Returns its size as a multiple of the right one, and its distance from it, relative.
+        """
+        _, (after, *_) = self.one_process(len(results))
+        start, right = (
+            self.part(name, whole[name], rank, len(results))
+            for whole in (named(self.model()), after)
+        )
+        assert start is not None and right is not None
+        moved, wanted = results[rank]["after"][name] - start, right - start
+        size = float((moved * wanted).sum() / wanted.square().sum())
+        return size, float((moved - wanted).norm() / wanted.norm())
+
+
+@lru_cache(maxsize=16)  # several criteria of a check need it
+def _in_one_process(case: TrainingRun, ranks: int) -> tuple[list[list[float]], list[Named]]:
+    import torch
+    import torch.nn.functional as F
+
+    model, after, threads = case.model(), [], torch.get_num_threads()
+    losses: list[list[float]] = [[] for _ in range(case.replica(ranks - 1) + 1)]
+    torch.set_num_threads(1)  # the model is small: more threads wait for each other
+    for step in range(case.steps):
+        batches = [case.batch(replica, step) for replica in range(len(losses))]
+        current = [F.cross_entropy(model(images), labels) for images, labels in batches]
+        for of_replica, loss in zip(losses, current, strict=True):
+            of_replica.append(float(loss.detach()))
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(torch.stack(current).mean(), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.data = parameter.data - case.rate * gradient
+        after.append(named(model))
+    torch.set_num_threads(threads)
+    return losses, after
 
 
 def fill(model: nn.Module, row: Tensor) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import walk_tb
 
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +13,7 @@ _UNUSED = re.compile(
     r"(\s+In addition, .*?as part of this error)?",
     re.DOTALL,
 )
-_SENTENCES = (
+_SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
         r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
@@ -38,6 +38,16 @@ _SENTENCES = (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
         "a rank sends to itself. A message needs two ranks; with one, send nothing.",
     ),
+    (
+        re.compile(r"\w*Error: \[enforce fail at \S*\] .*?you tried to allocate (\d+) bytes\. "
+                   r"Error code 12 \(Cannot allocate memory\)", re.DOTALL),
+        lambda match: f"this line asks for {int(match[1]):,} bytes more",
+    ),
+    (  # of NumPy
+        re.compile(r"\S*MemoryError: Unable to allocate (\S+ \S+) for an array.*", re.DOTALL),
+        r"this line asks for \1 more",
+    ),
+    (re.compile(r"^MemoryError$"), "this line asks for more than is left"),
     (
         re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "
                    r"worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)\.\s*"),

@@ -80,7 +80,7 @@ def ways_to_split(*, title: str | None = None) -> Figure:
 
 # The decision tree -------------------------------------------------------------------------------
 #
-#     Does a whole replica fit on a card?                642 GB > 80 GB
+#     Does a whole replica fit on a GPU?                 642 GB > 80 GB
 #     ├─ yes  Is one GPU fast enough?
 #     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
 #             ┣━ yes ...

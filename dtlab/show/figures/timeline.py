@@ -359,7 +359,7 @@ def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = No
         side = across[rank][0]
         beside = axes.text(
             x + side * (_NODE + 0.1), y + across[rank][1] * (_NODE + 0.16),
-            entries[rank].op if is_stuck else "returned", fontsize=8, va="center",
+            _state_words(entries.get(rank)), fontsize=8, va="center",
         )  # fmt: skip
         beside.set(
             color=INK if is_stuck else MUTED,
@@ -389,8 +389,14 @@ def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
     return [peer for peer in entry.peers if peer != entry.rank and not has_come(peer)]
 
 
+def _state_words(entry: Waiting | None) -> str:
+    if entry is None:
+        return "returned"
+    return "still running" if entry.op == "compute" else entry.op
+
+
 def _wait_words(entry: Waiting, peers: Sequence[int]) -> str:
     if entry.op == "compute":
-        return f"rank {entry.rank} is still computing"
+        return f"rank {entry.rank} is still running"
     source = f" for {ranks_in_words(peers)}" if peers else ""
     return f"rank {entry.rank} waits in {entry.op}{source}"
