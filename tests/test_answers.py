@@ -71,7 +71,7 @@ def test_units_are_converted_and_lists_read(value: Any, unit: str, wanted: Any) 
     [
         ("twelve", "MB", "cannot be read. Write a number, as 2.5, 2.5e6 or 3/4, or with its unit"),
         ("12,6", "MB", "Write a point for decimals, and no commas"),
-        ("3 ms", "MB", "'ms' is no unit of what is asked for"),
+        ("3 ms", "MB", "'ms' is no unit for this question"),
         ("3 Mb", "MB", "'Mb' is no unit"),  # megabits
         ("3e-4*4", "", "'3e-4*4': a calculation is written without quotes"),
         ("(1 + 2) / 3", "MB", "a calculation is written without quotes"),

@@ -192,7 +192,7 @@ def test_the_input_of_a_reduce_scatter_is_too_short(capsys: pytest.CaptureFixtur
 
     message = message_of(reduce_scatter)
     assert "ranks 0 to 2 raised RuntimeError: the input of reduce_scatter must have" in message
-    assert "it has 4, and the output asks for 6." in message
+    assert "it has 4, and the output requires 6." in message
     assert "ProcessGroupGloo" not in capsys.readouterr().out
 
 

@@ -331,7 +331,7 @@ def test_the_return_value_of_all_reduce_is_nothing(fn: Any) -> None:
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DtlabError, match="has cases 1 to 17, and none of number 18"):
+    with pytest.raises(DtlabError, match="has cases 1 to 17, but no case 18"):
         dtlab.practice("01/ring_all_reduce", receives_first, case=18)
     with pytest.raises(DtlabError, match="01/results has no cases to run"):
         dtlab.practice("01/results", {}, case=1)

@@ -319,7 +319,7 @@ def test_copies_are_compared_bit_by_bit() -> None:
     first = rank(start + 1)
     assert not copies_differ(case, [first, rank(start + 1)], NO_TRACE)
     assert "by rounding only" in copies_differ(case, [first, rank(start + 1 + 1e-12)], NO_TRACE)
-    assert "10.0% of the way" in copies_differ(case, [first, rank(start + 1.1)], NO_TRACE)
+    assert "10.0% of the distance" in copies_differ(case, [first, rank(start + 1.1)], NO_TRACE)
     other = Seen([[0]], start[None] + 1, start + 2, [])
     assert "in their first forward pass" in copies_differ(case, [first, other], NO_TRACE)
 

@@ -32,7 +32,7 @@ def practice(
 
     Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
     written yet, the report says so. The result is stored under the name of `fn`, for
-    `dtlab.progress`. Raises `DtlabError` if `returns` is empty.
+    `dtlab.progress`. Raises `DtlabError` if `returns` is empty, or if there is no such case.
 
     `practice("01/ring_all_reduce", ring_all_reduce, case=2)` runs a case of the check of a part
     again, and shows what the ranks print, their timeline and, if they hang, what they wait for.

@@ -66,7 +66,8 @@ class Criterion:
 
     `status` is "ok", "lost", "blocked" if another failure kept the criterion from being judged, or
     "open" if there is no answer yet. `message` has names of code in backticks. A criterion without
-    points is a remark. `case` is the number of a case to run again that shows a loss, 0 if none.
+    points is a remark. `case` is the number of a case that shows the loss and can be run again; 0
+    if there is none.
     """
 
     name: str
@@ -108,8 +109,8 @@ class Report:
       ok    1/1  2(N-1) = 6 rounds
 
     The report of a passed part has the library's `reference` implementation, for comparison.
-    `cell_points` are the points of the graded cell, if an assignment sets them. With the name of
-    the `part`, lost criteria tell how to run a failing case again.
+    `cell_points` are the points of the graded cell, if an assignment sets them. If `part` is set,
+    each lost criterion shows how to run a failing case of this part again.
     """
 
     title: str
@@ -142,7 +143,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether all criteria that have points are ok."""
-        return all(one.status == "ok" for one in self.criteria if one.points)
+        return all(criterion.status == "ok" for criterion in self.criteria if criterion.points)
 
     @property
     def headline(self) -> str:
@@ -151,7 +152,7 @@ class Report:
 
     @property
     def _earned(self) -> str:
-        """Such as "0 of 1 point" or "7 of 10 points, for 14 of 20 in this assignment"."""
+        """The points in words: "7 of 10 points, for 14 of 20 in this assignment"."""
         earned = f"{self.score:g} of {self.max_score:g} point{'s' * (self.max_score != 1)}"
         if self.cell_points in (None, self.max_score):
             return earned
@@ -244,7 +245,9 @@ def scaled(score: float, max_score: float, cell_points: float) -> float:
     not finite.
     """
     if not 0 <= score <= max_score or not 0 <= cell_points < math.inf:
-        raise ValueError(f"{score} of {max_score} points in a cell of {cell_points}")
+        raise ValueError(
+            f"{score} of {max_score} points cannot be scaled to a cell of {cell_points} points"
+        )
     if score == max_score:
         return cell_points if max_score else 0.0
     if cell_points == max_score:

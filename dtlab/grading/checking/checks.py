@@ -29,7 +29,7 @@ UNANSWERED = Verdict("open", "not answered yet")
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge, and the message `right` that says what its criterion demands."""
+    """A judge, and the message `right` for a correct answer."""
 
     right: str
     judge: Judge
@@ -57,7 +57,7 @@ def blocked(message: str) -> Verdict:
 class Rule:
     """A criterion before it is judged: its name, its points, and its judge.
 
-    If `after` names other criteria, this one is blocked until those are ok.
+    If `after` names other criteria, this criterion is blocked until the others are ok.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Rule:
 
     @property
     def right(self) -> str:
-        """The demand of the criterion, as a report words it; else its name."""
+        """The message for a correct answer, or the criterion's name if the judge has none."""
         return getattr(self.judge, "right", self.name)
 
     def closed(self, verdict: Verdict) -> Criterion:
@@ -89,10 +89,10 @@ def _for_the_learner(
     """Prints what the ranks printed, and adds to lost criteria the number of a case to run again.
 
     Adds warnings, such as a missing `wait`, to the first lost criterion; if there is none, prints
-    them. Only the first `runs` trials can be run again: the rest are of the library's functions.
+    them. Only the first `runs` trials can be run again: the others run library functions.
     """
     cases = numbered(observations)
-    about = [case_of(one.message, cases) if one.status == "lost" else None for one in criteria]
+    about = [case_of(c.message, cases) if c.status == "lost" else None for c in criteria]
     if words := printed_words(cases, next(filter(None, about), None)):
         print(words)
     again = [case for case in numbered(observations[:runs]) if case.is_on_ranks]
@@ -117,11 +117,11 @@ def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Calla
 class Check:
     """The check of a part: trials made from a seed and run in order, and rules that judge them.
 
-    After a trial that hangs no other one runs, so that a hang costs its time limit once. `then`
-    returns further trials, of functions of the library, that depend on the observations.
-    `compiles` says that ranks create optimizers or DistributedDataParallel, which import PyTorch's
-    compiler. `wrapped` says that the trials run a function of the library that calls the learner's
-    function; a message about an unwritten function then names the learner's.
+    If a trial hangs, no further trial runs, so that an answer waits for one time limit at most.
+    `then` returns further trials, of functions of the library, that depend on the observations.
+    `compiles` is True if ranks create optimizers or DistributedDataParallel, which import
+    PyTorch's compiler. `wrapped` is True if the trials run a function of the library that calls
+    the learner's function; a message about an unwritten function then names the learner's.
     """
 
     trials: Callable[[int], Sequence[Trial]]

@@ -36,7 +36,7 @@ def replay(
     is_chosen = number is not None
     number = 1 if number is None else number
     if not 1 <= number <= len(cases):
-        raise DtlabError(f"{name} has cases 1 to {len(cases)}, and none of number {number}.")
+        raise DtlabError(f"{name} has cases 1 to {len(cases)}, but no case {number}.")
     trial, case = cases[number - 1]
     shown, legend = case.labelled()
     check.prepare()

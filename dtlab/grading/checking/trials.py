@@ -49,7 +49,7 @@ __all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Recording", "Trial", "
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
-BEGIN = "\x1e"  # with the number of a case: begins what a rank prints in it
+BEGIN = "\x1e"  # followed by the number of a case: begins what a rank prints in this case
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
 _DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
@@ -262,7 +262,7 @@ class Observation:
 
     @staticmethod
     def _place(failure: Failure) -> str:
-        """The learner's line that failed; if it is one of the check, where the answer begins."""
+        """The learner's line that failed, or the answer's first line if the check's own failed."""
         if _is_learners(failure):
             return failure.place
         defined = _DEFINED.search(failure.traceback or "")
@@ -316,7 +316,7 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
             for case, case_results in zip(trial.cases, zip(*by_rank, strict=True), strict=True)
         ]
     except Exception as error:  # noqa: BLE001  ranks may send anything
-        failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
+        failure = Failure("result", f"sent back data that cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
     return Observation(
         trial, results, run.trace,
@@ -332,7 +332,7 @@ def run_cases(
 ) -> bytes:
     """Runs on every rank: calls the function of each case and encodes the results.
 
-    Calls `begin` with the number of each case before it.
+    Calls `begin` with the number of each case before the case.
     """
     from dtlab.ranks.plain import encode
 
@@ -419,7 +419,7 @@ def _usual_cause(operations: Collection[str]) -> str:
     if "compute" in operations:
         return (
             "Look for a loop that does not end, or for work that takes far too long: the other "
-            "ranks wait for the one that is in it."
+            "ranks wait for the rank that is in it."
         )
     if operations and not any(operation in ("send", "recv") for operation in operations):
         return "All members of a group must call its collectives, equally often and in order."

@@ -26,7 +26,7 @@ Nested: TypeAlias = "float | list[Nested]"
 
 
 class Unreadable(ValueError):
-    """A value that cannot be parsed: `what` is wrong, and how to write it instead."""
+    """A value that cannot be parsed. `what` says why, and `how` says what to write instead."""
 
     def __init__(self, what: str, how: str = "") -> None:
         super().__init__(f"{what} {how}".rstrip())
@@ -192,7 +192,7 @@ def _factor(name: str, asked: str) -> float:
     alike = {kind[known] for known in kind if known.casefold() == name.casefold()}
     if len(alike) == 1 and (name.islower() or name.isupper()):  # "Mb" would be megabits
         return alike.pop()
-    raise Unreadable(f"{name!r} is no unit of what is asked for.", _how(asked))
+    raise Unreadable(f"{name!r} is no unit for this question.", _how(asked))
 
 
 def _finite(number: Real | float, value: Any, unit: str) -> float:

@@ -84,12 +84,12 @@ def trained(points: float, after: str, *objections: Objection) -> Rule:
 
 
 def equal_copies(optimizer: Optimizer, *more: Objection) -> tuple[Rule, Rule]:
-    """Returns the criteria that the copies are equal, and trained as in one process."""
+    """Returns two criteria: the copies are equal, and they are trained as in one process."""
     copies = criterion("copies", 1, COPIES, copies_differ)
     return copies, trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
 
 
 def shared_samples(optimizer: Optimizer, name: str, right: str) -> tuple[Rule, Rule]:
-    """Returns the criteria that samples are distributed, and copies trained as in one process."""
+    """Returns two criteria: samples are distributed, and copies are trained as in one process."""
     samples = criterion(name, 2, right, not_shared_out)
     return samples, trained(1, name, copies_differ, not_as_one_process(optimizer))

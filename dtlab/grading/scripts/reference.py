@@ -177,7 +177,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
     The optimizer may depend on the case and the number of ranks.
     """
 
-    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    def objection(case: Training, results: Sequence[Seen], observation: Observation) -> str:
         steps = steps_of(case, results)
         known = optimizer if isinstance(optimizer, Optimizer) else optimizer(case, len(results))
         wanted = in_one_process(case, [mean(step) for step in steps], known)
@@ -197,7 +197,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
 def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimizer) -> str:
     """Describes what the ranks did instead, if it is a common mistake."""
     if off(got.after, case.start(0), got.after + 1) == 0:
-        return "They are those of the beginning: is there a gradient when the optimizer steps?"
+        return "They are the initial parameters: is there a gradient when the optimizer steps?"
     for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
             return description

@@ -6,8 +6,8 @@
     {"losses", "after"}     <──────────   its losses, and its final parameters, by name
     one_process(ranks)                    the same batches, in one process: the reference
 
-A unit overrides the differences: the model, the batches of a rank, its part of a parameter, and
-what else a rank records.
+A unit's subclass overrides what differs: the model, the batches of a rank, its part of a
+parameter, and what else a rank records.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Named = dict[str, "Tensor"]
 class TrainingRun(Case):
     """A run of `program(model, batches)` on `steps` batches of random images, by SGD with `rate`.
 
-    By default rank r has the batches of replica r and all complete parameters. `looks` says where
-    to look if copies differ, and if a parameter is wrong.
+    By default each rank has the complete parameters, and the batches of the replica with its
+    number. `looks` says where to look if copies differ, and if a parameter is wrong.
     """
 
     seed: int
@@ -204,7 +204,7 @@ def events_of(observation: Observation, *names: str, rank: int = 0) -> list[Even
 # Objections -------------------------------------------------------------------------------------
 
 
-def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+def copies_differ(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
     """Objects if ranks with a complete parameter do not have the same values."""
     for name, whole in named(case.model()).items():
         parts = [case.part(name, whole, rank, len(results)) for rank in range(len(results))]
@@ -224,9 +224,9 @@ def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -
 
 
 def other_losses(near: float) -> Objection:
-    """Returns an objection to losses that differ from one process's by a share above `near`."""
+    """Returns an objection to losses whose relative difference to one process is above `near`."""
 
-    def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+    def objection(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
         wanted, _ = case.one_process(len(results))
         for rank, result in enumerate(results):
             got, expected = result["losses"], wanted[case.replica(rank)]
@@ -241,7 +241,7 @@ def other_losses(near: float) -> Objection:
     return objection
 
 
-def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+def other_parameters(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
     """Objects if the final parameters are not those of one process."""
     _, after = case.one_process(len(results))
     for name, whole in after[-1].items():
@@ -255,11 +255,11 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation
 def other_steps(near: float) -> Objection:
     """Returns an objection to final parameters that differ from those of one process.
 
-    Allowed is a difference of `near` times the distance that the parameters of one process moved.
+    A difference of `near` times the distance that the parameters of one process moved is allowed.
     Use it for programs in low precision, whose losses say little about the optimizer's steps.
     """
 
-    def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+    def objection(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
         start, (_, after) = named(case.model()), case.one_process(len(results))
         for rank, seen in enumerate(results):
             off = moved = 0.0

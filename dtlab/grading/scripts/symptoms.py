@@ -74,7 +74,7 @@ class Symptoms(dict[str, Symptom]):
 
 
 def unmoved(scene: Scene, rank: int = 0) -> list[str]:
-    """Returns the parameters of which a rank's part has only values of the initial parameter."""
+    """Returns the parameters whose part on the rank has only values of the initial parameter."""
     import torch
 
     start, after = named(scene.case.model()), scene.results[rank]["after"]

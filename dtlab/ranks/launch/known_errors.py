@@ -17,7 +17,7 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
         r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
-        "group=; group_dst= and group_src= take numbers in the group, as dist.get_rank(group).",
+        "group=; group_dst= and group_src= take numbers in the group, from dist.get_rank(group).",
     ),
     (
         re.compile(r"Invalid function argument\. Expected parameter `(\w+)` of type (\S+)\s+"
@@ -52,7 +52,7 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "
                    r"worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)\.\s*"),
         r"the input of reduce_scatter must have world_size times as many rows as the output: "
-        r"it has \2, and the output asks for \1.",
+        r"it has \2, and the output requires \1.",
     ),
 )  # fmt: skip
 
@@ -65,7 +65,10 @@ def in_words(error: BaseException, text: str) -> str:
 
 
 def _unused(error: BaseException, indices: Sequence[int]) -> str:
-    """Names the parameters that DDP got no gradient for; without its module, their numbers."""
+    """The message for parameters without a gradient: their names, or numbers if DDP is not found.
+
+    `indices` are the numbers of the parameters among those that require a gradient.
+    """
     wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     ddp = next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
     names = []

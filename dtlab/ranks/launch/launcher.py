@@ -159,9 +159,9 @@ def launch_sealed(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
 ) -> Run:
-    """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`, whose code is not trusted.
+    """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`.
 
-    `fn` comes from the caller, but it may unpickle and call untrusted code. Each rank receives
+    `fn` itself is trusted, but it may unpickle and call untrusted code. Each rank receives
     only its own input. Return values come back as plain data, and printed text is dropped. Raises
     the errors of `launch`.
     """
@@ -195,7 +195,7 @@ def launch_sealed(
 
 
 def _carry_out(conversation: client.Conversation, begun: float) -> Run:
-    """Run a launch; its `Run`. Raises the launch's error."""
+    """Run a launch and return its `Run`. Raises the launch's error."""
     return run_of(conversation.run(), conversation.spec, conversation.output, begun)
 
 

@@ -161,7 +161,7 @@ def _budget(budget: Card | float) -> tuple[float, str]:
     if isinstance(budget, Card):
         return budget.memory, f"{byte_words(budget.memory)} ({budget.name})"
     if not check_bytes("budget", budget):
-        raise ValueError("budget is bytes above 0, such as 80e9, not 0.")
+        raise ValueError("budget must be a number of bytes above 0, such as 80e9, not 0.")
     return budget, short_words(byte_words(budget))
 
 
@@ -174,12 +174,12 @@ def count_words(count: float) -> str:
 
 
 def policy_words(name: str) -> str:
-    """Describe a precision policy; one that is not a preset by its name."""
+    """Describe a precision policy; return the name of a policy that is not a preset."""
     return _POLICIES.get(name, name)
 
 
 def _verdict(fits: bool, fewest: int | None) -> str:
-    """Say whether it fits, and on how many GPUs it fits first."""
+    """Say whether the bytes fit, and the smallest number of GPUs on which they fit."""
     if fewest is None:
         return "fits on no number of GPUs"
     gpus = "1 GPU is" if fewest == 1 else f"{fewest:,} GPUs are"
@@ -403,9 +403,10 @@ def _staircase_alt_text(
 def zero_stages(world_size: int = 4, *, title: str | None = None) -> Figure:
     """Draw which parts of parameters, gradients and optimizer state each rank holds.
 
-    A row for each ZeRO stage, a column for each rank. A filled box is held; a rank that holds
-    1/N of a piece has one filled box of N. At the right is the number of bytes on each rank for
-    Psi parameters with ZeRO's mixed precision (Rajbhandari et al. 2020, section 3.1).
+    There is a row for each ZeRO stage, and a column for each rank. A rank holds what is filled:
+    with N ranks, a rank that holds 1/N of a piece has one filled box of N. At the right is the
+    number of bytes on each rank for Psi parameters with ZeRO's mixed precision (Rajbhandari et
+    al. 2020, section 3.1).
     Raises: ValueError for fewer than 2 ranks, or more than 8.
     """
     if not 2 <= world_size <= 8:

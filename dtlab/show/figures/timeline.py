@@ -181,7 +181,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
-    """Write a text beside the lane: `side` is 0 for left, 1 for right; `points` from its edge."""
+    """Write a text beside the lane, `points` from its edge; `side` is 0 for left, 1 for right."""
     place.axes.annotate(
         words, (side, place.middle), xycoords=("axes fraction", "data"),
         xytext=(points, 0), textcoords="offset points", va="center", **style,
@@ -377,7 +377,7 @@ def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = No
 
 
 def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
-    """The ranks that a rank waits for, without those that have come to the same collective."""
+    """Return the ranks that a rank waits for, without those that wait in the same collective."""
     if entry.op.startswith(("send", "recv")):
         return [peer for peer in entry.peers if peer != entry.rank]
     members = {entry.rank, *entry.peers}
